@@ -25,7 +25,7 @@ async fn a_volume_whose_claim_was_given_up_is_deleted_and_no_other() {
     let controller = controller_with(&plane, &["--leak-grace=2s", &http]);
     let mut one = node(&plane, "node-1", &lab.dir("one"));
     let mut client = client(&controller).await;
-    await_pools(&plane, 1).await;
+    await_pools(&client, 1).await;
     let mut make = async |name: &str| {
         let made = create(&mut client, request(name, None, None)).await;
         made.expect("made").0

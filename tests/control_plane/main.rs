@@ -33,6 +33,7 @@ use std::time::Duration;
 use baggageclaim::api::{Phase, Snapshot, Volume};
 use baggageclaim::engine::{Config, Engine};
 use baggageclaim::proto::csi::v1 as csi;
+use baggageclaim::proto::csi::v1::controller_client::ControllerClient;
 use calls::{
     create, delete, delete_snapshot, mount, of_snapshot, of_volume, request, selected, snapshot,
     unmount,
@@ -45,6 +46,7 @@ use kube::api::ListParams;
 use plane::ControlPlane;
 use rustix::process::Signal;
 use tonic::Code;
+use tonic::transport::Channel;
 
 async fn volumes(plane: &ControlPlane) -> Vec<Volume> {
     let api: Api<Volume> = Api::all(plane.client.clone());
@@ -63,17 +65,21 @@ async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
     assert!(done.is_ok(), "never: {what}");
 }
 
-/// The nodes that have published a pool.
-async fn await_pools(plane: &ControlPlane, count: usize) {
-    eventually("all pools are published", async || {
-        let path = "-o=jsonpath={.items[*].status.pool}";
-        plane
-            .kubectl(&["get", "pools", path])
-            .split_whitespace()
-            .count()
-            == count
-    })
-    .await;
+/// Waits until `node-1` to `node-COUNT` have published their pools and this controller has seen that.
+/// Its watch over a definition that was just made can begin late.
+async fn await_pools(controller: &ControllerClient<Channel>, count: usize) {
+    for number in 1..=count {
+        let topology = selected(&format!("node-{number}")).preferred.pop();
+        let request = csi::GetCapacityRequest {
+            accessible_topology: topology,
+            ..csi::GetCapacityRequest::default()
+        };
+        eventually("the controller has seen a pool", async || {
+            let answer = controller.clone().get_capacity(request.clone()).await;
+            answer.expect("an answer").into_inner().available_capacity > 0
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
@@ -87,7 +93,7 @@ async fn a_claim_is_on_the_selected_node_until_an_order_deletes_it() {
     let two = node(&plane, "node-2", &lab.dir("two"));
     let mut client = client(&controller).await;
     let kubelet = kubelet(&plane, "node-2", &two).await;
-    await_pools(&plane, 2).await;
+    await_pools(&client, 2).await;
 
     let asked = request("pvc-1", Some(selected("node-2")), None);
     let (id, at) = create(&mut client, asked.clone()).await.expect("made");
@@ -125,7 +131,7 @@ async fn clones_snapshots_and_changes_follow_their_volume() {
     let two = node(&plane, "node-2", &lab.dir("two"));
     let mut client = client(&controller).await;
     let kubelet = kubelet(&plane, "node-2", &two).await;
-    await_pools(&plane, 2).await;
+    await_pools(&client, 2).await;
     let asked = request("pvc-1", Some(selected("node-2")), None);
     let (id, _) = create(&mut client, asked).await.expect("made");
     let target = mount(&kubelet, &id).await;
@@ -258,7 +264,7 @@ async fn a_deleted_object_and_another_pool_never_cost_data() {
     let mut one = node(&plane, "node-1", &lab.dir("one"));
     let mut client = client(&controller).await;
     one.ready().await;
-    await_pools(&plane, 1).await;
+    await_pools(&client, 1).await;
     let asked = request("pvc-1", None, None);
     let (id, _) = create(&mut client, asked.clone()).await.expect("made");
 
@@ -331,7 +337,7 @@ async fn a_silent_node_gives_an_empty_claim_up_and_leaves_nothing() {
     let one = node(&plane, "node-1", &lab.dir("one"));
     let _two = node(&plane, "node-2", &lab.dir("two"));
     let mut client = client(&controller).await;
-    await_pools(&plane, 2).await;
+    await_pools(&client, 2).await;
     one.signal(Signal::STOP);
     let asked = request("pvc-1", Some(selected("node-1")), None);
     let silent = create(&mut client, asked).await.expect_err("silent");
@@ -387,8 +393,7 @@ async fn kills_of_either_side_lose_no_claim_and_leak_none() {
     let lab = require_lab!(Fs::Ext4);
     let mut controller = controller(&plane);
     let mut one = node(&plane, "node-1", &lab.dir("one"));
-    client(&controller).await;
-    await_pools(&plane, 1).await;
+    await_pools(&client(&controller).await, 1).await;
     let socket = controller.socket.clone();
     let connect = async || {
         let socket = socket.clone();

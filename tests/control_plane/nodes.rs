@@ -29,7 +29,7 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     }
     let mut client = client(&controller).await;
     let kubelet_two = kubelet(&plane, "node-2", &second).await;
-    await_pools(&plane, 2).await;
+    await_pools(&client, 2).await;
     let on_two = |name: &str| request(name, Some(selected("node-2")), None);
     let mut made = Vec::new();
     for name in ["bound", "released"] {

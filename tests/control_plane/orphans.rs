@@ -60,7 +60,7 @@ async fn deleted_objects_and_definitions_are_made_again_for_what_is_named() {
     let one = node(&plane, "node-1", &lab.dir("one"));
     let mut client = client(&controller).await;
     let kubelet = kubelet(&plane, "node-1", &one).await;
-    await_pools(&plane, 1).await;
+    await_pools(&client, 1).await;
     define_contents(&plane);
 
     let name = claim(&plane, "bound");
@@ -133,7 +133,7 @@ async fn what_was_ready_is_never_made_again_on_another_disk() {
     let controller = controller(&plane);
     let mut one = node(&plane, "node-1", &lab.dir("one"));
     let mut client = client(&controller).await;
-    await_pools(&plane, 1).await;
+    await_pools(&client, 1).await;
     let name = claim(&plane, "bound");
     let asked = request(&name, None, None);
     let (bound, _) = create(&mut client, asked.clone()).await.expect("made");

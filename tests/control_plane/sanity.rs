@@ -34,9 +34,8 @@ async fn csi_sanity_passes_over_both_sockets() {
     };
     let controller = controller(&plane);
     let one = node(&plane, "node-1", &lab.dir("one"));
-    drop(client(&controller).await);
     one.ready().await;
-    await_pools(&plane, 1).await;
+    await_pools(&client(&controller).await, 1).await;
 
     let report = plane.directory.path().join("report.json");
     let target = Target {

@@ -44,7 +44,9 @@ async fn two_controllers_leave_one_volume_for_a_name() {
     let mut two = node(&plane, "node-2", &lab.dir("two"));
     let [first, second] = &controllers;
     let (first_client, second_client) = (client(first).await, client(second).await);
-    await_pools(&plane, 2).await;
+    for controller in [&first_client, &second_client] {
+        await_pools(controller, 2).await;
+    }
     let names: Vec<(String, String)> = (0..CLAIMS)
         .map(|number| format!("claim-{number}"))
         .map(|of| (claim(&plane, &of), of))

@@ -59,6 +59,10 @@ pub(crate) fn of_several_nodes() -> Vec<Case> {
             "a node comes back with another disk: its claims are lost, not empty",
             nodes::another_disk,
         ),
+        case(
+            "a node is deleted: what is bound stays for its return, and nothing else",
+            nodes::deleted,
+        ),
     ]
 }
 

@@ -135,6 +135,22 @@ fn no_claim_is_left(env: &Env) {
     }
 }
 
+/// Waits for an event on a claim whose message has all of these words in it.
+fn told_on_claim(env: &Env, claim: &str, words: &[&str]) {
+    let of = "involvedObject.kind=PersistentVolumeClaim,involvedObject.name";
+    let events = env.watch("events", &[&format!("--field-selector={of}={claim}")]);
+    let deadline = Instant::now() + PATIENCE;
+    let mut heard = Vec::new();
+    while let Some(event) = events.next(deadline) {
+        let message = event.object["message"].as_str().unwrap_or_default();
+        if words.iter().all(|word| message.contains(word)) {
+            return;
+        }
+        heard.push(message.to_owned());
+    }
+    panic!("no event on {claim} has {words:?} in it; there were {heard:#?}");
+}
+
 fn node_is_ready(env: &Env, node: &Cluster) {
     env.until("node", &node.name(), "ready", |node| {
         condition(node, "Ready")
@@ -225,13 +241,11 @@ pub(super) fn clone_in_the_other_class(env: &Env) {
     env.apply_text(
         &(claim("there", LATE, Some("source")) + &pod("there", &elsewhere, &["there"], read)),
     );
-    let events = env.watch("events", &["--field-selector=involvedObject.name=there"]);
-    let deadline = Instant::now() + PATIENCE;
-    let told = |event: &Value| {
-        let message = event["message"].as_str().unwrap_or_default();
-        message.contains("on node node-2") && message.contains("volumeBindingMode: Immediate")
-    };
-    while !told(&events.next(deadline).expect("an event on the claim").object) {}
+    told_on_claim(
+        env,
+        "there",
+        &["on node node-2", "volumeBindingMode: Immediate"],
+    );
     no_claim_is_left(env);
 }
 
@@ -342,6 +356,76 @@ pub(super) fn another_disk(env: &Env) {
     assert!(node.in_pool("volumes").is_empty());
     // New claims can be made there.
     source(env, "new", &node);
+    no_claim_is_left(env);
+}
+
+pub(super) fn deleted(env: &Env) {
+    let node = env.cluster.node(3);
+    for name in ["kept", "released"] {
+        source(env, name, &node);
+    }
+    let released = volume_of(env, "released");
+    let of_released = env.cluster.get(&["persistentvolume", &released]);
+    let orphan = of_released["spec"]["csi"]["volumeHandle"].as_str();
+    let orphan = orphan.expect("it is ours");
+
+    let off = node.off();
+    env.delete("persistentvolumeclaim/released");
+    env.until("persistentvolume", &released, "released", |volume| {
+        volume["status"]["phase"] == "Released"
+    });
+    env.apply_text(&claim("pending", CLONES, Some("kept")));
+    eventually("the clone is ordered", || {
+        (objects(env.cluster, "volumes").len() == 3).then_some(())
+    });
+    succeed(&mut node.kubectl(&["delete", "node", &node.name()]));
+    eventually("only what is bound is left", || {
+        let (volumes, kept) = (
+            env.cluster.get(&["persistentvolumes"]),
+            volume_of(env, "kept"),
+        );
+        let mut names = items(&volumes).map(|volume| volume["metadata"]["name"].as_str());
+        let of_node = |pool: &Value| pool["metadata"]["name"] == *node.name();
+        (names.next() == Some(Some(&kept))
+            && names.next().is_none()
+            && objects(env.cluster, "volumes").len() == 1
+            && !objects(env.cluster, "pools").iter().any(of_node))
+        .then_some(())
+    });
+    for (claim, told) in [
+        (
+            "kept",
+            "was deleted from the cluster. The claim works again",
+        ),
+        (
+            "pending",
+            "was deleted from the cluster; it can be copied again",
+        ),
+    ] {
+        told_on_claim(env, claim, &[&node.name(), told]);
+    }
+
+    drop(off);
+    node_is_ready(env, &node);
+    // The clone is made now.
+    let read = "grep kept /claim-0/text /claim-1/text";
+    env.apply_text(&pod("reader", ENDS, &["kept", "pending"], read));
+    env.succeeded("reader");
+    // No data goes without an order.
+    eventually("the released volume is an orphan", || {
+        let mut pools = objects(env.cluster, "pools").into_iter();
+        pools
+            .find(|pool| pool["status"]["orphans"]["volumes"][0]["id"] == *orphan)
+            .map(|pool| assert_eq!(pool["metadata"]["name"], *node.name()))
+    });
+    env.apply_text(&format!(
+        "apiVersion: {GROUP}/v1alpha1
+kind: Volume
+metadata: {{name: {orphan}}}
+spec: {{name: {released}, nodeName: {}, wanted: Absent}}
+",
+        node.name()
+    ));
     no_claim_is_left(env);
 }
 

@@ -258,6 +258,8 @@ patches:
 - target: {kind: Deployment, name: baggageclaim-controller}
   patch: |
     - {op: add, path: /spec/template/spec/nodeSelector/kubernetes.io~1hostname, value: node-1}
+    # Short, so that a case can wait for it.
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --node-grace=15s}
 E
 }
 
