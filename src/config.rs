@@ -471,8 +471,8 @@ pub struct Controller {
     /// How long a Node object must be missing before the controller gives the node up
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_NODE_GRACE", default_value = "10m", value_parser = parse_duration)]
     pub node_grace: Duration,
-    /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The URL
-    /// is that of the nodes; the identity needs the right to delete objects [default: no tier]
+    /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The
+    /// URL is that of the nodes; the identity needs the right to delete objects [default: no tier]
     #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]
     pub shared: Option<String>,
     /// How long shutdown may take, to answer running calls

@@ -43,7 +43,7 @@ pub(super) fn to_text(value: &[u8]) -> Option<String> {
 
 /// The text as attribute; or why not.
 pub(super) fn from_text(text: &[u8]) -> Result<Vec<u8>, &'static str> {
-    const BAD: &str = "its ACL is not understood";
+    const BAD: &str = "its ACL has an unknown form";
     let text = std::str::from_utf8(text).map_err(|_| BAD)?;
     let mut entries = Vec::new();
     for line in text.split([',', '\n']) {

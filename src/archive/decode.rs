@@ -211,7 +211,7 @@ impl<'a, R: Read> Input<'a, R> {
                 return Ok(false);
             }
             if bytes.iter().any(|&byte| byte != 0) {
-                let what = "something follows its compressed stream";
+                let what = "there is data after the end of its compressed stream";
                 return Err(Error::Codec(what.to_owned()));
             }
             let length = bytes.len();

@@ -231,7 +231,7 @@ pub(super) fn unsigned(header: &Header, field: Field, what: &str, at: u64) -> Re
         .ok_or_else(|| {
             malformed(
                 at,
-                format!("its {what} is no number, negative or too large"),
+                format!("its {what} is not a number, or negative or too large"),
             )
         })
 }

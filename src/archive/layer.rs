@@ -48,7 +48,7 @@ impl Mark {
         match value {
             WHITEOUT => Ok(Self::Whiteout),
             OPAQUE => Ok(Self::Opaque),
-            _ => Err("it is no mark of a layer that is known"),
+            _ => Err("it is an unknown mark of a layer"),
         }
     }
 }
@@ -97,7 +97,7 @@ pub(super) fn oci_mark(path: &[u8]) -> Result<Option<(Mark, Vec<u8>)>> {
         return Ok(Some((Mark::Opaque, parent.to_vec())));
     }
     if name.starts_with(OCI_RESERVED) {
-        return Err(refused(path, "its name is reserved and means nothing"));
+        return Err(refused(path, "its name is reserved, and has no meaning"));
     }
     match name.strip_prefix(OCI_PREFIX) {
         None => Ok(None),

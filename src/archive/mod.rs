@@ -77,7 +77,7 @@ pub enum Error {
     #[error("the temporary file for hard links failed: {0}")]
     Spill(String),
     /// It was told to stop.
-    #[error("it was stopped before it was done")]
+    #[error("it was stopped before it was complete")]
     Stopped,
     /// A file had fewer bytes than it said when its header was written.
     #[error("{path} became shorter while it was packed")]
@@ -119,7 +119,7 @@ pub enum Error {
         limit: u64,
     },
     /// A holder sends nothing.
-    #[error("nothing more came in time, after {at} bytes")]
+    #[error("the sender stopped: no data arrived in time after {at} bytes")]
     Stalled {
         /// Bytes of the stream that had come.
         at: u64,
@@ -131,7 +131,7 @@ pub enum Error {
         what: String,
     },
     /// The other thread has ended; its own error says why.
-    #[error("the other end of the pipe is gone")]
+    #[error("the other end of the pipe is closed")]
     Cut,
 }
 

@@ -81,7 +81,7 @@ pub(super) fn records(mut content: &[u8]) -> Result<Vec<Record<'_>>, &'static st
         };
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if length > content.len() || length < space + 2 || content[length - 1] != b'\n' {
-            return Err("a pax record does not end where it says");
+            return Err("a pax record does not have the length that it states");
         }
         let record = &content[space + 1..length - 1];
         let equals = record.iter().position(|&byte| byte == b'=');

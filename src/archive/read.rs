@@ -218,7 +218,7 @@ impl Reader {
                 return Ok(());
             }
             if !is_zero(bytes) {
-                return Err(malformed(at, "something follows its end mark"));
+                return Err(malformed(at, "there is data after its end mark"));
             }
             let length = bytes.len();
             self.drain.consume(length);
@@ -281,7 +281,10 @@ impl Reader {
         };
         let kind = self.kind(header, &raw, link, stored, at)?;
         if kind != Kind::File && stored > 0 {
-            return Err(malformed(at, "an entry has a size and can have no content"));
+            return Err(malformed(
+                at,
+                "an entry of a kind without content has a size",
+            ));
         }
         if i64::try_from(stored).is_err() {
             return Err(malformed(at, "its size is too large"));
@@ -311,7 +314,7 @@ impl Reader {
             Some(Mark::Opaque) => kind == Kind::Directory,
         };
         if !fits {
-            return Err(refused(&raw, "it has a mark that it cannot have"));
+            return Err(refused(&raw, "it has a mark that its kind cannot have"));
         }
         Ok(Entry {
             mode: u32::try_from(mode).expect("twelve bits"),
@@ -460,7 +463,7 @@ impl Reader {
 
 fn of(header: &Header, field: Field, what: &str, at: u64) -> Result<i64> {
     let number = header.number(field);
-    number.ok_or_else(|| malformed(at, format!("its {what} is no number")))
+    number.ok_or_else(|| malformed(at, format!("its {what} is not a number")))
 }
 
 fn until_nul(name: &[u8]) -> &[u8] {

@@ -397,7 +397,7 @@ impl<'a> Unpacker<'a> {
             let target = super::shown(target);
             refused(
                 &entry.path,
-                format!("it is a hard link to {target}, which is no file of it"),
+                format!("it is a hard link to {target}, which is not a file of the archive"),
             )
         };
         if target == entry.path {
@@ -517,7 +517,7 @@ fn blocked(error: Error, entry: &Entry) -> Error {
         Error::System(error)
             if matches!(error.errno(), Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) =>
         {
-            refused(&entry.path, "what is above it is no directory")
+            refused(&entry.path, "the path above it is not a directory")
         }
         error => error,
     }

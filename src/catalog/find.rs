@@ -1,5 +1,5 @@
-//! The answer for a name: where its content is, that it is coming, or that there is none. Reads only
-//! the catalog.
+//! The answer for a name: where its content is, that it is coming, or that there is none. Reads
+//! only the catalog.
 
 use std::sync::Arc;
 

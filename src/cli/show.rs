@@ -252,7 +252,8 @@ pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> 
     let (artifacts, claims) = (rebuilt.artifacts, rebuilt.claims);
     writeln!(
         to,
-        "The new index names {artifacts} artifact{} and {claims} persistent volume{}; the old one is kept beside it.",
+        "The new index names {artifacts} artifact{} and {claims} persistent volume{}; the old one \
+         is kept beside it.",
         plural(artifacts),
         plural(claims),
     )?;
@@ -261,9 +262,10 @@ pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> 
     }
     writeln!(
         to,
-        "Only the old index knew the owners of the directories below: snapshots, persistent volumes that were not mounted since \
-         they were cloned or snapshotted, or persistent volumes with a damaged record. The next start of the driver deletes them; \
-         copy what you need before:"
+        "Only the old index knew the owners of the directories below: snapshots, persistent \
+         volumes that were not mounted since they were cloned or snapshotted, or persistent \
+         volumes with a damaged record. The next start of the driver deletes them; copy what you \
+         need before:"
     )?;
     for layer in &rebuilt.nameless {
         writeln!(to, "  layers/{layer}")?;

@@ -75,15 +75,15 @@ impl From<Format> for admin::Format {
 /// Why an archive did not arrive.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    #[error("{0} is a terminal, and an archive is no text: {1}")]
+    #[error("{0} is a terminal, and an archive is binary data: {1}")]
     Terminal(&'static str, &'static str),
-    #[error("{} is there already; --force replaces it", .0.display())]
+    #[error("{} exists already; --force replaces it", .0.display())]
     Exists(PathBuf),
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("the reader of stdout went away; the archive that it got is incomplete")]
+    #[error("the reader of stdout closed the pipe early; the archive that it got is incomplete")]
     Cut,
     #[error("interrupted; the archive on stdout is incomplete")]
     InterruptedStdout,
@@ -233,7 +233,8 @@ fn begin(bar: &mut Bar, head: &admin::ExportHead) {
     match head.view() {
         admin::View::Snapshot => bar.say("the volume is live: the archive shows it at this moment"),
         admin::View::Live => bar.say(
-            "the volume is live: its pod may change it meanwhile, and the archive has each file as it was when it was read",
+            "the volume is live: its pod may change it meanwhile, and the archive has each file as \
+             it was when it was read",
         ),
         admin::View::Sealed | admin::View::Unspecified => {}
     }
@@ -416,7 +417,7 @@ pub(super) async fn import(flags: Import) -> Done {
     }
     if !end.named {
         bar.say(&format!(
-            "{name} has newer content by now, which came while this was imported"
+            "{name} got newer content during the import, and keeps that"
         ));
     }
     let took = took(bar.took());

@@ -138,11 +138,11 @@ impl Asker {
                 let this = Arc::clone(&asker);
                 let call = move || this.ask_now(&name, detail);
                 let answer = asker.workers.run(|| !callers.are_gone(), call).await;
-                answer.unwrap_or_else(|| Answer::Failed("the question was given up".into()))
+                answer.unwrap_or_else(|| Answer::Failed("the look-up was abandoned".into()))
             }
         });
         let answer = answer.answer().await;
-        answer.unwrap_or_else(|| Answer::Failed("the question ended in a panic".into()))
+        answer.unwrap_or_else(|| Answer::Failed("the look-up ended in a panic".into()))
     }
 
     /// Asks on this thread.

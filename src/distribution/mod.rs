@@ -128,8 +128,9 @@ impl Distribution {
         &self.waiting
     }
 
-    /// Brings the content that a volume starts from to this node, if it is not here and a peer or the
-    /// tier has it, and notes the number of its name. To be called before each `Engine::publish`.
+    /// Brings the content that a volume starts from to this node, if it is not here and a peer or
+    /// the tier has it, and notes the number of its name. To be called before each
+    /// `Engine::publish`.
     ///
     /// Fails only for an input whose content is neither here nor came in time.
     pub async fn bring(&self, request: &mut PublishRequest) -> engine::Result<()> {
@@ -258,7 +259,7 @@ impl Distribution {
         {
             tracing::warn!(
                 threads = self.context.tasks.len(),
-                "calls of the shared tier do not end in time; they are left to the end of the process"
+                "calls to the shared tier did not end in time; they end with the process"
             );
         }
     }

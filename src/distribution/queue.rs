@@ -111,7 +111,8 @@ impl Queue {
             })
         };
         match self.notes.run(|| true, note).await {
-            Some(Err(error)) => tracing::warn!(%error, "content is not uploaded again"),
+            Some(Err(error)) => tracing::warn!(%error,
+                "content could not be queued for another upload"),
             _ => self.look(),
         }
     }
@@ -194,7 +195,8 @@ impl Queue {
             }
             Some(Outcome::Failed(error)) => error,
             Some(Outcome::Engine(error)) => {
-                tracing::warn!(artifact = %artifact.id, %error, "an artifact cannot be uploaded; it is tried again");
+                tracing::warn!(artifact = %artifact.id, %error,
+                    "an artifact could not be uploaded; retrying");
                 memory.put_off(artifact);
                 return None;
             }
@@ -212,7 +214,7 @@ impl Queue {
             Setback::Artifact => {
                 tracing::warn!(
                     tenant = %artifact.tenant, reference = %artifact.reference, %error,
-                    "an artifact cannot be uploaded; it is tried again"
+                    "an artifact could not be uploaded; retrying"
                 );
                 memory.put_off(artifact);
                 None

@@ -58,9 +58,11 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     let noted = inner.with_reserve(|| store::write_doom(&inner.dirs.root, &doom));
     point(Point::DoomNoted);
     tracing::error!(%error, seals = keys.len(),
-        "the disk failed to write back data: nothing that existed until now will be sealed");
+        "the disk failed to write back data: no volume that existed until now will be sealed");
     if let Err(error) = noted {
-        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+        tracing::error!(%error,
+            "the write-back error could not be recorded in the pool; a restart of the driver \
+             forgets it");
     }
     if inner.refuse_degraded().is_err() {
         // The next start does the rest. What is promised and may be in the index stays as it is.
@@ -70,7 +72,9 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     point(Point::DoomMarked);
     doom.unfinished = false;
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
-        tracing::warn!(%error, "claims will be marked once more by the next start");
+        tracing::warn!(%error,
+            "could not record that all persistent volumes are marked as damaged; the next start \
+             marks them again");
     }
     point(Point::DoomFinished);
     for key in keys {
@@ -79,7 +83,7 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
             notice::say_not_committed(notices, &record, &NotCommitted::Damaged);
         }
         if let Err(error) = trash_pending(inner, key) {
-            tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
+            tracing::error!(%error, "a discarded volume could not be moved to trash/ yet");
         }
     }
     for sealed in artifacts {
@@ -144,12 +148,13 @@ pub(super) fn note_unnoted(inner: &Inner) {
 /// Does what a process did not come to that heard of a failed write-back in this boot.
 pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
     let root = &inner.dirs.root;
-    let doom = store::read_doom(root, inner.boot()).context("read what was doomed")?;
+    let doom =
+        store::read_doom(root, inner.boot()).context("read the record of a write-back error")?;
     if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
         taint_claims(inner);
         point(Point::DoomMarked);
         doom.unfinished = false;
-        store::write_doom(root, &doom).context("write down what was doomed")?;
+        store::write_doom(root, &doom).context("write the record of a write-back error")?;
     }
     Ok(())
 }
@@ -167,7 +172,7 @@ impl Inner {
             Ok(()) => self.state.lock().write_back.set_synced(began),
             Err(error) => taint(self, error),
         }
-        synced.context("write back what is to be sealed")
+        synced.context("write back the content to be sealed")
     }
 }
 
@@ -201,7 +206,9 @@ pub(super) fn taint_claim(inner: &Inner, id: &VolumeId) {
         // All that it has is in layers, which were durable.
         Err(error) if error.is(Errno::ENOENT) => return,
         Err(error) if !error.is(Errno::EEXIST) => {
-            tracing::error!(volume.id = %id, %error, "that its content may have lost bytes cannot be remembered over a restart");
+            tracing::error!(volume.id = %id, %error,
+                "could not mark the volume as damaged in the pool; a restart of the driver forgets \
+                 the mark");
         }
         _ => {}
     }

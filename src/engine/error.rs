@@ -20,12 +20,13 @@ pub enum Error {
     /// A volume is to be mounted that is mounted nowhere, and whose last mount has not ended: a
     /// process has files of it open.
     #[error(
-        "volume {0} is not mounted any more, but a process still holds files of it open, of a pod that was deleted by force \
-         most often; it can be mounted when that has ended, try again"
+        "volume {0} is no longer mounted, but a process still holds files of it open (often of a \
+         pod that was deleted by force); try again when that process has ended"
     )]
     HeldOpen(VolumeId),
     /// The content is known to be coming and did not come in time.
-    #[error("{reference} is not sealed yet: {state}; waited {}", humantime::format_duration(*waited))]
+    #[error(
+        "{reference} is not sealed yet: {state}; waited {}", humantime::format_duration(*waited))]
     Coming {
         /// What was waited for.
         reference: Reference,
@@ -36,8 +37,8 @@ pub enum Error {
     },
     /// Nothing of that name exists in the tenant, and nothing is about to.
     #[error(
-        "there is no {0}, and no step is known that will make it; look at its name, and whether the step that makes it ran on this \
-         node and was committed"
+        "there is no {0}, and no known step will make it; check its name, and whether the step \
+         that makes it ran on this node and committed it"
     )]
     NoSuchContent(Name),
     /// No artifact or cache of that name, asked for by an administrator.
@@ -61,7 +62,8 @@ pub enum Error {
     },
     /// The volume is published elsewhere, and may have one target.
     #[error(
-        "volume {volume} is published at {} already, and {why} one target; unpublish it there first",
+        "volume {volume} is published at {} already, and {why} one target; unpublish it there \
+         first",
         target.display()
     )]
     PublishedElsewhere {
@@ -93,7 +95,8 @@ pub enum Error {
     Full(Shortage),
     /// The pool cannot hold something and a copy of it, whatever goes.
     #[error(
-        "{operation}: the pool is of {pool} bytes, and cannot hold a copy of {needs} beside the original; make it larger"
+        "{operation}: the pool has {pool} bytes and cannot hold the original and a copy of {needs} \
+         bytes; make the pool larger"
     )]
     CopyTooLarge {
         /// What was being done.
@@ -106,13 +109,15 @@ pub enum Error {
     /// The disk that kubelet has its directory on is full, and it is not the pool's: nothing in the
     /// pool need go for it.
     #[error(
-        "there is no room left where the target is: {0}; that is not the pool's filesystem, make room there"
+        "the target path's filesystem is full: {0}; it is not the pool's filesystem; make room \
+         there"
     )]
     TargetFull(String),
     /// A limit of the kernel is reached that has nothing to do with the pool: nothing in it need go
     /// for it.
     #[error(
-        "{operation}: {source}; raise it (sysctl {limit}), or end what uses it up, and try again"
+        "{operation}: {source}; raise the limit (sysctl {limit}) or stop what uses it up, then try \
+         again"
     )]
     AtLimit {
         /// What was being done.
@@ -133,15 +138,15 @@ pub enum Error {
     /// The intent of its seal cannot be withdrawn: deleted, the artifact would come back with the
     /// next start.
     #[error(
-        "{0} cannot be destroyed: the record of its seal in pending/ cannot be moved (the driver's log has the path); \
-         mend that and restart the driver"
+        "{0} cannot be destroyed: the record of its seal in pending/ cannot be moved; correct the \
+         cause (the driver's log has the path), then restart the driver"
     )]
     SealIntentStays(Name),
     /// The disk failed to write back data that the operation was about.
     #[error("the disk failed to write back data")]
     Doomed,
     /// The engine itself is wrong: what was asked for died in a panic, which was printed.
-    #[error("a defect of the driver ended this operation; its log has the place")]
+    #[error("a defect of the driver ended this operation; the driver's log shows where")]
     Defect,
     /// No claim of that id.
     #[error("there is no volume {0:?}")]
@@ -152,8 +157,8 @@ pub enum Error {
     /// Whether the index has its last change is not known before it can be opened again: until the
     /// driver starts again, nothing is changed in the pool. The text is what failed.
     #[error(
-        "the driver changes nothing in the pool until its index can be opened again, since a write to it failed: {0}; \
-         volumes are still unmounted, and the driver restarts by itself when the disk answers again"
+        "a write to the pool's index failed: {0}; until the index can be opened again, the driver \
+         only unmounts volumes; it restarts by itself when the disk answers"
     )]
     Degraded(String),
     /// A snapshot of a group goes with its group only (CSI specification, "DeleteSnapshot Errors").
@@ -182,7 +187,7 @@ pub enum Error {
         why: String,
     },
     /// More was asked for than the pool holds.
-    #[error("{wanted} bytes were asked for, and the pool is of {pool}")]
+    #[error("{wanted} bytes were requested, and the pool has {pool}")]
     TooLarge {
         /// What was asked for.
         wanted: u64,
@@ -232,7 +237,8 @@ pub enum Error {
     },
     /// The same of what a volume was to be a fork of.
     #[error(
-        "{reference} cannot be forked: the content of its layer {layer} is missing; `baggageclaim destroy` it, and have it made anew"
+        "{reference} cannot be forked: the content of its layer {layer} is missing; delete it with \
+         `baggageclaim destroy`, then run the step that makes it again"
     )]
     LostContent {
         /// As what it was asked for.
@@ -242,7 +248,8 @@ pub enum Error {
     },
     /// No artifact of that id.
     #[error(
-        "there is no artifact {0}; it may have been replaced or evicted, look at `baggageclaim artifacts`"
+        "there is no artifact {0}; it may have been replaced or evicted; see `baggageclaim \
+         artifacts`"
     )]
     NoSuchArtifact(ArtifactId),
     /// A volume cannot be exported as it is now.
@@ -255,8 +262,8 @@ pub enum Error {
     },
     /// Something else is in an archive than was asked for.
     #[error(
-        "the archive has another digest than {wanted}, which was asked for; nothing was imported. As it was received it is {packed}, \
-         and the tar stream in it {plain}"
+        "the archive does not have the requested digest {wanted}; nothing was imported. The \
+         archive as received has {packed}; its tar stream has {plain}"
     )]
     OtherDigest {
         /// What was asked for.
@@ -268,7 +275,8 @@ pub enum Error {
     },
     /// A resource cache is to get content, and has its first.
     #[error(
-        "{0} has its content already, and a resource cache keeps its first; destroy it before another is imported"
+        "{0} has content already, and a resource cache keeps its first content; destroy it before \
+         you import another"
     )]
     NameTaken(Name),
     /// Content was not packed, or an archive not unpacked.

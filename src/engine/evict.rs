@@ -68,7 +68,8 @@ fn largest_request(inner: &Inner, space: &Space) -> Option<u64> {
         tracing::info!(
             needs,
             possible,
-            "nothing goes for a copy that would have no room if all unused went"
+            "nothing is evicted for a copy: it would not fit even if all unused content were \
+             evicted"
         );
     }
     helped.into_iter().max()

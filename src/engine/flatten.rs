@@ -121,7 +121,8 @@ impl Merges {
             return ControlFlow::Continue(());
         }
         let pause = self.leave_alone(inner, vec![next.lowest]);
-        tracing::warn!(%error, layers, ?pause, "a stack of layers could not be merged");
+        tracing::warn!(%error, layers, ?pause,
+            "a stack of layers could not be merged; retrying after the pause");
         if error.is_stopped() {
             return ControlFlow::Continue(());
         }
@@ -374,7 +375,8 @@ fn merge(
     give(inner, &mut holders, count, merged)?;
     drop(syncing);
     if let Err(error) = confirm(inner, merged, usage) {
-        tracing::warn!(layer = %merged, %error, "not all is said of it yet; it is when it is measured");
+        tracing::warn!(layer = %merged, %error,
+            "the merged layer could not be confirmed; this is tried again when it is measured");
     }
     // An upload may have ended after `make` wrote the record.
     for artifact in &holders.artifacts {
@@ -411,7 +413,7 @@ fn give(inner: &Inner, holders: &mut Holders, count: usize, merged: LayerId) -> 
 
 fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
     let thrown = inner.throw_away(&inner.dirs.layers, merged.to_string().as_ref());
-    thrown.context("throw a merged layer away").map(drop)
+    thrown.context("move a merged layer to trash/").map(drop)
 }
 
 /// Says in the merged layer that it is named, and only then in the index what it costs: what is not
@@ -467,7 +469,7 @@ fn make(
         Err(error) => {
             let from = if incoming
                 .has(&name)
-                .context("look for a half-merged layer")?
+                .context("look for an incomplete merged layer")?
             {
                 incoming
             } else {
@@ -475,7 +477,7 @@ fn make(
             };
             inner
                 .throw_away(from, name.as_ref())
-                .context("throw a half-merged layer away")?;
+                .context("move an incomplete merged layer to trash/")?;
             Err(error)
         }
     }

@@ -134,7 +134,7 @@ fn stray(path: PathBuf) -> Finding {
     finding(
         "unknown-name",
         path,
-        "it is no directory; the next start removes it",
+        "it is not a directory; the next start removes it",
     )
 }
 
@@ -151,7 +151,7 @@ fn check_places(places: Places<'_>, findings: &mut Findings<'_>) {
         (layout::TRASH, places.trash),
     ] {
         if dir.is_none() {
-            let detail = "it is missing; the next start makes it, empty";
+            let detail = "it is missing; the next start creates it empty";
             findings.push(finding("missing-directory", name, detail));
         }
     }
@@ -229,7 +229,8 @@ fn check_confirmed(
         };
         if is_there {
             let path = below(layout::LAYERS, layer.to_string());
-            let detail = "a rebuilt index would not know it; garbage collection sees to that";
+            let detail = "it is not confirmed, so a rebuilt index would not include it; garbage \
+                          collection confirms it";
             findings.push(finding("unconfirmed-layer", path, detail));
         }
     }
@@ -372,8 +373,7 @@ fn check_claims(
                 .to_str()
                 .is_some_and(|name| name.starts_with(layout::FREEZING_PREFIX))
             {
-                let detail =
-                    "a snapshot or clone of it was cut short; the next start takes it back";
+                let detail = "a snapshot or clone of it was interrupted; the next start undoes it";
                 findings.push(finding("half-frozen-volume", path.join(name), detail));
             }
         }
@@ -443,7 +443,11 @@ fn check_layers(
         findings.go_on()?;
         let path = below(layout::LAYERS, name);
         let Some(id) = name.to_str().and_then(|name| name.parse::<LayerId>().ok()) else {
-            findings.push(finding("unknown-name", path, "no layer is called so"));
+            findings.push(finding(
+                "unknown-name",
+                path,
+                "this is not the name of a layer",
+            ));
             continue;
         };
         if moving.leaving.contains(&id) {
@@ -460,7 +464,7 @@ fn check_layers(
         let layer = match dir.open_beneath(name) {
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
             Err(error) if error.is_no_directory() => {
-                findings.push(finding("empty-layer", path, "it is no directory"));
+                findings.push(finding("empty-layer", path, "it is not a directory"));
                 continue;
             }
             layer => layer.context("open a layer"),
@@ -470,7 +474,11 @@ fn check_layers(
         };
         let has_content = layer.has(layout::FS).context("look at a layer");
         if findings.at(&path, has_content)? == Some(false) {
-            findings.push(finding("empty-layer", path.clone(), "it has no fs"));
+            findings.push(finding(
+                "empty-layer",
+                path.clone(),
+                "it has no fs/ directory",
+            ));
         }
         let table = recorded(&layer).context("read a layer's table of contents");
         if findings.at(&path, table)? == Some(Recorded::Damaged) {
@@ -539,7 +547,8 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
     let layers = layer_names(places)?;
     let mut findings = compare(places, boot, &named, &moving, &layers, &|| false)?;
     if !has_index && needs_index(places.layers, places.volumes)? {
-        let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
+        let detail = "it is missing; `check --rebuild` builds a new one from the layers and the \
+                      directories of persistent volumes";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));
     }
     Ok(findings)

@@ -29,7 +29,8 @@ pub(super) fn note_sharing(inner: &Inner, artifact: &Artifact) {
     if let Err(error) = noted {
         // The tier gets it once more if the index is lost.
         tracing::warn!(artifact.id = %artifact.id, %error,
-            "a rebuilt index would not know that it was shared");
+            "could not record in the layer that it is in the shared tier; after a rebuild of the \
+             index it is uploaded again");
     }
 }
 
@@ -51,7 +52,8 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
         match inner.collector.trash.throw_away(&inner.dirs, &name, usage) {
             Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => {
-                tracing::error!(%layer, %error, "an unused layer stays until the next start");
+                tracing::error!(%layer, %error,
+                    "an unused layer could not be moved to trash/; it stays until the next start");
             }
             Ok(()) => {
                 inner.collector.tables.let_go(&layer);

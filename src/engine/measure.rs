@@ -135,7 +135,8 @@ fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
         return false;
     }
     let pause = inner.collector.unmeasured.put_off(&layer);
-    tracing::warn!(%layer, %error, ?pause, "a layer can be neither confirmed nor measured");
+    tracing::warn!(%layer, %error, ?pause,
+        "a layer could not be confirmed or measured; retrying after the pause");
     true
 }
 
@@ -151,7 +152,7 @@ fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     };
     match confirm(inner, layer) {
         Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => {
-            tracing::warn!(%layer, "a layer has no record: a rebuilt index would not know it");
+            tracing::warn!(%layer, "a layer has no record: a rebuilt index would not include it");
         }
         confirmed => confirmed?,
     }

@@ -99,7 +99,7 @@ impl Metrics {
         for (name, help, value) in [
             (
                 "seals_pending",
-                "Volumes whose seal is promised and not yet durable",
+                "Volumes with a seal intent whose content is not durable yet",
                 self.seals_pending,
             ),
             (
@@ -119,12 +119,12 @@ impl Metrics {
             ),
             (
                 "pool_capacity_inodes",
-                "Inodes of the pool's filesystem, 0 where they are made as needed",
+                "Inodes of the pool's filesystem; 0 if it creates them on demand",
                 self.inodes,
             ),
             (
                 "pool_free_inodes",
-                "Inodes of the pool's filesystem that can still be made",
+                "Free inodes of the pool's filesystem",
                 self.inodes_free,
             ),
         ] {

@@ -157,7 +157,9 @@ impl fmt::Display for NotCommitted {
                  cache, the last one that ended keeps any other name",
             ),
             Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
-            Self::Damaged => f.write_str("the disk failed to write back data while it existed"),
+            Self::Damaged => {
+                f.write_str("the disk failed to write back data while the volume existed")
+            }
             Self::Lost => f.write_str("its directory is gone from the pool"),
             Self::Rebooted => f.write_str(
                 "the node was rebooted, or the pool's filesystem unmounted, before it was sealed",
@@ -166,12 +168,14 @@ impl fmt::Display for NotCommitted {
                 let waited = humantime::format_duration(*waited);
                 write!(
                     f,
-                    "the pool had no room within {waited} for the copy of it that a seal is here"
+                    "the pool had no room within {waited} for the copy that a seal needs on this \
+                     backend"
                 )
             }
             Self::TooLarge { needs, pool } => write!(
                 f,
-                "the pool is of {pool} bytes, and cannot hold beside it the copy of {needs} that a seal is here"
+                "the pool has {pool} bytes and cannot hold the volume and the copy of {needs} \
+                 bytes that a seal needs on this backend"
             ),
         }
     }

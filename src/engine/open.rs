@@ -60,7 +60,8 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         Some(identity) => identity,
         None => found(&dirs, chosen.kind).map_err(of_pool)?,
     };
-    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
+    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason,
+        "pool opened");
     let index = if needs_index(Some(&dirs.layers), Some(&dirs.volumes))? {
         Index::open_existing(&dirs.root)
     } else {
@@ -105,7 +106,8 @@ fn kept_backend(
         Some(wanted) if wanted != kind => Err(wrong(
             path,
             format!(
-                "it was made with backend {kind}, and {wanted} is asked for; a pool keeps its backend: use another directory"
+                "it was made with backend {kind}, and {wanted} is asked for; a pool keeps its \
+                 backend: use another directory"
             ),
         )),
         _ => Ok(kind),
@@ -126,8 +128,9 @@ fn nothing_is_there(path: &Path, dirs: &PoolDirs) -> Result<()> {
         return Ok(());
     }
     let problem = format!(
-        "{} is missing and layers/ is not empty; put it back: {{\"format\":{},\"id\":\"{:032x}\",\"backend\":\"…\"}} \
-         with the backend that made the layers",
+        "{} is missing and layers/ is not empty; restore it: \
+         {{\"format\":{},\"id\":\"{:032x}\",\"backend\":\"…\"}} with the backend that created the \
+         layers",
         layout::POOL_JSON,
         PoolIdentity::FORMAT,
         random(),
@@ -151,7 +154,7 @@ fn found(dirs: &PoolDirs, backend: BackendKind) -> store::Result<PoolIdentity> {
 fn sweep(dirs: &PoolDirs) -> Result<()> {
     // Before anything needs room: as large as the reserve, and nothing else frees it.
     if let Err(error) = dirs.root.free_temporary(layout::RESERVE.as_ref()) {
-        tracing::warn!(%error, "what is there of a reserve stays");
+        tracing::warn!(%error, "an incomplete reserve file could not be removed");
     }
     for entry in dirs.incoming.entries().context("read incoming/")? {
         let key = LayerId::from_bits(random());
@@ -160,7 +163,9 @@ fn sweep(dirs: &PoolDirs) -> Result<()> {
             .rename(&entry.name, &dirs.trash, key.to_string());
         if let Err(error) = swept {
             // It does no harm: each import has a directory name of its own.
-            tracing::error!(%error, "what was half received stays until the next start");
+            tracing::error!(%error,
+                "an incomplete import or fetch could not be moved to trash/; it stays until the \
+                 next start");
         }
     }
     Ok(())
@@ -210,7 +215,8 @@ fn free_some(dirs: &PoolDirs) {
         let rubbish = names(&dirs.trash).filter(|name| is_volume(name).is_ok_and(|is| !is));
         for name in rubbish {
             if let Err(error) = tree::delete(&dirs.trash, &name, &is_enough) {
-                tracing::debug!(name = %name.display(), %error, "it is deleted later");
+                tracing::debug!(name = %name.display(), %error,
+                    "could not be deleted yet; retrying later");
             }
         }
     }
@@ -235,11 +241,13 @@ fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
             }
             written => written,
         };
-        written.context("remember that a write was lost")
+        written.context("write the record of a write-back error")
     });
     point(Point::DoomNoted);
-    tracing::error!(%error, "the disk failed to write back data while no driver was there to hear of it");
+    tracing::error!(%error, "the disk failed to write back data while no driver was running");
     if let Err(error) = written {
-        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+        tracing::error!(%error,
+            "the write-back error could not be recorded in the pool; a restart of the driver \
+             forgets it");
     }
 }

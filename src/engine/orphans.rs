@@ -111,7 +111,7 @@ pub(super) fn keep_all(inner: &Inner, on_disk: &HashSet<LayerId>, state: &mut St
     let layers: Vec<LayerId> = on_disk.iter().copied().collect();
     tracing::warn!(
         layers = layers.len(),
-        "no sealed content is deleted until the next start: it is unknown what is in use"
+        "an unreadable record may use any layer: no sealed content is deleted until the next start"
     );
     state.volumes.retain(kept_as(), layers);
     state

@@ -74,7 +74,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         let engine = inner.clone();
         let job = move || engine.sync(&engine.durability.lock());
         if let Err(error) = inner.threads.syncs.run(job).await? {
-            tracing::warn!(%error, "publishing failed because of what the disk did not write back");
+            tracing::warn!(%error, "a publish failed because the disk failed to write back data");
         }
     }
     result
@@ -139,7 +139,8 @@ async fn plan(
         Decision::Planned(plan) => return Ok(plan),
         Decision::Coming(state) => state,
     };
-    tracing::info!(volume.id = %request.volume, %state, "waiting for content that is about to be sealed");
+    tracing::info!(volume.id = %request.volume, %state,
+        "waiting for content that is being made or sealed");
     let reference = || request.spec.kind.starts_from().swap_remove(0);
     notice::say_of(
         inner.config.notices.as_ref(),
@@ -360,7 +361,8 @@ fn take_back(inner: &Inner, request: &PublishRequest, made: &Made) {
         let target = Target::open(&request.target);
         let removed = target.and_then(|target| target.map_or(Ok(()), |target| target.remove()));
         if let Err(error) = removed {
-            tracing::error!(volume.id = %volume, %error, "a failed publish left its target behind");
+            tracing::error!(volume.id = %volume, %error,
+                "a publish failed, and its target could not be removed");
         }
     }
     // The trash may need a block for one more name, if lack of space made the publish fail.
@@ -368,7 +370,8 @@ fn take_back(inner: &Inner, request: &PublishRequest, made: &Made) {
     if made.directory
         && let Err(error) = inner.with_reserve(throw_away)
     {
-        tracing::error!(volume.id = %volume, %error, "a failed publish left its directory behind");
+        tracing::error!(volume.id = %volume, %error,
+            "a publish failed, and the volume's directory could not be moved to trash/");
     }
     // Last: until here the parent's layers must stay.
     let mut state = inner.state.lock();

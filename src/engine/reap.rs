@@ -77,7 +77,7 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
         match walked.await.and_then(|measured| measured) {
             Err(Error::ShuttingDown) => return,
             Err(error) => {
-                tracing::error!(%error, "layers could not be measured; it is tried again later");
+                tracing::error!(%error, "layers could not be measured; retrying later");
                 inner.space.set_short(true);
             }
             // What is evicted is chosen by its size.
@@ -104,14 +104,11 @@ pub(super) async fn merge_loop(inner: Arc<Inner>) {
             Err(error) => flatten::Merges::failed(error),
         };
         if merges.done > 0 {
-            tracing::info!(
-                flattened = merges.done,
-                "merged layers of stacks that grew long"
-            );
+            tracing::info!(flattened = merges.done, "merged layers of long stacks");
             inner.collector.tables.wake();
         }
         if let Some(error) = merges.failure {
-            tracing::error!(%error, "layers could not be merged; it is tried again later");
+            tracing::error!(%error, "layers could not be merged; retrying later");
             inner.space.set_short(true);
         }
         if merges.tried > 0 {
@@ -229,7 +226,7 @@ impl Round {
     fn tell(&self) {
         let done = &self.done;
         if let Some(error) = &self.failure {
-            tracing::error!(%error, "garbage collection failed; it is tried again later");
+            tracing::error!(%error, "garbage collection failed; retrying later");
         } else if done.expired + done.evicted > 0 {
             tracing::info!(
                 expired = done.expired,

@@ -69,7 +69,9 @@ fn sweep_spares(inner: &Inner) -> Result<()> {
             .backend
             .delete(&spares, entry.name.as_ref(), &|| false)
         {
-            tracing::error!(%error, "a directory of an older version stays until the next start");
+            tracing::error!(%error,
+                "a directory of an older version could not be deleted; it stays until the next \
+                 start");
         }
     }
     match root.remove_dir(layout::SPARES) {
@@ -82,8 +84,8 @@ fn sweep_spares(inner: &Inner) -> Result<()> {
 pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
     let mut state = State::default();
-    if let Some(doom) =
-        store::read_doom(&inner.dirs.root, inner.boot()).context("read what was doomed")?
+    if let Some(doom) = store::read_doom(&inner.dirs.root, inner.boot())
+        .context("read the record of a write-back error")?
     {
         state.write_back.taint(doom.until);
     }
@@ -132,7 +134,7 @@ fn recover_index(
             .find(|layer| !on_disk.contains(layer))
         {
             tracing::error!(artifact.id = %artifact.id, name = %artifact.name(), %layer,
-                "a layer of this artifact is missing; it is forgotten");
+                "a layer of this artifact is missing; the artifact is removed from the index");
             recovered.changes.push(Change::RemoveArtifact(artifact.id));
         } else {
             artifacts.insert(artifact.id, artifact);
@@ -172,7 +174,7 @@ fn volume_at(
     match look(from, name)? {
         Found::Gone => {}
         Found::Stray => {
-            put_away(inner, from, name, "it is no directory");
+            put_away(inner, from, name, "it is not a directory");
         }
         Found::Unreadable(error) => leave(inner, parent, name, &error, recovered),
         Found::Unrecorded(dir, why) => {
@@ -205,7 +207,8 @@ fn leave(
     recovered: &mut Recovered,
 ) {
     let path = parent.dir(inner).path().join(name);
-    tracing::error!(path = %path.display(), %error, "left as it is: nothing tells what it is");
+    tracing::error!(path = %path.display(), %error,
+        "left in place: its record could not be read, so its owner is unknown");
     recovered.orphans.add_unknown();
 }
 
@@ -245,7 +248,7 @@ fn recover_volumes(
             // Durable, and not to be guessed at: what is wrong with it ends the start.
             match volumes.open_beneath(name) {
                 Err(error) if error.is_no_directory() => {
-                    put_away(inner, volumes, name, "it is no directory");
+                    put_away(inner, volumes, name, "it is not a directory");
                 }
                 dir => {
                     let dir = dir.context("open a volume's directory")?;
@@ -292,7 +295,7 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     match store::read_outcome(dir) {
         Err(error) if !error.is_of_this_process() => {
             tracing::error!(path = %dir.path().display(), %error,
-                "how its pod ended cannot be read; the outcome counts as not reported");
+                "the recorded outcome of the pod is unreadable; it counts as not reported");
             Ok(None)
         }
         outcome => outcome.context("read a volume's outcome"),
@@ -304,7 +307,7 @@ fn end_of(dir: &Dir) -> Result<Option<Timestamp>> {
     match store::read_end(dir) {
         Err(error) if !error.is_of_this_process() => {
             tracing::error!(path = %dir.path().display(), %error,
-                "when its pod ended cannot be read; the time of its seal counts");
+                "the recorded end of the pod is unreadable; the time of the seal is used instead");
             Ok(None)
         }
         ended => ended.context("read when a volume's pod ended"),
@@ -323,7 +326,8 @@ fn mount_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Resu
             }
             Err(error) => {
                 tracing::error!(volume.id = %record.id, target = %target.display(), %error,
-                    "whether it is mounted there cannot be seen");
+                    "could not find out whether the volume is mounted at the target; it counts as \
+                     not mounted");
             }
         }
     }
@@ -355,7 +359,7 @@ fn recover_pending(
             .clone()
             .filter(|plan| Path::new(&plan.layer.to_string()) == name);
         let Some(plan) = plan else {
-            let why = "its record says that it is not to be sealed";
+            let why = "its record has no seal intent";
             // In the trash its record says what it needs.
             if !put_away(inner, pending, name, why) {
                 let orphans = &mut recovered.orphans;
@@ -368,7 +372,8 @@ fn recover_pending(
         if state.catalog.contains(&plan.artifact) {
             // Everything was done but tidying up.
             if let Err(error) = confirm(inner, key) {
-                tracing::warn!(layer = %key, %error, "a rebuilt index would not know this layer");
+                tracing::warn!(layer = %key, %error,
+                    "the layer could not be confirmed: an index rebuilt now would not include it");
             }
             if !put_away(inner, pending, name, "it is sealed") {
                 // As where it could not be taken back by the commit.
@@ -405,7 +410,7 @@ fn chosen(
                 inner,
                 &inner.dirs.layers,
                 name.as_ref(),
-                "it is no directory",
+                "it is not a directory",
             );
             return Ok(Vec::new());
         }
@@ -416,9 +421,10 @@ fn chosen(
         },
     };
     if error.is_of_this_process() {
-        return Err(error).context("read what a seal has begun");
+        return Err(error).context("read the record of an interrupted seal");
     }
-    tracing::error!(layer = %key, %error, "what a seal has begun cannot be read");
+    tracing::error!(layer = %key, %error,
+        "the record of an interrupted seal is unreadable; its layers are chosen again");
     Ok(state.catalog.parent_layers(record))
 }
 
@@ -498,12 +504,13 @@ fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
     let path = from.path().join(name);
     match inner.throw_away(from, name) {
         Ok(_) => {
-            tracing::info!(path = %path.display(), why, "thrown away");
+            tracing::info!(path = %path.display(), why, "moved to trash/");
             point(Point::RecoverThrownAway);
             true
         }
         Err(error) => {
-            tracing::error!(path = %path.display(), why, %error, "to be thrown away, and left where it is");
+            tracing::error!(path = %path.display(), why, %error,
+                "could not be moved to trash/; it is left in place");
             false
         }
     }

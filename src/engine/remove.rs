@@ -185,7 +185,8 @@ fn destroy_now(inner: &Arc<Inner>, name: Name, fits: impl Fn(&Artifact) -> bool)
     if let Err(error) = remove(inner, &[id]) {
         // The name is gone, as the caller wants. A repeated call answers that there is no such
         // artifact.
-        tracing::warn!(artifact.id = %id, %error, "its name is destroyed; what it was of goes later");
+        tracing::warn!(artifact.id = %id, %error,
+            "the name is destroyed, but its content could not be deleted yet; retrying later");
     }
     Ok(true)
 }

@@ -36,7 +36,8 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
             }
             Err(Error::ShuttingDown) => return,
             Err(error) => {
-                tracing::warn!(%error, "index and directories cannot be compared; it is tried again later");
+                tracing::warn!(%error,
+                    "the index could not be compared with the directories; retrying later");
             }
         }
     }
@@ -87,7 +88,7 @@ fn tell(told: &HashSet<Finding>, found: &HashSet<Finding>) {
     if let Some(more @ 1..) = new.len().checked_sub(MOST_TOLD) {
         tracing::warn!(
             more,
-            "index and directories disagree in more than is told here: `baggageclaim check` has all"
+            "index and directories disagree in more places: `baggageclaim check` lists all"
         );
     }
 }

@@ -66,7 +66,8 @@ pub(super) async fn drive(inner: &Arc<Inner>, key: LayerId, mut action: Action) 
             }
         };
         let retry = retry_after(attempt, &error);
-        tracing::warn!(layer = %key, %error, ?retry, "a volume's teardown did not succeed yet");
+        tracing::warn!(layer = %key, %error, ?retry,
+            "a step of a volume's teardown did not succeed yet; retrying");
         tokio::time::sleep(retry).await;
         attempt += 1;
     }
@@ -191,11 +192,12 @@ async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
         .seals
         .run(move || match engine.retired_dir(key)? {
             Some(dir) => store::waits_no_more(&dir, store::Wait::Room)
-                .context("forget that no room was found"),
+                .context("reset the recorded wait for room"),
             None => Ok(()),
         });
     if let Err(error) = forgotten.await.and_then(|forgotten| forgotten) {
-        tracing::debug!(layer = %key, %error, "an earlier wait for room is counted too");
+        tracing::debug!(layer = %key, %error,
+            "could not reset the recorded wait for room; the next wait includes it");
     }
 }
 
@@ -307,12 +309,13 @@ async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: store::Wait, now:
         let Some(dir) = engine.retired_dir(key)? else {
             return Ok(Duration::ZERO);
         };
-        let since = store::waiting_since(&dir, wait, now).context("note since when it waits")?;
+        let since = store::waiting_since(&dir, wait, now).context("record when the wait began")?;
         Ok(Duration::from_secs(now.saturating_sub(since)))
     });
     let waited = noted.await.and_then(|noted: Result<Duration>| noted);
     waited.unwrap_or_else(|error| {
-        tracing::debug!(layer = %key, %error, ?wait, "the wait is counted by this process only");
+        tracing::debug!(layer = %key, %error, ?wait,
+            "could not record when the wait began; a restart of the driver begins it again");
         Duration::ZERO
     })
 }

@@ -88,11 +88,12 @@ impl Inner {
     pub(super) fn give_back_reserve(&self, bytes: u64) {
         match self.dirs.root.remove_file(layout::RESERVE) {
             Ok(()) => {
-                tracing::warn!("the disk is full: the reserve is given back");
+                tracing::warn!("the disk is full: the reserve file was deleted to make room");
                 point(Point::ReserveGivenBack);
             }
             Err(error) if error.is(Errno::ENOENT) => {}
-            Err(error) => tracing::error!(%error, "the reserve could not be given back"),
+            Err(error) => tracing::error!(%error,
+                "the disk is full, and the reserve file could not be deleted"),
         }
         self.ask_for_room(bytes);
     }
@@ -115,7 +116,7 @@ impl Inner {
             Ok(true)
         };
         made().unwrap_or_else(|error| {
-            tracing::warn!(%error, "the reserve could not be made");
+            tracing::warn!(%error, "the reserve file could not be created");
             false
         })
     }

@@ -78,7 +78,8 @@ impl TableDigests {
         let still = |reading: &mut Option<Reading>| reading.as_ref().is_some_and(is_it);
         let waited = self.closed.wait_while_for(&mut reading, still, CLOSES);
         if waited.timed_out() {
-            tracing::debug!(%layer, "the job that makes tables of contents still has a file of the layer open");
+            tracing::debug!(%layer,
+                "the job that makes tables of contents still has a file of the layer open");
         }
     }
 

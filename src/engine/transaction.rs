@@ -62,7 +62,9 @@ impl Inner {
     fn write_index(&self, changes: &[Change]) -> store::Result<()> {
         match self.index.commit(changes) {
             Err(error) if error.is_full() => {
-                tracing::warn!(%error, "the index could not be written");
+                tracing::warn!(%error,
+                    "the disk is full: the index could not be written; trying again with the \
+                     reserve's space");
                 self.give_back_reserve(0);
                 match self.index.reopen() {
                     Err(_) if error.is_unsure() => Err(error),
@@ -80,8 +82,8 @@ impl Inner {
     fn degrade(&self, why: &Error) {
         self.state.lock().health.degrade(why.to_string());
         tracing::error!(error = %why,
-            "whether the index has its last change is not known: nothing is changed in the pool until the index can be opened again, \
-             and then the driver ends; volumes are still unmounted");
+            "a write to the index is in doubt: the driver changes nothing in the pool until the \
+             index can be opened again, and then restarts; volumes are still unmounted");
         self.lifetime.stop();
         self.state.notify();
     }
@@ -135,7 +137,7 @@ pub(super) async fn await_index(inner: Arc<Inner>) {
         }
     }
     tracing::info!(
-        "the index can be opened again: the driver ends, so that the next start reads it"
+        "the index can be opened again: the driver exits so that the next start reads it"
     );
     inner.lifetime.ask_for_restart();
 }

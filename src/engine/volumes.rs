@@ -96,7 +96,7 @@ impl Volume {
         let (next, action) = lifecycle::step(self.lifecycle, observation);
         if action == Action::Refuse {
             tracing::error!(volume.id = %self.record.id, state = ?self.lifecycle, ?observation,
-                "a defect of the driver: this cannot be observed of a volume in this state");
+                "a defect of the driver: this observation is impossible in the volume's state");
         }
         self.lifecycle = next;
         action

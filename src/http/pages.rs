@@ -160,7 +160,7 @@ fn yes(registry: &mut Registry, name: &str, help: &str, yes: bool) {
 }
 
 fn of_node(registry: &mut Registry, registered: bool, watched: Option<bool>) {
-    let help = "Whether kubelet has said that the driver is registered";
+    let help = "Whether kubelet confirmed the driver's registration";
     yes(registry, "kubelet_registered", help, registered);
     if let Some(watched) = watched {
         let help = "Whether the watch over this node's pods runs, which tells how they end";
@@ -174,7 +174,7 @@ async fn of_tier(registry: &mut Registry, distribution: &Arc<Distribution>) {
     if let Ok(Some(figures)) = tokio::time::timeout(PATIENCE, figures).await {
         shared::register(&figures, registry);
     } else {
-        tracing::warn!("metrics without those of the shared tier: no answer in time");
+        tracing::warn!("the shared tier's metrics are left out: no answer in time");
     }
 }
 
@@ -187,7 +187,7 @@ async fn of_engine(registry: &mut Registry, engine: &Engine) {
     // Without them what was counted is still told: it is wanted most when the engine hangs.
     match in_time(engine.metrics()).await {
         Ok(figures) => figures.register(registry),
-        Err(error) => tracing::warn!(error, "metrics without the engine's figures"),
+        Err(error) => tracing::warn!(error, "the engine's metrics are left out"),
     }
 }
 

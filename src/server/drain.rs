@@ -109,7 +109,9 @@ impl Drain {
             biased;
             done = work => Some(done),
             () = self.over() => {
-                tracing::warn!(part, "late: not finished within the grace period, and not waited for any longer");
+                tracing::warn!(part,
+                    "late: did not finish within the grace period; the driver no longer waits for \
+                     it");
                 None
             }
         }

@@ -505,7 +505,7 @@ fn decode(
             .decompress_to_buffer(&packed, &mut plain)
             .map_err(|error| Error::Codec(error.to_string()))?;
         if plain.len() != length(frame.plain) {
-            return Err(from.wrong("a frame does not hold what its record says"));
+            return Err(from.wrong("a frame does not match its record"));
         }
         frames += 1;
         if into.send((frame, plain)).is_err() {
@@ -518,6 +518,6 @@ fn decode(
 fn of_another() -> Error {
     Error::Refused {
         path: "a frame".to_owned(),
-        why: "it is of another layer".to_owned(),
+        why: "it belongs to another layer".to_owned(),
     }
 }

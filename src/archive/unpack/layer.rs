@@ -46,7 +46,7 @@ impl Unpacker<'_> {
     pub(super) fn mark(&mut self, entry: &Entry) -> Result<bool> {
         let Some(layer) = &self.layer else {
             if entry.mark.is_some() {
-                let why = "it is a mark of a layer, and this is to be a whole tree";
+                let why = "it has a mark of a layer, and the archive is a whole tree";
                 return Err(refused(&entry.path, why));
             }
             return Ok(false);
@@ -88,7 +88,7 @@ impl Unpacker<'_> {
             Err(error) if error.is(Errno::EEXIST) => {
                 let there = self.here().stat_if_there(name)?;
                 if !there.is_some_and(|stat| tree::is_whiteout(&stat)) {
-                    let why = "it deletes what the same layer has";
+                    let why = "it deletes a file that the same layer adds";
                     return Err(refused(&entry.path, why));
                 }
                 return Ok(());

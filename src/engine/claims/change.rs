@@ -101,7 +101,7 @@ fn out_of_range(error: Error) -> Error {
     match error {
         Error::TooLarge { wanted, pool } => Error::OutOfRange {
             wanted,
-            why: format!("the pool is of {pool}"),
+            why: format!("the pool has {pool}"),
         },
         error => error,
     }

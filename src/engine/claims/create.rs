@@ -225,7 +225,7 @@ fn capacity(request: &CreateClaim, source: u64) -> Result<u64> {
     if required > 0 && required < source {
         return Err(Error::OutOfRange {
             wanted: required,
-            why: format!("what it is made of has {source}"),
+            why: format!("its source has {source}"),
         });
     }
     let capacity = required.max(source);
@@ -324,7 +324,9 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     }
     point(Point::ClaimUnindexed);
     if let Err(error) = data_dir::put_aside(inner, id) {
-        tracing::error!(volume.id = %id, %error, "what it held stays until the next start, and no volume of that name is made");
+        tracing::error!(volume.id = %id, %error,
+            "the volume is deleted, but its data could not be moved to trash/: the data stays \
+             until the next start, and no volume of this name can be created before that");
     }
     point(Point::ClaimTrashed);
     tracing::info!(volume.id = %id, name = held.claim.name, "volume deleted");

@@ -70,7 +70,7 @@ pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
         return Err(Error::Exists { name, what });
     }
     let thrown = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref());
-    thrown.context("put aside what a deleted volume of that name held")
+    thrown.context("move the data of a deleted volume of that name to trash/")
 }
 
 /// Makes the claim's directory, with its content; and why its limit does not hold.
@@ -88,7 +88,8 @@ pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Opti
     if made.is_err()
         && let Err(error) = inner.throw_away(incoming, Path::new(&name))
     {
-        tracing::error!(volume.id = %claim.id, %error, "a half-made volume stays until the next start");
+        tracing::error!(volume.id = %claim.id, %error,
+            "an incomplete volume could not be moved to trash/; it stays until the next start");
     }
     let limit_unenforced = made?;
     keep_place(inner)?;
@@ -183,7 +184,9 @@ pub(super) fn write(dir: &Dir, record: &ClaimRecord) -> Result<()> {
 /// Its record names a target where it is not mounted, for want of room: `maintenance` writes it
 /// again.
 pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
-    tracing::warn!(volume.id = %claim, %error, "its record names a target where it is not mounted");
+    tracing::warn!(volume.id = %claim, %error,
+        "the volume's record still lists a target where it is not mounted; the record is written \
+         again later");
     if let Some(held) = inner.state.lock().claims.get_mut(claim) {
         held.stale = true;
     }
@@ -206,7 +209,9 @@ pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
     let Some(record) = record else { return };
     let written = dir.and_then(|dir| write(&dir, &record));
     if let Err(error) = written {
-        tracing::warn!(volume.id = %id, %error, "its record names layers that it has no more");
+        tracing::warn!(volume.id = %id, %error,
+            "the volume's record could not be written; it still lists layers that the volume no \
+             longer has");
     }
 }
 
@@ -214,7 +219,9 @@ pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
 /// directories.
 pub(super) fn clear(inner: &Inner, id: &VolumeId) {
     if let Err(error) = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref()) {
-        tracing::warn!(volume.id = %id, %error, "an empty volume's directory stays until the next start");
+        tracing::warn!(volume.id = %id, %error,
+            "the directory of an empty volume could not be moved to trash/; it stays until the \
+             next start");
     }
 }
 

@@ -240,7 +240,8 @@ impl Freezing {
         let which = self.frozen.iter().filter(|frozen| which(frozen));
         for layer in which.filter_map(|frozen| frozen.layer) {
             if let Err(error) = layers::confirm(&self.inner, layer) {
-                tracing::warn!(%layer, %error, "a rebuilt index would not know this layer");
+                tracing::warn!(%layer, %error,
+                    "the layer could not be confirmed: an index rebuilt now would not include it");
             }
         }
     }
@@ -275,7 +276,7 @@ impl Freezing {
         for frozen in self.moved() {
             if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
                 held.problem = Some(Problem::Broken(format!(
-                    "a snapshot of it failed and could not be taken back ({error}); restart the driver"
+                    "a snapshot of it failed and could not be undone ({error}); restart the driver"
                 )));
             }
         }
@@ -294,13 +295,13 @@ impl Freezing {
             return Ok(());
         }
         let why = if can_freeze_one {
-            "each would have its own; stop their pods first".to_owned()
+            "each volume would have another moment; stop their pods first".to_owned()
         } else {
             let kind = self.inner.backend.kind();
             format!("the {kind} backend cannot freeze a volume under its pods; stop them first")
         };
         Err(Error::Unsupported {
-            what: format!("one moment of a group of which {mounted} volume(s) are mounted"),
+            what: format!("a snapshot at one moment of a group with {mounted} mounted volume(s)"),
             why,
         })
     }
@@ -339,7 +340,9 @@ impl Freezing {
         if damaged {
             return Err(Error::ClaimInUse {
                 claim: id.clone(),
-                how: format!("{DAMAGED}: read it in a pod, and put what is whole into a new one"),
+                how: format!(
+                    "{DAMAGED}; read it in a pod, and copy what is intact to a new volume"
+                ),
             });
         }
         if backend.has_snapshots() || !(mounted || backend.stacks()) {
@@ -367,7 +370,8 @@ impl Freezing {
                 claim.id
             ),
             why: format!(
-                "the {} backend cannot freeze it under its pods; stop them first, or set `liveClone: copy` in its class",
+                "the {} backend cannot freeze it under its pods; stop them first, or set \
+                 `liveClone: copy` in its class",
                 self.inner.backend.kind()
             ),
         })
@@ -428,7 +432,7 @@ impl Freezing {
         let marker = marker(self.last().layer);
         volume
             .create_dir(&marker, 0o700)
-            .context("say where the content goes")?;
+            .context("note the layer that the content moves to")?;
         point(Point::FreezeMarked);
         self.last().moved = true;
         inner
@@ -488,12 +492,14 @@ pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<(
                 .has_content(volume)
                 .context("look at the volume's content")?
         {
-            backend.unseal(&dir, volume).context("take a freeze back")?;
+            backend
+                .unseal(&dir, volume)
+                .context("undo a snapshot or clone")?;
             point(Point::RecoverContentBack);
         }
     }
     match volume.remove_dir(marker(Some(layer))) {
-        Err(error) if !error.is(Errno::ENOENT) => Err(error).context("take a freeze back"),
+        Err(error) if !error.is(Errno::ENOENT) => Err(error).context("undo a snapshot or clone"),
         _ => Ok(()),
     }
 }
@@ -531,10 +537,12 @@ impl Freezing {
             let back = back.and_then(|()| {
                 let thrown =
                     inner.throw_away_if_there(&inner.dirs.layers, layer.to_string().as_ref());
-                thrown.context("throw a layer away")
+                thrown.context("move a layer to trash/")
             });
             if let Err(error) = back {
-                tracing::error!(volume.id = %id, %error, "a freeze could not be taken back");
+                tracing::error!(volume.id = %id, %error,
+                    "a failed snapshot or clone could not be undone; the volume cannot be used \
+                     until the driver restarts");
                 failed.get_or_insert(error);
             }
         }

@@ -26,7 +26,9 @@ pub(super) const MEMBER: &str = "member-";
 pub(super) const GROUP: &str = "group-";
 
 /// What is said of a claim of which nothing may be made any more.
-pub(super) const DAMAGED: &str = "not to be snapshotted or cloned, since the disk failed to write something back while it held its content";
+pub(super) const DAMAGED: &str = "possibly damaged, so it cannot be snapshotted or cloned: the \
+                                  disk failed to write back data while the volume had unsaved \
+                                  content";
 
 /// The id of what has this name: always the same, so that a repeated request finds what the first
 /// one made.
@@ -102,8 +104,8 @@ pub(super) fn refuse_broken(held: &VolumeEntry) -> Result<()> {
 pub(super) fn held_open(id: &VolumeId) -> Error {
     Error::ClaimInUse {
         claim: id.clone(),
-        how: "not mounted any more, but a process still holds files of it open, of a pod that was deleted by force most often; \
-              try again when that has ended"
+        how: "no longer mounted, but a process still holds files of it open (often of a pod that \
+              was deleted by force); try again when that process has ended"
             .to_owned(),
     }
 }

@@ -83,7 +83,9 @@ impl Drop for Half<'_> {
             let name = self.id.to_string();
             let incoming = &self.inner.dirs.incoming;
             if let Err(error) = self.inner.throw_away(incoming, name.as_ref()) {
-                tracing::error!(layer = %self.id, %error, "a half-made layer stays until the next start");
+                tracing::error!(layer = %self.id, %error,
+                    "an incomplete layer could not be moved to trash/; it stays until the next \
+                     start");
             }
         }
         self.inner.wake_reaper();
@@ -151,7 +153,8 @@ pub(super) fn enter(
         half.done = true;
         if let Err(error) = layers::confirm(inner, half.id) {
             // It is tried again when the layer is measured.
-            tracing::warn!(layer = %half.id, %error, "a rebuilt index would not know this layer");
+            tracing::warn!(layer = %half.id, %error,
+                "the layer could not be confirmed: an index rebuilt now would not include it");
         }
     }
     point(points.confirmed);
