@@ -1,6 +1,5 @@
 //! POSIX ACLs: the kernel's attribute (posix_acl_xattr.h) and the text that tar streams carry
-//! (acl_to_text(3)), with numeric ids. What an ACL means is the kernel's business, which also
-//! checks it.
+//! (acl_to_text(3)), with numeric ids. The kernel interprets and checks ACLs.
 
 use super::pax;
 

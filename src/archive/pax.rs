@@ -1,6 +1,5 @@
 //! The records of pax extended headers: `LENGTH KEY=VALUE\n`, written and read. A value is any
-//! bytes, newlines too, so the length alone says where it ends. What a key means is not decided
-//! here.
+//! bytes, newlines too, so the length alone says where it ends. The keys are not interpreted here.
 
 /// Appends a record to a header's content.
 pub(super) fn push(into: &mut Vec<u8>, key: &[u8], value: &[u8]) {

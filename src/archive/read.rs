@@ -1,7 +1,7 @@
-//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. What can be understood in two
-//! ways is an error.
+//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. Anything ambiguous is an
+//! error.
 //!
-//! Nothing is made of an entry here, and of its path only the form is checked.
+//! This module creates no files, and checks only the form of a path.
 
 mod records;
 
@@ -38,7 +38,7 @@ pub(super) enum Kind {
     Block(u32, u32),
 }
 
-/// One entry, and what was said of it.
+/// One entry, with all that the headers say about it.
 #[derive(Debug)]
 pub(super) struct Entry {
     /// Relative, without `.` and `..`; empty: the root.
@@ -56,7 +56,7 @@ pub(super) struct Entry {
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// How many attributes are not.
     pub(super) left_out: u64,
-    /// What it is in a layer, by a record of our own.
+    /// Its meaning in a layer, from a `BAGGAGECLAIM.` record.
     pub(super) mark: Option<Mark>,
 }
 
@@ -71,7 +71,7 @@ impl Entry {
     }
 }
 
-/// Owner and time that a global header has said for all that follow.
+/// Owner and time from a global header, for all later entries.
 #[derive(Default)]
 struct Defaults {
     uid: Option<u32>,
@@ -79,7 +79,7 @@ struct Defaults {
     mtime: Option<(i64, u32)>,
 }
 
-/// What the headers before an entry's own have said.
+/// The facts from the headers before an entry's own.
 #[derive(Default)]
 struct Said {
     pax: Option<Vec<u8>>,

@@ -162,7 +162,7 @@ pub(super) struct MapReader {
 }
 
 impl MapReader {
-    /// Takes a block; tells whether that was the last.
+    /// Takes a block. Returns whether it was the last one.
     pub(super) fn block(&mut self, block: &[u8; BLOCK]) -> Result<bool, &'static str> {
         for &byte in block {
             if byte != b'\n' {

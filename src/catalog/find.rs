@@ -111,7 +111,7 @@ impl Catalog {
         }
     }
 
-    /// Whether content may exist of which the catalog does not know yet.
+    /// Whether content may exist that the catalog does not know yet.
     fn is_incomplete(&self, now: Timestamp) -> bool {
         let is_awaited = |session: &Session| {
             let since = session.account_since.filter(|_| session.lost.is_none());

@@ -553,7 +553,7 @@ mod tests {
         for name in ["1", "111111111111", "csi-1111"] {
             assert!(volume.is_called(name), "{name}");
         }
-        // That of which it is a view is no name of it.
+        // The content that it is a view of is not one of its names.
         assert!(!volume.is_called("artifact/build-42-src") && !volume.is_called("12"));
         let artifact = Thing::Artifact(&artifacts[0]);
         assert!(artifact.is_called("artifact/build-42-src") && artifact.is_called("aaaa"));

@@ -1,9 +1,9 @@
 //! `export` and `import`: archives between the driver and files or pipes.
 //!
 //! Files are read and written by a thread of their own, with a bounded channel to the driver's
-//! stream: a reader of our output that is slow slows the driver, and ^C is heard however long a
-//! read or write takes. A file appears under its name when it is complete; before, it has another,
-//! which is removed however this ends.
+//! stream: a slow reader of the output slows the driver down, and ^C works during a long read or
+//! write. A file gets its name when it is complete. Before that it has a temporary name, which is
+//! always removed.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal as _, Read as _, Write as _};
@@ -100,7 +100,7 @@ pub(super) async fn export(flags: Export) -> Done {
     let format = flags.format.unwrap_or_else(|| Format::of(&flags.output));
     let mut client = socket::connect(&flags.pool.pool).await?;
     let (source, what) = find(&mut client, &flags).await?;
-    // Heard from here on: from here on there is something to be removed.
+    // Signals are handled from here on: from here on there is a file to remove.
     let interrupted = interrupted()?;
     let output = Output::open(&flags.output, flags.force)?;
     let is_stdout = matches!(output.place, Place::Stdout);

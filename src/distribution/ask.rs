@@ -81,7 +81,7 @@ pub(super) struct Asker {
 /// The earlier answers that are remembered.
 #[derive(Debug, Default)]
 struct Memory {
-    /// By name: what it showed last, to ask whether that changed.
+    /// By name: its last known content, to ask whether that changed.
     known: Mutex<HashMap<Name, Shown>>,
     /// Publications that this node refused: damaged, or beyond its limits. It does not fetch them
     /// again.

@@ -343,7 +343,7 @@ impl Fetcher {
         context.health.note(&name.tenant, Access::Write, &reported);
         match reported {
             Ok(true) => count(&context.counters.damage_reported),
-            // The name shows other content by now: what it showed before may have been collected.
+            // The name has other content by now; its earlier content may have been collected.
             Ok(false) => {}
             Err(error) => tracing::warn!(
                 digest = %layer.digest, %error,

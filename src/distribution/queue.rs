@@ -17,7 +17,7 @@ use super::upload::{Outcome, Uploader};
 use super::work::Workers;
 use crate::model::{Artifact, ArtifactId, Name, Tenant};
 
-/// How often the queue is looked at if no event tells of a change.
+/// How often the queue is checked if no event reports a change.
 const LOOK: Duration = Duration::from_secs(30);
 /// How long an artifact waits that changed before its upload began.
 const CHANGED: Duration = Duration::from_secs(1);
@@ -179,7 +179,7 @@ impl Queue {
         looked
     }
 
-    /// Notes what came of an upload. Returns how long all uploads wait.
+    /// Records the result of an upload. Returns how long all uploads wait.
     fn after(&self, artifact: &Artifact, outcome: Option<Outcome>) -> Option<Duration> {
         let mut memory = self.memory.lock();
         let error = match outcome {

@@ -64,7 +64,7 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
         batch.clear();
         inner.state.notify();
         inner.collector.tables.tell();
-        // A table may have failed for want of space, and a claim's layer may be new.
+        // A table may have failed because the disk was full, and a claim's layer may be new.
         inner.collector.tables.wake();
         inner.wake_reaper();
     }

@@ -1,5 +1,5 @@
-//! What an engine has done since it was opened, as metrics. Each part of the engine counts its own.
-//! What the engine has at this moment is `figures`.
+//! Counters of an engine's work since it was opened, as metrics. Each part of the engine counts its
+//! own work. `metrics` has the current state.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ impl Counters {
         self.ended.get_or_create(&SEALED).inc();
     }
 
-    /// What was promised to be sealed was thrown away.
+    /// A volume with a seal intent was discarded.
     pub(super) fn given_up(&self) {
         self.ended.get_or_create(&GIVEN_UP).inc();
     }

@@ -17,8 +17,8 @@ pub enum Error {
     /// Another operation on this volume is running.
     #[error("another operation on volume {0} is running; try again")]
     Busy(VolumeId),
-    /// A volume is to be mounted that is mounted nowhere, and whose last mount has not ended: a
-    /// process has files of it open.
+    /// The volume to mount is mounted nowhere, but its last mount has not ended: a process has
+    /// files of it open.
     #[error(
         "volume {0} is no longer mounted, but a process still holds files of it open (often of a \
          pod that was deleted by force); try again when that process has ended"
@@ -35,7 +35,7 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
-    /// Nothing of that name exists in the tenant, and nothing is about to.
+    /// The tenant has no content of that name, and no step is making it.
     #[error(
         "there is no {0}, and no known step will make it; check its name, and whether the step \
          that makes it ran on this node and committed it"
@@ -106,15 +106,15 @@ pub enum Error {
         /// How many there are in all.
         pool: u64,
     },
-    /// The disk that kubelet has its directory on is full, and it is not the pool's: nothing in the
-    /// pool need go for it.
+    /// The filesystem of kubelet's directory is full, and it is not the pool's. Evicting content
+    /// from the pool does not help.
     #[error(
         "the target path's filesystem is full: {0}; it is not the pool's filesystem; make room \
          there"
     )]
     TargetFull(String),
-    /// A limit of the kernel is reached that has nothing to do with the pool: nothing in it need go
-    /// for it.
+    /// A limit of the kernel is reached that has nothing to do with the pool. Evicting content does
+    /// not help.
     #[error(
         "{operation}: {source}; raise the limit (sysctl {limit}) or stop what uses it up, then try \
          again"
@@ -127,7 +127,7 @@ pub enum Error {
         /// What failed.
         source: sys::Error,
     },
-    /// What an administrator wants deleted is used by a volume.
+    /// A volume uses the content that an administrator wants to delete.
     #[error("{name} is in use by {volumes} volume(s); nothing was deleted")]
     InUse {
         /// What.
@@ -135,8 +135,8 @@ pub enum Error {
         /// How many volumes.
         volumes: usize,
     },
-    /// The intent of its seal cannot be withdrawn: deleted, the artifact would come back with the
-    /// next start.
+    /// The seal intent cannot be withdrawn. If the artifact were deleted, the next start would
+    /// bring it back.
     #[error(
         "{0} cannot be destroyed: the record of its seal in pending/ cannot be moved; correct the \
          cause (the driver's log has the path), then restart the driver"
@@ -145,7 +145,7 @@ pub enum Error {
     /// The disk failed to write back data that the operation was about.
     #[error("the disk failed to write back data")]
     Doomed,
-    /// The engine itself is wrong: what was asked for died in a panic, which was printed.
+    /// A defect of the engine: the operation ended in a panic, which the log has.
     #[error("a defect of the driver ended this operation; the driver's log shows where")]
     Defect,
     /// No claim of that id.
@@ -154,8 +154,8 @@ pub enum Error {
     /// No snapshot, or group of snapshots, of that id.
     #[error("there is no snapshot or group of snapshots {0:?}")]
     NoSuchSnapshot(String),
-    /// Whether the index has its last change is not known before it can be opened again: until the
-    /// driver starts again, nothing is changed in the pool. The text is what failed.
+    /// The last write to the index is in doubt. Until the index can be opened again and the driver
+    /// restarts, nothing in the pool is changed. The text is the failure.
     #[error(
         "a write to the pool's index failed: {0}; until the index can be opened again, the driver \
          only unmounts volumes; it restarts by itself when the disk answers"
@@ -177,8 +177,7 @@ pub enum Error {
         /// What differs.
         what: &'static str,
     },
-    /// A size that cannot be given, because of what there is or because of the request's own
-    /// bounds.
+    /// A size that is not possible, because of the pool or because of the request's own bounds.
     #[error("{wanted} bytes are not possible: {why}")]
     OutOfRange {
         /// What was asked for.
@@ -197,8 +196,8 @@ pub enum Error {
     /// It is wanted where it cannot be.
     #[error(transparent)]
     Elsewhere(#[from] Elsewhere),
-    /// A claim of that name is there, and cannot be where it is wanted now. Unlike what is not
-    /// there yet it stays where it is.
+    /// A claim of that name exists, and the request wants it where it cannot be. An existing claim
+    /// does not move.
     #[error("{name:?} exists already: {elsewhere}")]
     ExistsElsewhere {
         /// The name.
@@ -226,8 +225,8 @@ pub enum Error {
         /// How it is used, and what to do.
         how: String,
     },
-    /// Content that a claim or snapshot shares with others is gone: another program deleted it.
-    /// Nothing is made of what is left.
+    /// A layer of a claim or snapshot is gone: another program deleted it. The rest of the content
+    /// is not used.
     #[error("{of} cannot be used: its layer {layer} is missing; delete it")]
     Lost {
         /// The claim or snapshot.
@@ -235,7 +234,7 @@ pub enum Error {
         /// What is gone.
         layer: LayerId,
     },
-    /// The same of what a volume was to be a fork of.
+    /// The same, for the content that a volume was to be a fork of.
     #[error(
         "{reference} cannot be forked: the content of its layer {layer} is missing; delete it with \
          `baggageclaim destroy`, then run the step that makes it again"
@@ -260,7 +259,7 @@ pub enum Error {
         /// Why, and what to do.
         why: String,
     },
-    /// Something else is in an archive than was asked for.
+    /// An archive does not have the requested digest.
     #[error(
         "the archive does not have the requested digest {wanted}; nothing was imported. The \
          archive as received has {packed}; its tar stream has {plain}"
@@ -273,7 +272,7 @@ pub enum Error {
         /// Of what was received.
         packed: Sha256,
     },
-    /// A resource cache is to get content, and has its first.
+    /// An import into a resource cache that has content already.
     #[error(
         "{0} has content already, and a resource cache keeps its first content; destroy it before \
          you import another"
@@ -314,7 +313,7 @@ pub enum Error {
         /// What failed.
         source: sys::Error,
     },
-    /// The index of what is sealed failed.
+    /// The index failed.
     #[error("index: {0}")]
     Index(#[source] store::Error),
     /// A system call failed.

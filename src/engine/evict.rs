@@ -1,5 +1,5 @@
 //! Eviction: unused artifacts go when the pool is nearly full, or when a call found no space.
-//! What is chosen is `model::evict`'s rule; when eviction runs is decided by `reap`.
+//! `model::evict` chooses the artifacts; `reap` decides when eviction runs.
 
 use std::collections::HashSet;
 use std::sync::Arc;

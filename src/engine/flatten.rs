@@ -2,8 +2,8 @@
 //!
 //! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in
 //! one transaction. A claim that is mounted, or that a process may still hold open, keeps what it
-//! is mounted over. Merges have a thread of their own: a merge takes as long as its tenants decide,
-//! and only its last step, which enters it, holds the collector.
+//! is mounted over. Merges have a thread of their own, because the size of the content decides how
+//! long a merge takes. Only the last step, the transaction, holds the collector.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -32,7 +32,7 @@ const LONGEST: Duration = Duration::from_secs(15 * 60);
 /// What came of a round of merges.
 #[derive(Default)]
 pub(super) struct Merges {
-    /// How many were tried: of each something may lie in the trash.
+    /// How many were tried. Each may have left something in the trash.
     pub(super) tried: usize,
     /// How many stacks were merged.
     pub(super) done: usize,
@@ -104,8 +104,8 @@ impl Merges {
                 self.done += 1;
                 return ControlFlow::Continue(());
             }
-            // It came into use while it was merged: later, and not in the very next round, or
-            // others never have theirs.
+            // The stack came into use during the merge. It is tried again later, not in the next
+            // round, so that other stacks get their turn.
             Ok(false) => {
                 self.leave_alone(inner, next.stack);
                 return ControlFlow::Continue(());
@@ -364,7 +364,7 @@ fn merge(
     }
     point(Point::FlattenSynced);
     let collector = inner.collector.lock();
-    // What marks of deletion would hide in what is below decides whether they are kept.
+    // Whiteouts are kept only if there are layers below that they hide something in.
     let bottom = rest.is_empty();
     let fits = |layers: &[LayerId]| layers.starts_with(newest) && (layers.len() == count) == bottom;
     let (mut holders, guards) = Holders::take(inner, fits);
@@ -416,8 +416,8 @@ fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
     thrown.context("move a merged layer to trash/").map(drop)
 }
 
-/// Says in the merged layer that it is named, and only then in the index what it costs: what is not
-/// measured is confirmed when it is.
+/// Confirms the merged layer in its record, and only then writes its size to the index. A layer
+/// without a size is confirmed when it is measured.
 fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
     layers::confirm(inner, merged)?;
     inner.state.lock().catalog.set_usage(merged, usage);

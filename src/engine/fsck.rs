@@ -1,5 +1,5 @@
-//! Check: compares index, records, directories and mounts, and changes nothing. What looks at the
-//! pool and reports lives here; repair does not (`rebuild`).
+//! Check: compares index, records, directories and mounts, and changes nothing. Code that inspects
+//! the pool and reports belongs here; repair belongs in `rebuild`.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -50,8 +50,9 @@ impl Findings<'_> {
 
 /// Compares the pool of a running engine, until that stops.
 ///
-/// The collector waits only while memory and the names in `layers/` are read. In between it would
-/// take a layer from its place that memory still refers to. What it takes away later is no finding.
+/// The collector waits only while memory and the names in `layers/` are read. Otherwise the
+/// collector could move a layer that memory still refers to. A layer that it moves later is not a
+/// finding.
 pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
     let places = Places::from(&*inner.dirs);
     let (named, moving, layers) = {
@@ -157,7 +158,8 @@ fn check_places(places: Places<'_>, findings: &mut Findings<'_>) {
     }
 }
 
-/// Artifacts whose layers are missing, names that point nowhere. What is referred to.
+/// Finds artifacts with missing layers and names that point nowhere. Returns the layers that are
+/// referred to.
 fn check_index(
     named: &Named,
     layers: &BTreeSet<PathBuf>,
@@ -208,7 +210,7 @@ fn check_index(
     referenced
 }
 
-/// Layers that the index names and that do not say so.
+/// Layers that the index names and whose records do not confirm it.
 fn check_confirmed(
     dir: &Dir,
     named: &HashSet<LayerId>,
@@ -224,7 +226,7 @@ fn check_confirmed(
             Err(error) if error.is_of_this_process() => {
                 return Err(error).context("look at a layer");
             }
-            // What is no layer at all, or cannot be read, is told of below.
+            // Entries that are not layers, or are unreadable, are reported below.
             is_there => is_there.unwrap_or(false),
         };
         if is_there {
@@ -493,7 +495,7 @@ fn check_layers(
     Ok(())
 }
 
-/// Names in the pool's root that are none of ours.
+/// Names in the pool's root that do not belong to the driver.
 fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
     const KNOWN: &[&str] = &[
         layout::POOL_JSON,
@@ -517,7 +519,7 @@ fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
         "lost+found",
     ];
     for name in names(root)? {
-        // What a crash left half-written beside its file; it is written over.
+        // A temporary file that a crash left beside its target; the next write replaces it.
         let half_made = |known: &&str| name == Path::new(&format!(".{known}.new"));
         if !KNOWN
             .iter()

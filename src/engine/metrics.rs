@@ -1,5 +1,5 @@
-//! What an engine has at this moment, in numbers ([`Metrics`]). What it has done since it was
-//! opened is `counters`. Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
+//! The current state of an engine in numbers ([`Metrics`]). `counters` has its work since it was
+//! opened. Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The engine: fork, seal, publish, unpublish, commit, destroy, list, recover, collect garbage.
 //!
-//! It decides *whether* and *when*. A backend knows *how*, and the store remembers. The engine
-//! knows nothing of CSI, gRPC or Kubernetes.
+//! The engine decides *whether* and *when* something is done. A backend knows *how*. The store
+//! persists it. The engine knows nothing of CSI, gRPC or Kubernetes.
 //!
 //! # State
 //!

@@ -1,8 +1,8 @@
-//! Notices: what a pod's people should hear about its volumes, beside the answers that callers get.
+//! Notices: news about a pod's volumes for the pod's users, in addition to the answers to callers.
 //!
 //! The engine sends a notice and forgets it: the channel is bounded, and nothing here waits. The
-//! caller of the engine decides who listens and in which words. Without a listener no notice is
-//! made. The error of a call is no notice: kubelet makes an event of that itself.
+//! caller of the engine chooses the receiver and the wording. Without a receiver no notice is made.
+//! A failed call needs no notice: kubelet makes an event of its error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub enum What {
         /// As what.
         reference: Reference,
     },
-    /// The volume's content was thrown away, though its `commit` would have allowed to keep it.
+    /// The volume's content was discarded, although its `commit` allowed to keep it.
     NotCommitted {
         /// As what it would have been sealed.
         reference: Reference,
@@ -126,7 +126,7 @@ pub enum NotCommitted {
         /// How long it was tried.
         waited: Duration,
     },
-    /// The same, and there never can be.
+    /// A seal is a copy here, and the pool can never hold it.
     TooLarge {
         /// How many bytes the copy takes at least.
         needs: u64,
@@ -205,7 +205,7 @@ impl Notices {
 
     /// Sends a notice, or counts it as lost.
     pub fn say(&self, notice: Notice) {
-        // Rather lost than waited for: it is told to people, and nothing depends on it.
+        // Dropped rather than waited for: notices are for people, and nothing depends on them.
         if self.sender.try_send(notice).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }

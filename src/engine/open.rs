@@ -1,9 +1,7 @@
-//! Open: a directory becomes a pool in our care, made when it is new, with the backend that works
-//! there and its index read.
+//! Open: takes a directory as a pool, or creates the pool; chooses the backend; reads the index.
 //!
-//! What is decided here needs no engine yet: whose pool it is, of which form, and what is wrong
-//! with it, said to the person who starts the driver. What an earlier process left is recovered
-//! later (`recover`).
+//! These steps need no engine yet: the lock, the format, and the error message for the person who
+//! starts the driver. `recover` later handles what an earlier process left.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +25,7 @@ pub(super) struct Opened {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) index: Index,
     pub(super) contents: Contents,
-    /// The filesystem has lost a write, of which we are the first to hear.
+    /// The filesystem has lost a write, and this process is the first to learn of it.
     pub(super) lost: Option<sys::Error>,
 }
 
@@ -121,8 +119,7 @@ pub(super) fn recorded_backend(pool: &Path) -> Option<BackendKind> {
     serde_json::from_value(backend.into()).ok()
 }
 
-/// A directory that does not say which pool it is must not be one: its layers are of a backend that
-/// is not known any more.
+/// A directory without `pool.json` must have no layers: their backend would be unknown.
 fn nothing_is_there(path: &Path, dirs: &PoolDirs) -> Result<()> {
     if dirs.layers.entries().context("read layers/")?.is_empty() {
         return Ok(());
@@ -150,7 +147,7 @@ fn found(dirs: &PoolDirs, backend: BackendKind) -> store::Result<PoolIdentity> {
     Ok(identity)
 }
 
-/// Removes what was half received, or half made of a reserve.
+/// Removes incomplete imports and fetches, and an incomplete reserve.
 fn sweep(dirs: &PoolDirs) -> Result<()> {
     // Before anything needs room: as large as the reserve, and nothing else frees it.
     if let Err(error) = dirs.root.free_temporary(layout::RESERVE.as_ref()) {
@@ -171,8 +168,8 @@ fn sweep(dirs: &PoolDirs) -> Result<()> {
     Ok(())
 }
 
-/// Tries the backend that is wanted. And whether the filesystem has lost a write, if we are the
-/// first to hear of it.
+/// Tries the wanted backend. Also returns whether the filesystem has lost a write, if this process
+/// is the first to learn of it.
 fn choose_backend(
     dirs: &PoolDirs,
     wanted: Wanted,

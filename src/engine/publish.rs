@@ -1,10 +1,10 @@
 //! Publish: from a request to a mount at its target.
 //!
-//! The path of one call; the cost of no step grows with the size of the tree: make the mount point,
-//! make the volume's directory and content, write its record, mount it detached, attach it. If a
-//! step fails, everything made so far is taken back, in the opposite order. The next start sorts
-//! out what a crash cut short (`recover`). A publish that finds no space waits for a cycle of
-//! garbage collection and begins again.
+//! The path of one call. No step's cost grows with the size of the tree: make the mount point, make
+//! the volume's directory and content, write its record, mount it detached, attach it. If a step
+//! fails, the earlier steps are undone in reverse order. The next start handles a publish that a
+//! crash interrupted (`recover`). A publish that finds no space waits for a cycle of garbage
+//! collection and begins again.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! What people and programs want to know: lists, statistics, and the state of the whole.
+//! Queries: lists, statistics, and the state of the engine.
 //!
-//! Reads only, and walks nothing: what must be walked is measured on the thread for walks.
+//! Queries only read, and walk no tree: sizes are measured on the thread for walks.
 
 use std::path::Path;
 use std::sync::Arc;

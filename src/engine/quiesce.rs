@@ -1,8 +1,8 @@
 //! Quiescing: waiting until no process can change, or holds open, the files of a retired volume.
 //!
-//! Most backends freeze the content and are told when the last holder is gone. Where a backend does
-//! not know holders, each file is asked who has it open for writing. That is a walk whose length a
-//! tenant decides. So it runs on a thread of its own, for a bounded time, and rests in between.
+//! Most backends freeze the content and are told when the last holder is gone. If a backend cannot
+//! report holders, the driver checks each file for open writers. The tenant's content decides the
+//! length of that walk. So it runs on a thread of its own, for a bounded time, with pauses.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

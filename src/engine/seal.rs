@@ -1,5 +1,4 @@
-//! The end of a retired volume: it is decided whether the volume is sealed, then it is sealed,
-//! given up, or deleted.
+//! The end of a retired volume: decides whether it is sealed, then seals, discards or deletes it.
 //!
 //! [`drive`] does the actions of `lifecycle` in a task of each volume. An artifact can be forked as
 //! soon as its content is in place. Whether it is durable (`commit`) matters only to other
@@ -73,7 +72,7 @@ pub(super) async fn drive(inner: &Arc<Inner>, key: LayerId, mut action: Action) 
     }
 }
 
-/// That a copy has found no space, as far as this process knows.
+/// Since when a copy has found no space, as far as this process knows.
 #[derive(Debug, Clone, Copy)]
 struct Short {
     since: Instant,
@@ -213,7 +212,7 @@ async fn decide_at_rest(
     // The marker is content. Everything else can be decided before the walk that a wait costs.
     if plan.keep.commit == Commit::OnMarker {
         let at_rest = until_unwritten(inner, key, record, waits).await;
-        // That its step left no marker is told rather than that it could not be sealed.
+        // A missing marker is reported before a failure to seal.
         return Ok(match (decide(inner, key, plan, record).await?, at_rest) {
             (Verdict::Seal, Err(why)) => Verdict::GiveUp(why),
             (verdict, _) => verdict,

@@ -1,5 +1,5 @@
-//! What the running driver knows of the layers' tables of contents: their digests, and which layer
-//! is being read for one. `tables` makes the tables.
+//! The layers' tables of contents, as the running driver knows them: their digests, and the layer
+//! that is being read for a table. `tables` makes the tables.
 //!
 //! A table lies beside the layer's content, as `layers/<id>/table`. Its SHA-256 names the layer
 //! between nodes and is an attribute of that file.

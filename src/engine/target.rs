@@ -90,7 +90,7 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Makes the mount point, or takes an empty directory as it; tells whether it was made.
+    /// Makes the mount point, or accepts an empty directory. Returns whether it was made.
     fn make(&self) -> Result<bool> {
         match self.parent.create_dir(&self.name, 0o750) {
             Ok(()) => return Ok(true),
@@ -119,7 +119,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The same. The error of a full disk tells whether that is the pool's: on another disk an
+    /// The same. The error for a full disk says whether it is the pool's disk: on another disk,
     /// eviction would free nothing.
     pub(super) fn make_beside(&self, pool: &Dir) -> Result<bool> {
         match self.make() {

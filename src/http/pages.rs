@@ -1,5 +1,5 @@
-//! The pages: which there are, and what is on each. What is measured is defined where it is
-//! measured; here it is put together for each request.
+//! The pages and their content. Each metric is defined where it is measured; this module collects
+//! them for each request.
 
 use std::fmt;
 use std::future::Future;
@@ -47,7 +47,7 @@ pub struct Sources {
     pub drain: Drain,
     /// The calls that were answered.
     pub rpcs: Rpcs,
-    /// What only one role has.
+    /// The parts that only one role has.
     pub role: Role,
 }
 

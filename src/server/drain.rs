@@ -37,8 +37,8 @@ impl Drain {
         }
     }
 
-    /// Begins: what brings calls is to be withdrawn, and the deadline is set. Only the first call
-    /// counts.
+    /// Begins the drain: services stop accepting calls, and the deadline is set. Only the first
+    /// call counts.
     pub fn begin(&self) {
         let until = Instant::now() + self.grace;
         self.phase.send_if_modified(|phase| {

@@ -73,7 +73,7 @@ pub enum Error {
         /// The newest format that this version knows.
         known: u64,
     },
-    /// The publication took too long; what it refers to may be collected.
+    /// The publication took too long; the objects that it refers to may be collected.
     #[error("{object} was not published in time; publish it again from the beginning")]
     Late {
         /// What was to be published.

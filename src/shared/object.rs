@@ -1,6 +1,6 @@
 //! A layer as one object: frames, then the table, then the index of the frames, then a footer.
-//! `docs/shared-tier.md` is the layout, byte by byte. Who reads and writes the object is `source`
-//! and `upload`.
+//! `docs/shared-tier.md` is the layout, byte by byte. `source` reads the object, `upload` writes
+//! it.
 
 use sha2::{Digest as _, Sha256 as Hasher};
 

@@ -1,6 +1,6 @@
-//! What the small objects of the tier hold: JSON with a format version. `docs/shared-tier.md` lists
-//! the fields. Each is checked when it is read: an object is hostile until its digest and its
-//! fields are.
+//! The content of the tier's small objects: JSON with a format version. `docs/shared-tier.md` lists
+//! the fields. Every field is checked when it is read: an object is untrusted until its digest and
+//! its fields are checked.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

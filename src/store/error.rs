@@ -85,7 +85,7 @@ impl Error {
         }
     }
 
-    /// The same failure once it is known that nothing was written.
+    /// The same failure, when it is known that nothing was written.
     pub(super) fn nothing_written(self) -> Self {
         match self {
             Self::Unsure {

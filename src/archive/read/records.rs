@@ -1,5 +1,5 @@
-//! What the pax records of an extended header say of one entry. Which of them are taken, and which
-//! are an error, is decided here; what an entry becomes of them is `read`'s.
+//! The pax records of an extended header, for one entry. This module decides which records are
+//! accepted and which are errors. `read` applies them to the entry.
 
 use super::{MOST_NAME, NO_ID};
 use crate::archive::acl;
@@ -107,7 +107,7 @@ fn replace(
     fits.then_some(()).ok_or("it has too many attributes")
 }
 
-/// An empty value takes back what was said before it.
+/// An empty value cancels an earlier record.
 pub(super) fn optional<T>(
     value: &[u8],
     parse: impl Fn(&[u8]) -> Result<T, &'static str>,

@@ -1,5 +1,5 @@
-//! The records around frames: zstd skippable frames with a body of our own.
-//! What the pieces in a frame mean is the receiver's business.
+//! The records around frames: zstd skippable frames with a body of our own. The receiver interprets
+//! the pieces in a frame.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};

@@ -305,7 +305,7 @@ fn save<T: std::ops::Deref<Target = Table>>(
 pub(super) struct Cursor<T> {
     table: T,
     buffer: Box<[u8]>,
-    /// What of the table is in the buffer.
+    /// The part of the table that is in the buffer.
     from: u64,
     filled: usize,
     /// The next byte, and the first of the last entry.

@@ -1,8 +1,8 @@
-//! Claims at the start: what the index says of them, and what of it lies in `volumes/`.
+//! Recovery of claims at the start, from the index and from `volumes/`.
 //!
-//! A claim's directory stays whatever the boot; only where it was mounted is forgotten. A freeze
-//! that did not get into the index is taken back. A directory of a claim that the index does not
-//! have was being deleted, and the recovery of `volumes/` moves it to the trash.
+//! A claim's directory outlives a reboot; only its mounts are forgotten. A freeze that is not in
+//! the index is undone. A directory of a claim that the index does not have was being deleted, and
+//! the recovery of `volumes/` moves it to the trash.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -96,7 +96,7 @@ pub(in crate::engine) fn recover_volume(
     if let Ok(record) = &record
         && record.claim.last_used > held.claim.last_used
     {
-        // The index is told later, and by a killed driver never.
+        // The driver updates the index later, and not at all if it is killed before.
         inner.saw(record.claim.last_used);
         held.claim.last_used = record.claim.last_used;
         held.used = true;
@@ -110,8 +110,8 @@ pub(in crate::engine) fn recover_volume(
         }
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
         Err(why) => {
-            // What was unmounted just before may still be held open; the kernel is asked before
-            // anything is done.
+            // A process may still have files of a recent mount open. The driver asks the kernel
+            // before each operation.
             held.busy_layers = Some(BusyLayers::assumed(held.claim.layers.clone()));
             held.mounts = unrecorded(inner, mounts, id)?;
             if held.mounts.is_empty() {
@@ -139,8 +139,8 @@ pub(in crate::engine) fn recover_volume(
     Ok(())
 }
 
-/// Sets the size limit that the index has: the driver may have been killed after it changed the
-/// index and before it set the limit, and no caller need repeat that.
+/// Sets the size limit that the index has. The driver may have been killed after it changed the
+/// index and before it set the limit, and no caller has to repeat the call.
 fn bound(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     let limit = inner.backend.set_limit(dir, held.claim.limit());
     held.limit_unenforced = match limit {
@@ -194,8 +194,8 @@ fn of_this_boot(
         .collect();
     let id = &held.claim.id;
     let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, id.as_str(), &paths)?;
-    // What was unmounted just before may still be held open; the kernel is asked before anything is
-    // done.
+    // A process may still have files of a recent mount open. The driver asks the kernel before each
+    // operation.
     held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
     let (there, gone): (Vec<_>, Vec<_>) = record
         .targets

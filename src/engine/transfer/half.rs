@@ -14,7 +14,7 @@ use crate::model::{Artifact, LayerId, LayerRecord, Timestamp};
 use crate::store::{self, Change};
 use crate::sys::Dir;
 
-/// A layer that is being made. Dropped before it is named, it is thrown away.
+/// A layer that is being made. If it is dropped before the index names it, it is discarded.
 pub(super) struct Half<'a> {
     inner: &'a Inner,
     pub(super) id: LayerId,
@@ -77,7 +77,7 @@ impl Drop for Half<'_> {
         }
         if self.placed {
             drop(self.pins.take());
-            // It may have been forked already: then it goes with the last fork.
+            // It may have been forked already: then it is deleted with the last fork.
             layers::trash_unreferenced(self.inner, &[self.id]);
         } else {
             let name = self.id.to_string();

@@ -176,7 +176,7 @@ async fn volume(volume: Arc<Volume>, agent: Arc<Agent>) -> Result<Action, Error>
                 engine.modify_claim(&id, change).await
             };
             let error = finally(changed.await)?.err();
-            // What an error left undone shows here.
+            // Work that an error left undone shows here.
             decide::reported(&volume, &agent.pool, &engine.claim(&id)?, error)
         }
         VolumeStep::Delete => {

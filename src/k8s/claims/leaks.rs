@@ -97,7 +97,7 @@ impl Cluster {
         let is_marked = |volume: &Volume| volume.annotations().contains_key(BOUND);
         match self.seen_volumes.get(id) {
             Some(seen) if is_marked(&seen) => return Ok(()),
-            // What is no id has no object, and cannot be part of a path.
+            // A text that is not an id has no object, and cannot be part of a path.
             None if id.parse::<crate::model::VolumeId>().is_err() => return Ok(()),
             // The watch can be late.
             None if self.volumes.get(id).await?.is_none() => return Ok(()),

@@ -70,7 +70,7 @@ const LONGEST: Duration = Duration::from_secs(25);
 /// A node with the one label that says where its volumes are.
 pub type FindPlace = fn(&NodeId) -> Node;
 
-/// What a cluster's volumes are set up by.
+/// The settings of a cluster's volumes.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     /// The driver's name in PersistentVolumes.

@@ -86,7 +86,7 @@ impl Cluster {
 
     async fn give_up(&self, node: &str) -> Result<()> {
         let pool = self.pools.get(node).await?;
-        // Read after all else: what is deleted was read while the Node was missing.
+        // The Node is read last: only objects that were read while it was missing are deleted.
         let volumes = self.volumes.select("spec.nodeName", node).await?;
         let snapshots = self.snapshots.select("spec.nodeName", node).await?;
         if self.has_node(node).await? {

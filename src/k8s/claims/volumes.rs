@@ -166,7 +166,7 @@ impl Cluster {
     /// A volume that is not to be deleted.
     pub(super) async fn wanted_volume(&self, id: &str) -> Result<Volume> {
         let none = || Error::NoSuchClaim(id.to_owned());
-        // What is no id has no object, and cannot be part of a path.
+        // A text that is not an id has no object, and cannot be part of a path.
         id.parse::<VolumeId>().map_err(|_| none())?;
         let found = self.volumes.get(id).await?;
         found
