@@ -356,7 +356,7 @@ impl fmt::Display for Shortage {
         } else {
             "are evicted if that is enough"
         };
-        write!(f, "{what}; unused caches {evicted}, try again")
+        write!(f, "{what}; unused caches {evicted}; try again")
     }
 }
 

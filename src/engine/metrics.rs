@@ -92,7 +92,8 @@ impl Metrics {
             }
             family
         };
-        let help = "Artifacts, by what they were sealed as, those that lost their name included";
+        let help = "Artifacts, by the kind of the name that they were sealed under, also those \
+                    that lost it";
         registry.register("artifacts", help, by_kind(&KINDS, &self.artifacts));
         let help = "Caches that have content, by kind";
         registry.register("caches", help, by_kind(&["resource", "task"], &self.caches));

@@ -174,7 +174,7 @@ async fn plan(
     })
 }
 
-/// What is known of a volume that is to be published.
+/// The known facts about a volume that is to be published.
 #[expect(
     clippy::large_enum_variant,
     reason = "there is one at a time, and it is taken apart at once"

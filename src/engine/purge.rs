@@ -88,7 +88,7 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
                 .context("look into the trash")? =>
         {
             let in_use = inner.backend.in_use(&dir);
-            in_use.context("ask whether what is in the trash is in use")? || is_read(inner, &dir)?
+            in_use.context("ask whether an entry of the trash is in use")? || is_read(inner, &dir)?
         }
         // A layer, or a stray file.
         _ => false,
@@ -99,7 +99,7 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     inner
         .backend
         .delete(trash, name, &inner.patience_of(share))
-        .context("delete what is in the trash")?;
+        .context("empty the trash")?;
     Ok(true)
 }
 

@@ -146,8 +146,7 @@ pub(super) async fn stats(
     })
 }
 
-/// What is known of the volume or claim that is mounted at a path: its cost, the mount, the limit
-/// that holds.
+/// The volume or claim that is mounted at a path: its size, its mount, its enforced limit.
 fn find<'a>(
     state: &'a mut State,
     volume: &VolumeId,

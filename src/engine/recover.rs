@@ -371,7 +371,7 @@ fn recover_pending(
         inner.saw(record.created);
         let key = plan.layer;
         if state.catalog.contains(&plan.artifact) {
-            // Everything was done but tidying up.
+            // Only the clean-up was missing.
             if let Err(error) = confirm(inner, key) {
                 tracing::warn!(layer = %key, %error,
                     "the layer could not be confirmed: an index rebuilt now would not include it");

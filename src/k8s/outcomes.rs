@@ -363,8 +363,8 @@ impl Outcomes<'_> {
                 if node != here && !std::mem::replace(&mut self.misnamed, true) {
                     tracing::error!(pod = %name,
                         "Kubernetes names this node {node:?}, but --node-id is {here:?}: set \
-                         --node-id to that name; until then the watch sees no pods, and each is \
-                         asked for");
+                         --node-id to that name; until then the watch sees no pods, and the driver \
+                         asks for each pod by name");
                 }
                 if decide(&pod, false).decision != Decision::Undecided {
                     self.note(uid, &pod, false).await;

@@ -147,7 +147,7 @@ impl Job<'_> {
                 if table.bytes() != layer.content || table.digest().bytes != layer.table {
                     return Err(Error::corrupt(
                         object(),
-                        "its size is not what the manifest says",
+                        "its size differs from the manifest",
                     ));
                 }
                 let devices = self.destination.devices;

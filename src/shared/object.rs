@@ -108,7 +108,7 @@ impl Footer {
             .filter(|(_, body)| body.len() == BODY)
             .ok_or("it has no footer")?;
         if parse_head(*start, FOOTER)? != BODY as u64 || body[..8] != NAME {
-            return Err("its end is no footer of a layer".to_owned());
+            return Err("its end is not the footer of a layer".to_owned());
         }
         let number = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("eight"));
         let short = |at: usize| u16::from_le_bytes(body[at..at + 2].try_into().expect("two"));

@@ -146,7 +146,7 @@ pub(super) struct Lease {
 /// Parses an object whose format is known.
 fn parse<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
     let format: Format = serde_json::from_slice(bytes)
-        .map_err(|error| Error::corrupt(key, format!("it is no JSON with a format: {error}")))?;
+        .map_err(|error| Error::corrupt(key, format!("it is not JSON with a format: {error}")))?;
     if format.format > FORMAT {
         return Err(Error::Newer {
             object: key.to_owned(),

@@ -213,7 +213,7 @@ impl Freezing {
         // the lock.
         if self.is_tainted(&inner.state.lock()) {
             let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
-            return Err(error).context("write back what the pool holds");
+            return Err(error).context("write back the pool's data");
         }
         Ok(())
     }

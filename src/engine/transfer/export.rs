@@ -60,7 +60,7 @@ impl Export {
         self.view
     }
 
-    /// What it costs on disk, if that is known: about as much as there will be in the archive.
+    /// Its size on disk, if known: about the size of the archive.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         self.usage
@@ -85,7 +85,8 @@ pub struct Exported {
     pub packed: Packed,
 }
 
-/// What keeps the content there. Dropped in this order: the view, then what it needs.
+/// Guards that keep the content in place. Dropped in this order: the view, then the layers and
+/// directories that it needs.
 #[derive(Debug)]
 struct Held {
     root: Dir,

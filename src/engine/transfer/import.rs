@@ -6,7 +6,7 @@
 //! | space is asked for | nothing |
 //! | `incoming/<layer id>` made, the archive unpacked there | incomplete: swept at a start |
 //! | digest compared, `sealing.json` written | the same |
-//! | rename to `layers/<layer id>` (pinned) | not named by the index: thrown away at a start |
+//! | rename to `layers/<layer id>` (pinned) | not in the index: discarded at start |
 //! | `syncfs` | durable, and still without a name |
 //! | index transaction | **an artifact** |
 //! | `sealing.json` → `layer.json` | the same |
@@ -32,7 +32,7 @@ use crate::model::{
 };
 use crate::sys::Dir;
 
-/// What an archive is to become.
+/// The target of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportRequest {
     /// Whose it will be.
@@ -58,12 +58,12 @@ impl ImportRequest {
     }
 }
 
-/// What an archive became.
+/// The result of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Imported {
     /// The artifact.
     pub artifact: ArtifactId,
-    /// What was in the archive, and its digests.
+    /// Counts of the archive's content, and its digests.
     pub unpacked: Unpacked,
     /// Whether the name points at it. If not, newer content took the name meanwhile.
     pub named: bool,

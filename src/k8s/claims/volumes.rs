@@ -236,8 +236,7 @@ impl Cluster {
             let message = || {
                 format!(
                     "volume {id} has no Volume object, and PersistentVolume {:?} was not \
-                     provisioned for it; delete the data                      on node {node} by \
-                     hand",
+                     provisioned for it; delete the data on node {node} by hand",
                     named.name
                 )
             };
