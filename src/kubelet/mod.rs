@@ -332,8 +332,8 @@ impl Pauses {
             tracing::warn!(
                 driver,
                 error = why,
-                "kubelet did not register the driver: registration needs the API server, which \
-                 does not answer; the driver is offered again when the API server answers"
+                "kubelet did not register the driver: registration needs the API server, which does \
+                 not answer; the driver is offered again when that server is back"
             );
         }
     }
