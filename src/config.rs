@@ -214,7 +214,8 @@ pub struct Node {
     #[command(flatten)]
     pub pool: Pool,
     /// The root directory of this node's kubelet, at the path by which kubelet knows it
-    #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_KUBELET_DIR", default_value = DEFAULT_KUBELET)]
+    #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_KUBELET_DIR",
+        default_value = DEFAULT_KUBELET)]
     pub kubelet_dir: PathBuf,
     /// The unix socket of the CSI services, at the path by which kubelet reaches it. The driver
     /// makes it, with mode
@@ -304,37 +305,46 @@ pub struct Driver {
     pub btrfs_quota: bool,
     /// How many threads make the system calls of RPCs. More than a few only wait for each other in
     /// the kernel
-    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", default_value = "4",
+        value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// How long a publish waits for an input whose maker is about to finish
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", default_value = "90s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", default_value = "90s",
+        value_parser = parse_duration)]
     pub input_wait: Duration,
     /// How long a finished volume waits for the outcome of its pod before it is discarded
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_OUTCOME_WAIT", default_value = "1h", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_OUTCOME_WAIT", default_value = "1h",
+        value_parser = parse_duration)]
     pub outcome_wait: Duration,
     /// Evict unused content, least recently used first, when more than this percentage of the pool
     /// is in use
-    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_HIGH_WATERMARK", default_value = "85", value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_HIGH_WATERMARK", default_value = "85",
+        value_parser = clap::value_parser!(u8).range(1..=100))]
     pub high_watermark: u8,
     /// Evict until at most this percentage of the pool is in use
-    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_LOW_WATERMARK", default_value = "70", value_parser = clap::value_parser!(u8).range(0..=99))]
+    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_LOW_WATERMARK", default_value = "70",
+        value_parser = clap::value_parser!(u8).range(0..=99))]
     pub low_watermark: u8,
     /// How often the garbage collector runs
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", default_value = "1m", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", default_value = "1m",
+        value_parser = parse_duration)]
     pub reap_interval: Duration,
     /// Space in reserve for deletions on a full disk, a quantity such as 64Mi; 0 for none
-    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", default_value = "64Mi", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", default_value = "64Mi",
+        value_parser = parse_bytes)]
     pub reserve: u64,
     /// Serve the alpha features of CSI 1.13: health of volumes and storage; with a Controller
     /// (`standalone`) also GetSnapshot, ControllerGetVolume and snapshots with a topology
     #[arg(long, env = "BAGGAGECLAIM_ALPHA", value_parser = BoolishValueParser::new())]
     pub alpha: bool,
     /// How many persistent volumes this node may have attached [default: no limit]
-    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES",
+        value_parser = clap::value_parser!(u32).range(1..))]
     pub max_volumes: Option<u32>,
     /// How long shutdown may take, to answer running calls and close the pool. The next start does
     /// what is left
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s",
+        value_parser = parse_duration)]
     pub grace: Duration,
     /// The shared tier.
     #[command(flatten)]
@@ -348,7 +358,8 @@ pub struct Driver {
 #[derive(Debug, Clone, Args)]
 pub struct Process {
     /// End with the parent process, for tests and the demo.
-    #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
+    #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT",
+        value_parser = BoolishValueParser::new())]
     pub end_with_parent: bool,
     /// The log.
     #[command(flatten)]
@@ -466,17 +477,20 @@ pub struct Controller {
     #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = path_or_empty())]
     pub kubeconfig: Option<PathBuf>,
     /// How long a volume stays whose claim was given up before it had a PersistentVolume
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m",
+        value_parser = parse_duration)]
     pub leak_grace: Duration,
     /// How long a Node object must be missing before the controller gives the node up
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_NODE_GRACE", default_value = "10m", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_NODE_GRACE", default_value = "10m",
+        value_parser = parse_duration)]
     pub node_grace: Duration,
-    /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The URL
-    /// is that of the nodes; the identity needs the right to delete objects [default: no tier]
+    /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The
+    /// URL is that of the nodes; the identity needs the right to delete objects [default: no tier]
     #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]
     pub shared: Option<String>,
     /// How long shutdown may take, to answer running calls
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s",
+        value_parser = parse_duration)]
     pub grace: Duration,
     /// The flags of every process that serves.
     #[command(flatten)]

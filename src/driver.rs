@@ -159,7 +159,7 @@ pub fn prepare_process() {
         maximum: limit.maximum,
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "the limit of open files could not be raised");
     }
 }
 
@@ -196,7 +196,7 @@ async fn upload_rest(ready: &watch::Sender<Readiness>, drain: &Drain, within: Du
     let Readiness::Ready(engine, Some(distribution)) = ready.borrow().clone() else {
         return;
     };
-    tracing::info!(?within, "told to end: content that waits is uploaded first");
+    tracing::info!(?within, "told to end: waiting content is uploaded first");
     let until = Instant::now() + within;
     let upload = async {
         // A seal that is not durable yet is not in the queue.
@@ -210,7 +210,9 @@ async fn upload_rest(ready: &watch::Sender<Readiness>, drain: &Drain, within: Du
             if left == 0 {
                 tracing::info!(uploaded, left, "uploaded");
             } else {
-                tracing::warn!(uploaded, left, "not all content was uploaded in time; the next start on this pool goes on");
+                tracing::warn!(uploaded, left,
+                    "not all content was uploaded in time; the next start on this pool uploads the \
+                     rest");
             }
         }
         () = drain.begun() => {}
@@ -293,7 +295,7 @@ where
         () = drain.begun() => {}
         () = engine.needs_restart() => drain.begin(),
     }
-    tracing::info!("stopping: what runs is answered, nothing new is accepted");
+    tracing::info!("stopping: running calls are answered, new calls are refused");
     // Calls that come until then are still answered.
     let role = role.end().await;
     drain.close();
@@ -331,7 +333,7 @@ where
         return Err(Error::Engine(error));
     };
     let why = server::message_of(&error);
-    tracing::error!(%why, "volumes can be unmounted, and nothing else");
+    tracing::error!(%why, "the pool cannot be opened: volumes can only be unmounted");
     ready.send_replace(Readiness::UnmountsOnly(UnmountsOnly { backend, why }));
     let role = Part::role(drain, role(None, drain.clone()));
     let takes_changes = async {
@@ -342,7 +344,8 @@ where
     tokio::select! {
         () = drain.begun() => {}
         () = takes_changes => {
-            tracing::info!("the pool takes changes again: the driver ends, so that the next start opens it");
+            tracing::info!(
+                "the pool is writable again: the driver exits so that the next start opens it");
             drain.begin();
         }
     }

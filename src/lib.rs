@@ -23,7 +23,7 @@
 //! | [`store`] | what a pool remembers: index and records |
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
 //! | [`catalog`] | which nodes of a cluster have which content; pure, not connected yet |
-//! | [`distribution`] | content between this node, its peers and the shared tier: brought, uploaded, cleared |
+//! | [`distribution`] | content between this node, its peers and the shared tier: fetched, uploaded, cleared |
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`api`] | the objects by which the controller and the nodes talk |
 //! | [`peer`] | content straight from node to node: server and client |

@@ -446,9 +446,9 @@ async fn pods_end_though_the_driver_starts_on_a_pool_that_takes_no_changes() {
     lab.set_read_only(false);
     let (code, log) = node.ended().await;
     assert_eq!(code, Some(0), "{log}");
-    assert!(log.contains("the pool takes changes again"), "{log}");
+    assert!(log.contains("the pool is writable again"), "{log}");
     let node = NodeProcess::start(&lab, &[]);
-    node.logged("kubelet will not unpublish it any more", 2)
+    node.logged("kubelet will no longer unpublish this volume", 2)
         .await;
     node.terminate().await;
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));

@@ -124,7 +124,7 @@ impl Bench<'_> {
         self.turns(&name, goal, turn);
     }
 
-    /// The same two ends, compared with the processor time that their work needs at least: reading,
+    /// Export and import, compared with the least processor time that their work needs: reading,
     /// compressing, decompressing and creating, spread over all cores.
     fn both_ends_and_bound(&mut self, tree: &Path) {
         let lab = self.lab;

@@ -166,9 +166,9 @@ impl Bench<'_> {
             let (_, publish) = driver.publish(&pod, attributes);
             took.push(micros(publish));
             driver.unpublish(&pod);
-            // Deferred work is in no figure here, as in the baseline; the rows with many callers
-            // include it in both. It begins 5 ms after the answer. Until then a timer runs, which
-            // costs 20 us for each wake-up of that thread.
+            // No figure here includes deferred work, and neither does the baseline. The rows with
+            // many callers include it in both. It begins 5 ms after the answer. Until then a timer
+            // runs, which costs 20 us for each wake-up of that thread.
             driver.settled(&pod).await;
             driver.reap().await;
         }

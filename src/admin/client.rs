@@ -20,15 +20,17 @@ pub type Client = AdminClient<Channel>;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// There is no pool.
-    #[error("there is no pool at {}; give its directory with --pool, or start a driver, which makes one", path.display())]
+    #[error(
+        "there is no pool at {}; give its directory with --pool, or start a driver, which creates \
+         one", path.display())]
     NoPool {
         /// Where it should be.
         path: PathBuf,
     },
     /// The pool has no driver now.
     #[error(
-        "no driver answers at {}; in a cluster, check the pod of the driver; elsewhere, start one with \
-         `baggageclaim standalone --pool {}`",
+        "no driver answers at {}; in a cluster, check the pod of the driver; elsewhere, start one \
+         with `baggageclaim standalone --pool {}`",
         pool.join(layout::ADMIN_SOCKET).display(),
         pool.display()
     )]

@@ -1,5 +1,5 @@
-//! The shared tier in the answers of the admin service: what waits, what moves, what is wrong. And
-//! `destroy`, which clears a name in the tier before it deletes the content on this node.
+//! The shared tier in the answers of the admin service: waiting uploads, running transfers, errors.
+//! Also `destroy`, which clears a name in the tier before it deletes the content on this node.
 
 use tonic::{Code, Status};
 

@@ -279,7 +279,7 @@ pub(super) async fn import(
         let imported = loop {
             tokio::select! {
                 imported = &mut finished => break imported,
-                // A caller that does not listen now hears the next.
+                // A caller that misses this message gets the next one.
                 () = tokio::time::sleep(TELL) => drop(sender.try_send(Ok(so_far(&progress)))),
             }
         };

@@ -1,6 +1,5 @@
 //! POSIX ACLs: the kernel's attribute (posix_acl_xattr.h) and the text that tar streams carry
-//! (acl_to_text(3)), with numeric ids. What an ACL means is the kernel's business, which also
-//! checks it.
+//! (acl_to_text(3)), with numeric ids. The kernel interprets and checks ACLs.
 
 use super::pax;
 
@@ -43,7 +42,7 @@ pub(super) fn to_text(value: &[u8]) -> Option<String> {
 
 /// The text as attribute; or why not.
 pub(super) fn from_text(text: &[u8]) -> Result<Vec<u8>, &'static str> {
-    const BAD: &str = "its ACL is not understood";
+    const BAD: &str = "its ACL has an unknown form";
     let text = std::str::from_utf8(text).map_err(|_| BAD)?;
     let mut entries = Vec::new();
     for line in text.split([',', '\n']) {

@@ -1,5 +1,5 @@
-//! The thread before an unpacker: input, digests, decompression. The first bytes tell how the input
-//! is compressed. What the plain bytes mean is not looked at.
+//! The thread before an unpacker: input, digests, decompression. The first bytes determine the
+//! compression. The plain bytes are not interpreted here.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -94,7 +94,7 @@ fn pump(
     }
 }
 
-/// Whose fault an error of a decoder is: the source's, or that of what came from there.
+/// The cause of a decoder's error: the source failed, or its bytes are bad.
 fn damaged(error: &io::Error) -> Error {
     let source = error.get_ref().and_then(|inner| inner.downcast_ref());
     match source {
@@ -211,7 +211,7 @@ impl<'a, R: Read> Input<'a, R> {
                 return Ok(false);
             }
             if bytes.iter().any(|&byte| byte != 0) {
-                let what = "something follows its compressed stream";
+                let what = "there is data after the end of its compressed stream";
                 return Err(Error::Codec(what.to_owned()));
             }
             let length = bytes.len();

@@ -1,5 +1,5 @@
-//! Giving what was made its owner, attributes, mode and times, by an open descriptor.
-//! What agrees already is left as it is: each change is a transaction of the filesystem.
+//! Sets owner, attributes, mode and times of a new entry, by an open descriptor. Equal values are
+//! not set again, because each change is a transaction of the filesystem.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use super::walk::{Attribute, Look};
 use super::{Error, Result};
 use crate::sys::{Dir, OpenFile, Xattrs};
 
-/// What can be given its looks by a descriptor.
+/// An entry whose attributes can be set by a descriptor.
 pub(super) trait Owned: Xattrs {
     fn failed(&self, call: &'static str, errno: rustix::io::Errno) -> Error {
         crate::sys::Error::new(call, self.subject(), errno).into()

@@ -1,5 +1,5 @@
-//! The blocks of 512 bytes of which tar streams are made: their fields, read and written.
-//! Paths, records and what an entry means as a whole are not decided here.
+//! The blocks of 512 bytes of which tar streams are made: their fields, read and written. Paths,
+//! records and the meaning of an entry as a whole are handled elsewhere.
 //!
 //! The crate `tar` does not supply them. Its version 0.4.46 splits pax records at newlines, which
 //! the values of attributes may hold, and takes base-256 numbers that overflow or are negative for
@@ -164,14 +164,14 @@ impl Draft {
         Self(block)
     }
 
-    /// As much of it as fits; tells whether all of it did.
+    /// Writes as much as fits. Returns whether all of it did.
     pub(super) fn text(&mut self, field: Field, text: &[u8]) -> bool {
         let fits = text.len().min(field.len());
         self.0[field.start..field.start + fits].copy_from_slice(&text[..fits]);
         fits == text.len()
     }
 
-    /// The path, in one field or two; tells whether it fitted.
+    /// Writes the path, in one field or two. Returns whether it fitted.
     pub(super) fn path(&mut self, path: &[u8]) -> bool {
         if path.len() <= NAME.len() {
             return self.text(NAME, path);
@@ -231,7 +231,7 @@ pub(super) fn unsigned(header: &Header, field: Field, what: &str, at: u64) -> Re
         .ok_or_else(|| {
             malformed(
                 at,
-                format!("its {what} is no number, negative or too large"),
+                format!("its {what} is not a number, or negative or too large"),
             )
         })
 }

@@ -34,7 +34,7 @@ pub(super) const OCI_OPAQUE: &[u8] = b".wh..wh..opq";
 /// The longest name that a filesystem takes.
 const MOST_NAME: usize = 255;
 
-/// What an entry of a layer is, beside what its header says.
+/// The meaning of an entry in a layer, in addition to its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mark {
     /// It deletes what the layers below have under its path.
@@ -48,7 +48,7 @@ impl Mark {
         match value {
             WHITEOUT => Ok(Self::Whiteout),
             OPAQUE => Ok(Self::Opaque),
-            _ => Err("it is no mark of a layer that is known"),
+            _ => Err("it is an unknown mark of a layer"),
         }
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn oci_whiteout(path: &[u8]) -> Result<Vec<u8>> {
     Ok([parent, OCI_PREFIX, name].concat())
 }
 
-/// Refuses the path of what would be taken for a whiteout.
+/// Refuses a path that a reader would take for a whiteout.
 pub(super) fn check_name(path: &[u8]) -> Result<()> {
     if last(path).starts_with(OCI_PREFIX) {
         let why = "in an OCI layer a name that begins with `.wh.` is a deletion";
@@ -97,7 +97,7 @@ pub(super) fn oci_mark(path: &[u8]) -> Result<Option<(Mark, Vec<u8>)>> {
         return Ok(Some((Mark::Opaque, parent.to_vec())));
     }
     if name.starts_with(OCI_RESERVED) {
-        return Err(refused(path, "its name is reserved and means nothing"));
+        return Err(refused(path, "its name is reserved, and has no meaning"));
     }
     match name.strip_prefix(OCI_PREFIX) {
         None => Ok(None),

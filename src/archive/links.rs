@@ -1,7 +1,7 @@
-//! Files with several names: by which path each of them was packed.
+//! Files with several names, and the path under which each was packed.
 //!
 //! In memory up to a bound, then in a temporary file (redb, without a name, a small cache). A file
-//! of which every name was met is forgotten.
+//! is forgotten when all its names were seen.
 
 use std::collections::HashMap;
 use std::fs::File;

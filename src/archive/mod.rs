@@ -64,7 +64,7 @@ pub enum Error {
     Unpackable {
         /// The name, relative to the tree's root, as it may be shown.
         path: String,
-        /// What is in the way.
+        /// The obstacle.
         why: &'static str,
     },
     /// The archive could not be fetched.
@@ -77,9 +77,9 @@ pub enum Error {
     #[error("the temporary file for hard links failed: {0}")]
     Spill(String),
     /// It was told to stop.
-    #[error("it was stopped before it was done")]
+    #[error("it was stopped before it was complete")]
     Stopped,
-    /// A file had fewer bytes than it said when its header was written.
+    /// A file became shorter after its header was written.
     #[error("{path} became shorter while it was packed")]
     Shrunk {
         /// The file, relative to the tree's root.
@@ -113,13 +113,13 @@ pub enum Error {
     /// The archive is larger than it may be.
     #[error("the archive is refused: {what} exceeds the limit of {limit}")]
     Limit {
-        /// What there is too much of.
+        /// The quantity that exceeds its limit.
         what: &'static str,
         /// How much there may be.
         limit: u64,
     },
     /// A holder sends nothing.
-    #[error("nothing more came in time, after {at} bytes")]
+    #[error("the sender stopped: no data arrived in time after {at} bytes")]
     Stalled {
         /// Bytes of the stream that had come.
         at: u64,
@@ -131,7 +131,7 @@ pub enum Error {
         what: String,
     },
     /// The other thread has ended; its own error says why.
-    #[error("the other end of the pipe is gone")]
+    #[error("the other end of the pipe is closed")]
     Cut,
 }
 
@@ -191,8 +191,8 @@ pub enum Hashing {
 }
 
 impl Hashing {
-    /// Of the tar stream, and of what it is compressed to. Of what is not compressed (`is_plain`)
-    /// the second one counts for both.
+    /// The digests of the tar stream and of its compressed form. Without compression (`is_plain`)
+    /// the second one is valid for both.
     fn meters(self, is_plain: bool) -> (Meter, Meter) {
         let (is_some, is_both) = (self != Self::None, self == Self::Both);
         let plain = Meter::new(is_some && !is_plain);
@@ -205,7 +205,7 @@ impl Hashing {
 pub struct Digests {
     /// The tar stream.
     pub plain: Measured,
-    /// What it was compressed to; the same if it was not.
+    /// The size after compression; the plain size if there is none.
     pub packed: Measured,
 }
 

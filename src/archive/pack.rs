@@ -1,7 +1,7 @@
-//! Writing a tree as an archive: what each entry says, the content of files. The walk is in `walk`.
+//! Writes a tree as an archive: the entries and the content of files. The walk is in `walk`.
 //!
-//! The same content gives the same bytes, so what differs between filesystems (the order of names,
-//! which blocks are allocated, access times) must not be seen in it. Every byte is in
+//! The same content gives the same bytes. So the archive must not depend on what differs between
+//! filesystems: the order of names, allocated blocks, access times. Every byte is in
 //! `docs/archives.md`.
 
 use std::io::Write;
@@ -82,7 +82,7 @@ pub fn pack(
     pack_as(root, None, out, how, progress, stop)
 }
 
-/// Writes one layer of a stack, in overlayfs' form: what it has, and what it deletes of the layers
+/// Writes one layer of a stack, in overlayfs' form: its entries, and its deletions in the layers
 /// below. Otherwise as [`pack`].
 ///
 /// Towards OCI ([`LayerMarks::Oci`]) a layer that has names of whiteouts itself is
@@ -330,7 +330,7 @@ impl Packer<'_> {
         Ok(())
     }
 
-    /// Makes a hard link of a file that was packed under another name; tells whether it was.
+    /// Writes a hard link if the file was packed under another name. Returns whether it was.
     fn again(&mut self, path: &[u8], stat: &Stat) -> Result<bool> {
         let Some(first) = self.links.first_path(path, stat)? else {
             return Ok(false);

@@ -1,6 +1,5 @@
 //! The records of pax extended headers: `LENGTH KEY=VALUE\n`, written and read. A value is any
-//! bytes, newlines too, so the length alone says where it ends. What a key means is not decided
-//! here.
+//! bytes, newlines too, so the length alone says where it ends. The keys are not interpreted here.
 
 /// Appends a record to a header's content.
 pub(super) fn push(into: &mut Vec<u8>, key: &[u8], value: &[u8]) {
@@ -81,7 +80,7 @@ pub(super) fn records(mut content: &[u8]) -> Result<Vec<Record<'_>>, &'static st
         };
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if length > content.len() || length < space + 2 || content[length - 1] != b'\n' {
-            return Err("a pax record does not end where it says");
+            return Err("a pax record does not have the length that it states");
         }
         let record = &content[space + 1..length - 1];
         let equals = record.iter().position(|&byte| byte == b'=');

@@ -1,11 +1,12 @@
-//! A bounded pipe of bytes between two threads, with an end mark: what was cut off is never taken
-//! for complete. Buffers go round, so nothing is allocated once it runs.
+//! A bounded pipe of bytes between two threads, with an end mark: a truncated stream is never taken
+//! for a complete one. Buffers are reused, so a running pipe allocates nothing.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use super::{Error, Result};
 
-/// The size of a buffer: large enough that waking the other thread costs nothing beside filling it.
+/// The size of a buffer: so large that waking the other thread costs little compared with filling
+/// it.
 pub(super) const CHUNK: usize = 256 * 1024;
 /// How many there are. More would only hold more memory: the slower side decides.
 const BUFFERS: usize = 4;

@@ -1,7 +1,7 @@
-//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. What can be understood in two
-//! ways is an error.
+//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. Anything ambiguous is an
+//! error.
 //!
-//! Nothing is made of an entry here, and of its path only the form is checked.
+//! This module creates no files, and checks only the form of a path.
 
 mod records;
 
@@ -38,7 +38,7 @@ pub(super) enum Kind {
     Block(u32, u32),
 }
 
-/// One entry, and what was said of it.
+/// One entry, with all that the headers say about it.
 #[derive(Debug)]
 pub(super) struct Entry {
     /// Relative, without `.` and `..`; empty: the root.
@@ -56,7 +56,7 @@ pub(super) struct Entry {
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// How many attributes are not.
     pub(super) left_out: u64,
-    /// What it is in a layer, by a record of our own.
+    /// Its meaning in a layer, from a `BAGGAGECLAIM.` record.
     pub(super) mark: Option<Mark>,
 }
 
@@ -71,7 +71,7 @@ impl Entry {
     }
 }
 
-/// Owner and time that a global header has said for all that follow.
+/// Owner and time from a global header, for all later entries.
 #[derive(Default)]
 struct Defaults {
     uid: Option<u32>,
@@ -79,7 +79,7 @@ struct Defaults {
     mtime: Option<(i64, u32)>,
 }
 
-/// What the headers before an entry's own have said.
+/// The facts from the headers before an entry's own.
 #[derive(Default)]
 struct Said {
     pax: Option<Vec<u8>>,
@@ -218,7 +218,7 @@ impl Reader {
                 return Ok(());
             }
             if !is_zero(bytes) {
-                return Err(malformed(at, "something follows its end mark"));
+                return Err(malformed(at, "there is data after its end mark"));
             }
             let length = bytes.len();
             self.drain.consume(length);
@@ -281,7 +281,10 @@ impl Reader {
         };
         let kind = self.kind(header, &raw, link, stored, at)?;
         if kind != Kind::File && stored > 0 {
-            return Err(malformed(at, "an entry has a size and can have no content"));
+            return Err(malformed(
+                at,
+                "an entry of a kind without content has a size",
+            ));
         }
         if i64::try_from(stored).is_err() {
             return Err(malformed(at, "its size is too large"));
@@ -311,7 +314,7 @@ impl Reader {
             Some(Mark::Opaque) => kind == Kind::Directory,
         };
         if !fits {
-            return Err(refused(&raw, "it has a mark that it cannot have"));
+            return Err(refused(&raw, "it has a mark that its kind cannot have"));
         }
         Ok(Entry {
             mode: u32::try_from(mode).expect("twelve bits"),
@@ -460,7 +463,7 @@ impl Reader {
 
 fn of(header: &Header, field: Field, what: &str, at: u64) -> Result<i64> {
     let number = header.number(field);
-    number.ok_or_else(|| malformed(at, format!("its {what} is no number")))
+    number.ok_or_else(|| malformed(at, format!("its {what} is not a number")))
 }
 
 fn until_nul(name: &[u8]) -> &[u8] {

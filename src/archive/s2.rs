@@ -27,7 +27,7 @@ impl<R: BufRead> S2Decoder<R> {
         }
     }
 
-    /// Reads chunks until there is something plain; tells whether there is.
+    /// Reads chunks until there are plain bytes. Returns whether there are any.
     fn next(&mut self) -> io::Result<bool> {
         self.at = 0;
         self.plain.clear();

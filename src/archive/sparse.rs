@@ -162,18 +162,18 @@ pub(super) struct MapReader {
 }
 
 impl MapReader {
-    /// Takes a block; tells whether that was the last.
+    /// Takes a block. Returns whether it was the last one.
     pub(super) fn block(&mut self, block: &[u8; BLOCK]) -> Result<bool, &'static str> {
         for &byte in block {
             if byte != b'\n' {
                 self.line.push(byte);
                 if self.line.len() > 20 {
-                    return Err("its sparse map has a line that is no number");
+                    return Err("its sparse map has a line that is not a number");
                 }
                 continue;
             }
             let number = pax::parse_number(&self.line);
-            let number = number.ok_or("its sparse map has a line that is no number")?;
+            let number = number.ok_or("its sparse map has a line that is not a number")?;
             self.line.clear();
             let Some(count) = self.count else {
                 if number > MOST_READ as u64 {
@@ -206,7 +206,7 @@ fn pairs(numbers: &[u64]) -> Vec<Run> {
 
 /// GNU's maps 0.0 (a record for each number) and 0.1 (one record with all of them).
 pub(super) fn from_records(records: &[Record<'_>]) -> Result<Vec<Run>, &'static str> {
-    const BAD: &str = "its sparse map is not understood";
+    const BAD: &str = "its sparse map has an unknown form";
     let mut numbers = Vec::new();
     let mut count = None;
     let number = |text: &[u8], numbers: &mut Vec<u64>| {
@@ -255,7 +255,7 @@ pub(super) fn old_block(bytes: &[u8], runs: &mut Vec<Run>) -> Result<(), &'stati
         }
         let number = |field: &[u8]| header::number(field).and_then(|n| u64::try_from(n).ok());
         let (Some(offset), Some(length)) = (number(&entry[..12]), number(&entry[12..])) else {
-            return Err("its sparse map is not understood");
+            return Err("its sparse map has an unknown form");
         };
         if runs.len() == MOST_READ {
             return Err("its sparse map is too long");

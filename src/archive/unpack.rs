@@ -1,8 +1,8 @@
-//! Making a tree of an archive, beneath a descriptor.
+//! Makes a tree from an archive, beneath a descriptor.
 //!
 //! The parent of what is made is open; a change of parent is one `openat2` that follows no symlink
-//! and leaves neither the tree nor its mount. What an entry meets under its name it replaces, and
-//! never goes through.
+//! and leaves neither the tree nor its mount. An entry replaces what exists under its name, and
+//! never follows it.
 //!
 //! What is made in a directory changes its times, and takes its default ACL over. So both are read,
 //! and the ACL taken away, when a directory becomes the parent, and put back when it no longer is:
@@ -35,7 +35,7 @@ use self::layer::Layer;
 /// How long a path the kernel takes at once, with room to spare.
 const PATH_MAX: usize = 4000;
 const DEFAULT_ACL: &str = "system.posix_acl_default";
-/// What a directory looks like that has no entry of its own.
+/// The attributes of a directory without an entry of its own.
 const UNNAMED_MODE: u32 = 0o755;
 
 /// How large an archive may be.
@@ -99,11 +99,11 @@ pub struct Made {
     pub whiteouts: u64,
 }
 
-/// Makes a tree of an archive in `into`, a directory that is empty or is to be added to. On an
-/// error a part of it is there.
+/// Makes a tree from an archive in `into`, a directory that is empty or gets more entries. After an
+/// error, a part of the tree exists.
 ///
 /// `input` is read to its end by another thread, and from there `progress` is set. That thread ends
-/// when `input` does: who lets `stop` say yes sees to that, too.
+/// when `input` does: a caller whose `stop` returns true must also end `input`.
 pub fn unpack(
     input: impl Read + Send,
     into: &Dir,
@@ -397,7 +397,7 @@ impl<'a> Unpacker<'a> {
             let target = super::shown(target);
             refused(
                 &entry.path,
-                format!("it is a hard link to {target}, which is no file of it"),
+                format!("it is a hard link to {target}, which is not a file of the archive"),
             )
         };
         if target == entry.path {
@@ -517,7 +517,7 @@ fn blocked(error: Error, entry: &Entry) -> Error {
         Error::System(error)
             if matches!(error.errno(), Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) =>
         {
-            refused(&entry.path, "what is above it is no directory")
+            refused(&entry.path, "the path above it is not a directory")
         }
         error => error,
     }

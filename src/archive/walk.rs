@@ -1,5 +1,5 @@
 //! The walk over a tree that is packed or listed: names in order, files opened safely, marks of a
-//! layer recognised. What is written of each name is the visitor's business.
+//! layer recognised. The visitor decides what is written for each name.
 //!
 //! The tree may be hostile and may change meanwhile: no path is resolved twice, no symlink
 //! followed, no mount point crossed, no device or FIFO opened, and nothing recurses.
@@ -16,8 +16,8 @@ use super::{Error, Limits, Progress, Result};
 use crate::sys::{self, Dir, Errno, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::{self, DirStack, Opacity, Stop};
 
-/// What a walk tells of a tree. Paths are relative and have no slash at their end; the root's is
-/// empty.
+/// Receives the entries of a tree during a walk. Paths are relative and have no slash at their end;
+/// the root's is empty.
 pub(super) trait Visitor {
     /// A directory is entered. `opaque`: it hides what the layers below have of it.
     fn directory(&mut self, path: &[u8], dir: &Dir, stat: &Stat, opaque: bool) -> Result<()>;
@@ -134,7 +134,7 @@ struct Walk<'a, V> {
 }
 
 impl<V: Visitor> Walk<'_, V> {
-    /// Tells of the directory where the walk is.
+    /// Reports the current directory.
     fn directory(&mut self, is_root: bool) -> Result<Level> {
         let here = self.spine.here();
         let stat = here.stat_self()?;
@@ -168,7 +168,7 @@ impl<V: Visitor> Walk<'_, V> {
         Ok(may_be && tree::is_whiteout_at(self.spine.here(), name, xattr_whiteouts)?)
     }
 
-    /// Tells of one name; returns it if it is a directory, which is entered then.
+    /// Reports one name. Returns it if it is a directory, which is then entered.
     fn entry(
         &mut self,
         name: &OsStr,

@@ -85,7 +85,8 @@ impl PoolRoot {
         let link = format!("/proc/thread-self/fd/{}", pool.as_fd().as_raw_fd());
         let path =
             std::fs::read_link(&link).map_err(|error| sys::Error::new("readlink", &link, error))?;
-        // The longest mount point wins; of several there, the last, because mounts stack.
+        // The longest mount point wins. If several mounts have it, the last one wins, because
+        // mounts stack.
         let found = sys::mount_table()?
             .into_iter()
             .filter(|mount| path.starts_with(&mount.mount_point))

@@ -290,7 +290,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// overlay and btrfs, apart from the walk of `writers`.
     ///
     /// Idempotent: `Ok` if an earlier call completed before a crash. Syncs nothing.
-    /// [`Backend::stacks`] tells whether the layer needs its parents.
+    /// [`Backend::stacks`] says whether the layer needs its parents.
     fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()>;
 
     /// Undoes a seal that moved the content: `layer`'s `fs` is the volume's content again. Only if

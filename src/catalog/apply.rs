@@ -1,5 +1,5 @@
-//! What nodes say over their streams: accounts, changes, losses; and the passing of time. Each
-//! returns what the hub must do next.
+//! The messages of nodes over their streams (accounts, changes, losses), and the passing of time.
+//! Each function returns what the hub must do next.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

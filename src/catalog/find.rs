@@ -1,5 +1,5 @@
-//! The answer for a name: where its content is, that it is coming, or that there is none. Reads only
-//! the catalog.
+//! The answer for a name: where its content is, that it is coming, or that there is none. Reads
+//! only the catalog.
 
 use std::sync::Arc;
 
@@ -111,7 +111,7 @@ impl Catalog {
         }
     }
 
-    /// Whether content may exist of which the catalog does not know yet.
+    /// Whether content may exist that the catalog does not know yet.
     fn is_incomplete(&self, now: Timestamp) -> bool {
         let is_awaited = |session: &Session| {
             let since = session.account_since.filter(|_| session.lost.is_none());

@@ -26,12 +26,13 @@ use crate::model::{PodUid, Reference, Sha256, Tenant};
 const LONG_ABOUT: &str = "\
 Copy-on-write volumes for the steps of CI pipelines.
 
-The pod of a step names a volume type in its spec and gets a private, writable view at once: the output of another step \
-(input), a volume whose content outlives the pod (output), content that is fetched once (resource cache), the newest commit \
-of a cache (task cache), or an empty volume (scratch). The orchestrator calls the driver through CSI.
+The pod of a step names a volume type in its spec and gets a private, writable view at once: the \
+output of another step (input), a volume whose content outlives the pod (output), content that is \
+fetched once (resource cache), the newest commit of a cache (task cache), or an empty volume \
+(scratch). The orchestrator calls the driver through CSI.
 
-An artifact is sealed content, which never changes. A volume is the working copy of a pod. To fork is to make a volume from \
-an artifact; to seal is to make an artifact from a volume.";
+An artifact is sealed content, which never changes. A volume is the working copy of a pod. To fork \
+is to make a volume from an artifact; to seal is to make an artifact from a volume.";
 
 const AFTER_LONG_HELP: &str = "\
 Examples:
@@ -82,7 +83,8 @@ Examples:
     version,
     long_about = LONG_ABOUT,
     after_long_help = AFTER_LONG_HELP,
-    after_help = "More, with examples: `baggageclaim --help`. About one verb: `baggageclaim VERB --help`.",
+    after_help = "More, with examples: `baggageclaim --help`. \
+        About one verb: `baggageclaim VERB --help`.",
     subcommand_value_name = "VERB",
     subcommand_help_heading = "Verbs",
     disable_help_subcommand = true,
@@ -109,7 +111,8 @@ enum Verb {
 Example:
   baggageclaim standalone --pool /srv/pool --socket /run/baggageclaim/csi.sock --backend overlay
 
-Report how each pod ended; nothing else tells the driver here: baggageclaim outcome POD_UID succeeded")]
+Report how each pod ended; nothing else tells the driver here: \
+baggageclaim outcome POD_UID succeeded")]
     Standalone(Box<config::Standalone>),
 
     /// Serve one node of a Kubernetes cluster

@@ -1,8 +1,7 @@
 //! The rows of lists: what each kind shows in a table, in JSON and YAML, and as a name.
 //!
 //! The fields of JSON and YAML are an interface (docs/cli.md): fields are added, never renamed or
-//! removed. Times are RFC 3339 in
-//! UTC, sizes are bytes, what is not known is null.
+//! removed. Times are RFC 3339 in UTC, sizes are bytes, and unknown values are null.
 
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -68,8 +68,8 @@ pub(super) enum Failure {
     #[error("{}", .0.message())]
     Refused(Box<Status>),
     #[error(
-        "pod {0} has no volumes here that are published or wait for an outcome; compare the uid with \
-         `baggageclaim volumes -o wide`, and report again after its volumes are published"
+        "pod {0} has no volumes here that are published or wait for an outcome; compare the uid \
+         with `baggageclaim volumes -o wide`, and report again after its volumes are published"
     )]
     NoVolumes(PodUid),
     #[error("pod {pod} was already reported as {before}; the first report wins")]

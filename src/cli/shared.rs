@@ -1,5 +1,5 @@
-//! The verb `shared`: what is in a shared tier, how much, whether it is whole, and the collection
-//! of garbage. It works on the bucket itself; no driver takes part.
+//! The verb `shared`: the names in a shared tier, its used space, its damage, and the collection of
+//! garbage. It works on the bucket itself; no driver takes part.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write};

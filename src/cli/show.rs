@@ -252,7 +252,8 @@ pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> 
     let (artifacts, claims) = (rebuilt.artifacts, rebuilt.claims);
     writeln!(
         to,
-        "The new index names {artifacts} artifact{} and {claims} persistent volume{}; the old one is kept beside it.",
+        "The new index names {artifacts} artifact{} and {claims} persistent volume{}; the old one \
+         is kept beside it.",
         plural(artifacts),
         plural(claims),
     )?;
@@ -261,9 +262,10 @@ pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> 
     }
     writeln!(
         to,
-        "Only the old index knew the owners of the directories below: snapshots, persistent volumes that were not mounted since \
-         they were cloned or snapshotted, or persistent volumes with a damaged record. The next start of the driver deletes them; \
-         copy what you need before:"
+        "Only the old index knew the owners of the directories below: snapshots, persistent \
+         volumes that were not mounted since they were cloned or snapshotted, or persistent \
+         volumes with a damaged record. The next start of the driver deletes them; copy what you \
+         need before:"
     )?;
     for layer in &rebuilt.nameless {
         writeln!(to, "  layers/{layer}")?;
@@ -551,7 +553,7 @@ mod tests {
         for name in ["1", "111111111111", "csi-1111"] {
             assert!(volume.is_called(name), "{name}");
         }
-        // That of which it is a view is no name of it.
+        // The content that it is a view of is not one of its names.
         assert!(!volume.is_called("artifact/build-42-src") && !volume.is_called("12"));
         let artifact = Thing::Artifact(&artifacts[0]);
         assert!(artifact.is_called("artifact/build-42-src") && artifact.is_called("aaaa"));

@@ -1,9 +1,9 @@
 //! `export` and `import`: archives between the driver and files or pipes.
 //!
 //! Files are read and written by a thread of their own, with a bounded channel to the driver's
-//! stream: a reader of our output that is slow slows the driver, and ^C is heard however long a
-//! read or write takes. A file appears under its name when it is complete; before, it has another,
-//! which is removed however this ends.
+//! stream: a slow reader of the output slows the driver down, and ^C works during a long read or
+//! write. A file gets its name when it is complete. Before that it has a temporary name, which is
+//! always removed.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal as _, Read as _, Write as _};
@@ -75,15 +75,15 @@ impl From<Format> for admin::Format {
 /// Why an archive did not arrive.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    #[error("{0} is a terminal, and an archive is no text: {1}")]
+    #[error("{0} is a terminal, and an archive is binary data: {1}")]
     Terminal(&'static str, &'static str),
-    #[error("{} is there already; --force replaces it", .0.display())]
+    #[error("{} exists already; --force replaces it", .0.display())]
     Exists(PathBuf),
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("the reader of stdout went away; the archive that it got is incomplete")]
+    #[error("the reader of stdout closed the pipe early; the archive that it got is incomplete")]
     Cut,
     #[error("interrupted; the archive on stdout is incomplete")]
     InterruptedStdout,
@@ -100,7 +100,7 @@ pub(super) async fn export(flags: Export) -> Done {
     let format = flags.format.unwrap_or_else(|| Format::of(&flags.output));
     let mut client = socket::connect(&flags.pool.pool).await?;
     let (source, what) = find(&mut client, &flags).await?;
-    // Heard from here on: from here on there is something to be removed.
+    // Signals are handled from here on: from here on there is a file to remove.
     let interrupted = interrupted()?;
     let output = Output::open(&flags.output, flags.force)?;
     let is_stdout = matches!(output.place, Place::Stdout);
@@ -233,7 +233,8 @@ fn begin(bar: &mut Bar, head: &admin::ExportHead) {
     match head.view() {
         admin::View::Snapshot => bar.say("the volume is live: the archive shows it at this moment"),
         admin::View::Live => bar.say(
-            "the volume is live: its pod may change it meanwhile, and the archive has each file as it was when it was read",
+            "the volume is live: its pod may change it meanwhile, and the archive has each file as \
+             it was when it was read",
         ),
         admin::View::Sealed | admin::View::Unspecified => {}
     }
@@ -416,7 +417,7 @@ pub(super) async fn import(flags: Import) -> Done {
     }
     if !end.named {
         bar.say(&format!(
-            "{name} has newer content by now, which came while this was imported"
+            "{name} got newer content during the import, and keeps that"
         ));
     }
     let took = took(bar.took());

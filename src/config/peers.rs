@@ -22,7 +22,8 @@ pub struct Peers {
     /// which the line is limited. `baggageclaim peer-key` prints the key of a node. The line of
     /// this node is passed over, so all nodes can have the same file. It is read at the start
     /// [default: no peers]
-    #[arg(long, value_name = "FILE", env = "BAGGAGECLAIM_PEERS", value_parser = super::path_or_empty())]
+    #[arg(long, value_name = "FILE", env = "BAGGAGECLAIM_PEERS",
+        value_parser = super::path_or_empty())]
     pub peers: Option<PathBuf>,
     /// ADDRESS:PORT that serves content to the nodes of `--peers`, such as [::]:9810 [default: this
     /// node only asks]
@@ -33,7 +34,8 @@ pub struct Peers {
     pub key: PeerKey,
     /// The most bytes per second that this node sends to all peers, a quantity such as 100Mi; at
     /// least 1Mi [default: no limit]
-    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_PEER_BANDWIDTH", value_parser = parse_bandwidth)]
+    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_PEER_BANDWIDTH",
+        value_parser = parse_bandwidth)]
     pub peer_bandwidth: Option<NonZeroU64>,
 }
 

@@ -51,19 +51,23 @@ pub struct Shared {
     pub share: Share,
     /// The most bytes per second that this node uploads, a quantity such as 100Mi [default: no
     /// limit]
-    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_SHARED_BANDWIDTH", value_parser = parse_bandwidth)]
+    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_SHARED_BANDWIDTH",
+        value_parser = parse_bandwidth)]
     pub shared_bandwidth: Option<NonZeroU64>,
     /// How long the driver goes on when it is told to end, to upload the content that waits. The
     /// grace period begins after that
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_SHARED_DRAIN", default_value = "30s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_SHARED_DRAIN", default_value = "30s",
+        value_parser = parse_duration)]
     pub shared_drain: Duration,
     /// How long a publish of a cache waits for an answer of the tier or of peers. Without one, the
     /// cache begins with what is on this node, or empty
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_ASK", default_value = "2s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_ASK", default_value = "2s",
+        value_parser = parse_duration)]
     pub ask: Duration,
     /// How long a publish of a cache waits until its content is fetched. Then it begins without
     /// that, and the fetch goes on. Kubelet waits two minutes for a publish
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_FETCH_WAIT", default_value = "90s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_FETCH_WAIT", default_value = "90s",
+        value_parser = parse_duration)]
     pub fetch_wait: Duration,
     /// Less time for publications, for tests whose collector deletes early
     #[arg(long, hide = true, env = "BAGGAGECLAIM_PUBLISH_WITHIN", value_parser = parse_duration)]

@@ -31,7 +31,7 @@ pub(super) fn of_volume(row: &VolumeRow) -> csi::VolumeHealth {
     let entry = |why: &String| VolumeHealthEntry {
         status: VolumeHealthErrorType::Degraded.into(),
         reason: "LimitNotEnforced".to_owned(),
-        message: format!("the volume's size limit does not hold: {why}"),
+        message: format!("the volume's size limit is not enforced: {why}"),
     };
     csi::VolumeHealth {
         volume_id: row.id.to_string(),

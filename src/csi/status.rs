@@ -83,7 +83,8 @@ fn described(failure: Failure) -> (Code, String) {
         Failure::UnmountsOnly(why) => (
             Code::Unavailable,
             format!(
-                "{why}; volumes can only be unmounted; make the pool writable, then restart the driver"
+                "{why}; volumes can only be unmounted; make the pool writable, then restart the \
+                 driver"
             ),
         ),
         Failure::Engine(error) => (code_of(&error), message_of(&error)),
@@ -110,7 +111,8 @@ fn described(failure: Failure) -> (Code, String) {
         Failure::NotGrown { required, capacity } => (
             Code::OutOfRange,
             format!(
-                "the volume has {capacity} bytes, and the request needs {required}; call ControllerExpandVolume first"
+                "the volume has {capacity} bytes, and the request needs {required}; call \
+                 ControllerExpandVolume first"
             ),
         ),
         Failure::NotBegun(failure) => match described(*failure) {

@@ -3,7 +3,8 @@
 
 #![expect(
     clippy::disallowed_types,
-    reason = "the driver under demonstration is a process: this one starts it, as systemd or a runtime would"
+    reason = "the driver under demonstration is a process: this one starts it, as systemd or a \
+              runtime would"
 )]
 
 use std::fs::File;

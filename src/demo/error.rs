@@ -12,9 +12,9 @@ use baggageclaim::kubelet_double::ConnectError;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error(
-        "the demo needs root: it mounts overlays with trusted.* attributes, which no user namespace \
-         may do. It compiles with your cargo: \
-         sudo env \"PATH=$PATH\" \"HOME=$HOME\" {} demo",
+        "the demo needs root: it mounts overlays with trusted.* attributes, which no user \
+         namespace may do. It compiles with your cargo: sudo env \"PATH=$PATH\" \"HOME=$HOME\" {} \
+         demo",
         std::env::current_exe().unwrap_or_else(|_| "baggageclaim".into()).display()
     )]
     NeedsRoot,

@@ -99,7 +99,8 @@ pub(super) fn fetch(
     for needed in NEEDED {
         if !first.iter().any(|name| name.starts_with(needed)) {
             return Err(Error::Missing(format!(
-                "the sources of {}, which cargo unpacks when it builds this project (CARGO_HOME is right?)",
+                "the sources of {}, which cargo unpacks when it builds this project (CARGO_HOME is \
+                 right?)",
                 needed.trim_end_matches('-')
             )));
         }

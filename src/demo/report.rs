@@ -164,7 +164,8 @@ pub(super) fn table(rows: &[Row]) -> String {
         text.push('\n');
     }
     text.push_str(
-        "  PUBLISH is NodePublishVolume as kubelet sees it; SHOWS and ON DISK are as the step left them.\n",
+        "  PUBLISH is NodePublishVolume as kubelet sees it; SHOWS and ON DISK are as the step left \
+         them.\n",
     );
     text
 }

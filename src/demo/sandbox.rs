@@ -261,7 +261,8 @@ impl Sandbox {
             }
         }
         Err(Error::Missing(format!(
-            "a filesystem for its pool: give a directory with --pool, or make one of these work: {}",
+            "a filesystem for its pool: give a directory with --pool, or make one of these work: \
+             {}",
             failures.join("; ")
         )))
     }

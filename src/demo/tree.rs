@@ -162,7 +162,8 @@ impl Source {
         if crates.is_empty() {
             let home = cargo_home.map_or_else(|| "~/.cargo".into(), Path::to_owned);
             return Err(Error::Missing(format!(
-                "the unpacked sources of this project's dependencies in {}/registry/src: build it there once, or set CARGO_HOME",
+                "the unpacked sources of this project's dependencies in {}/registry/src: build it \
+                 there once, or set CARGO_HOME",
                 home.display()
             )));
         }

@@ -81,7 +81,7 @@ pub(super) struct Asker {
 /// The earlier answers that are remembered.
 #[derive(Debug, Default)]
 struct Memory {
-    /// By name: what it showed last, to ask whether that changed.
+    /// By name: its last known content, to ask whether that changed.
     known: Mutex<HashMap<Name, Shown>>,
     /// Publications that this node refused: damaged, or beyond its limits. It does not fetch them
     /// again.
@@ -138,11 +138,11 @@ impl Asker {
                 let this = Arc::clone(&asker);
                 let call = move || this.ask_now(&name, detail);
                 let answer = asker.workers.run(|| !callers.are_gone(), call).await;
-                answer.unwrap_or_else(|| Answer::Failed("the question was given up".into()))
+                answer.unwrap_or_else(|| Answer::Failed("the look-up was abandoned".into()))
             }
         });
         let answer = answer.answer().await;
-        answer.unwrap_or_else(|| Answer::Failed("the question ended in a panic".into()))
+        answer.unwrap_or_else(|| Answer::Failed("the look-up ended in a panic".into()))
     }
 
     /// Asks on this thread.

@@ -144,7 +144,7 @@ impl Bringer {
         if let Some(cleared) = decision.discard {
             tracing::info!(
                 tenant = %name.tenant, reference = %name.reference, cleared,
-                "the name was cleared in the shared tier; the content on this node loses it"
+                "the name was cleared in the shared tier; this node's content loses the name"
             );
             self.context.engine.discard_cleared(name, cleared).await?;
         }
@@ -291,7 +291,12 @@ impl Bringer {
 
     fn how_far(&self, found: &Offered) -> String {
         let progress = self.fetcher.progress(found.manifest.artifact);
-        progress.unwrap_or_else(|| format!("its fetch from {} waits for others", found.from()))
+        progress.unwrap_or_else(|| {
+            format!(
+                "its fetch from {} waits for other fetches to end",
+                found.from()
+            )
+        })
     }
 }
 
@@ -400,7 +405,7 @@ impl Bringer {
                 "neither a peer nor the shared tier has it yet, and no step on this node makes it"
             }
             (Answer::Content { found: None, .. }, ..) => {
-                "what the shared tier has is damaged, or too large for this node"
+                "the content in the shared tier is damaged, or too large for this node"
             }
             (
                 Answer::Content {
@@ -426,5 +431,5 @@ impl Bringer {
 }
 
 fn unasked_state() -> String {
-    "no answer of the shared tier or of a peer came in time".to_owned()
+    "neither the shared tier nor a peer answered in time".to_owned()
 }

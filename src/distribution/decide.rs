@@ -70,7 +70,7 @@ pub(super) enum Question {
 pub(super) enum Step {
     /// It starts from the content on this node.
     Use,
-    /// The same step, and the content is uploaded again: the tier lost it.
+    /// The same step, and the content is uploaded again, because the tier lost it.
     UseAndShare,
     /// It fetches what the tier shows.
     Fetch,

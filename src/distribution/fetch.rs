@@ -93,7 +93,7 @@ impl Fetcher {
                 let call = move || this.fetch_now(&name, found);
                 // One that was given up before it began is not begun.
                 let result = fetcher.workers.run(|| !callers.are_gone(), call).await;
-                result.unwrap_or_else(|| Err("the fetch was given up".into()))
+                result.unwrap_or_else(|| Err("the fetch was abandoned".into()))
             }
         });
         let fetched = fetched.answer().await;
@@ -289,7 +289,7 @@ impl Fetcher {
                 Ok(fetched) => return Ok(fetched.table),
                 Err(error) if error.is_temporary() && left > 0 => {
                     left -= 1;
-                    tracing::debug!(%error, ?pause, "a fetch is taken up again after a pause");
+                    tracing::debug!(%error, ?pause, "resuming a fetch after a pause");
                     if !context.sleep(pause) {
                         return Err(Error::Stopped);
                     }
@@ -343,7 +343,7 @@ impl Fetcher {
         context.health.note(&name.tenant, Access::Write, &reported);
         match reported {
             Ok(true) => count(&context.counters.damage_reported),
-            // The name shows other content by now: what it showed before may have been collected.
+            // The name has other content by now; its earlier content may have been collected.
             Ok(false) => {}
             Err(error) => tracing::warn!(
                 digest = %layer.digest, %error,

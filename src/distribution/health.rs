@@ -123,7 +123,7 @@ impl Health {
                 "the shared tier cannot be used until a person corrects this"
             );
         } else if !was_failing {
-            tracing::warn!(%tenant, ?access, %error, "the shared tier failed; it is tried again");
+            tracing::warn!(%tenant, ?access, %error, "the shared tier failed; retrying");
         } else {
             tracing::debug!(%tenant, ?access, %error, "the shared tier still fails");
         }

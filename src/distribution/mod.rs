@@ -1,7 +1,7 @@
-//! Takes content between this node and other places: the shared tier, and peers.
+//! Moves content between this node and other places: the shared tier, and peers.
 //!
-//! The engine knows no bucket, and the tier knows no volume: this module knows both. How a peer is
-//! asked is `peer`'s business, which passes in its sources.
+//! The engine knows no bucket, and the tier knows no volume: this module knows both. `peer` knows
+//! how to ask a peer, and passes its sources in.
 //!
 //! ```text
 //! publish ─▶ bring ─▶ question ─▶ decide ─▶ fetch ─▶ Engine::receive      (bring, ask, fetch)
@@ -10,7 +10,7 @@
 //! daily   ─▶ question ─▶ set_sharing, if the tier lost it                 (check)
 //! ```
 //!
-//! Which content is used, and what a volume waits for, is decided in `decide`, without I/O.
+//! `decide` chooses the content, and what a volume waits for, without I/O.
 //!
 //! # Waiting
 //!
@@ -20,8 +20,8 @@
 //!
 //! # State
 //!
-//! The queue of uploads is what the engine's index says is not in the tier. Nothing is stored
-//! here, and a restart loses counters only.
+//! The queue of uploads is computed from the engine's index: all artifacts that are not in the
+//! tier. Nothing is stored here, and a restart loses counters only.
 
 mod ask;
 mod bring;
@@ -128,8 +128,9 @@ impl Distribution {
         &self.waiting
     }
 
-    /// Brings the content that a volume starts from to this node, if it is not here and a peer or the
-    /// tier has it, and notes the number of its name. To be called before each `Engine::publish`.
+    /// Brings the content that a volume starts from to this node, if it is not here and a peer or
+    /// the tier has it, and notes the number of its name. To be called before each
+    /// `Engine::publish`.
     ///
     /// Fails only for an input whose content is neither here nor came in time.
     pub async fn bring(&self, request: &mut PublishRequest) -> engine::Result<()> {
@@ -258,7 +259,7 @@ impl Distribution {
         {
             tracing::warn!(
                 threads = self.context.tasks.len(),
-                "calls of the shared tier do not end in time; they are left to the end of the process"
+                "calls to the shared tier did not end in time; they end with the process"
             );
         }
     }

@@ -15,7 +15,7 @@ pub(super) struct Offered {
     found: Found,
     /// Whether `found` is the tier's.
     is_of_tier: bool,
-    /// What will be known of the content and the tier on this node.
+    /// The content's state in the tier, as this node will record it.
     pub(super) sharing: Sharing,
     /// The peers that have it, with their names.
     holders: Vec<(String, Arc<dyn Source>)>,
@@ -50,7 +50,7 @@ impl Offered {
         }
     }
 
-    /// What peers have. Of several the first one describes it. `None`: no one has this artifact.
+    /// The peers' content; the first peer describes it. `None`: no peer has this artifact.
     pub(super) fn of_peers(mut holdings: Vec<Holding>, artifact: ArtifactId) -> Option<Self> {
         holdings.sort_by_key(|it| it.rank);
         let has_it = |it: &Holding| it.found.manifest.artifact == artifact;

@@ -29,9 +29,9 @@ pub struct Holding {
     pub node: String,
     /// Its place among the peers that were asked: the lowest is preferred as a source.
     pub rank: usize,
-    /// What its name shows there, in the form of the tier. Number 0: none is known.
+    /// The content of its name there, in the form of the tier. Number 0: none is known.
     pub found: Found,
-    /// What is known there of the content and the tier.
+    /// The content's state in the tier, as the peer knows it.
     pub sharing: Sharing,
     /// The peer.
     pub source: Arc<dyn Source>,
@@ -67,7 +67,7 @@ pub struct PeerFigures {
     pub damaged: u64,
 }
 
-/// What decides about a holding.
+/// The facts that decide about a holding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub(super) artifact: ArtifactId,
@@ -85,7 +85,7 @@ impl Candidate {
     }
 }
 
-/// Whose content a volume starts from.
+/// The source of the content that a volume starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
     /// The tier's answer counts.
@@ -198,7 +198,7 @@ mod tests {
             // A commit that waits for its upload is the newest.
             ("task-cache/x", &two, shown(5, 0, 9), peers(2)),
             ("resource-cache/x", &two, shown(5, 0, 9), Choice::Tier),
-            // A copy of which only its maker knows whether it was uploaded.
+            // A copy; only the node that made it knows whether it was uploaded.
             (
                 "task-cache/x",
                 &[held(1, 10, copy)],

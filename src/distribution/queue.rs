@@ -17,7 +17,7 @@ use super::upload::{Outcome, Uploader};
 use super::work::Workers;
 use crate::model::{Artifact, ArtifactId, Name, Tenant};
 
-/// How often the queue is looked at if no event tells of a change.
+/// How often the queue is checked if no event reports a change.
 const LOOK: Duration = Duration::from_secs(30);
 /// How long an artifact waits that changed before its upload began.
 const CHANGED: Duration = Duration::from_secs(1);
@@ -111,7 +111,8 @@ impl Queue {
             })
         };
         match self.notes.run(|| true, note).await {
-            Some(Err(error)) => tracing::warn!(%error, "content is not uploaded again"),
+            Some(Err(error)) => tracing::warn!(%error,
+                "content could not be queued for another upload"),
             _ => self.look(),
         }
     }
@@ -178,7 +179,7 @@ impl Queue {
         looked
     }
 
-    /// Notes what came of an upload. Returns how long all uploads wait.
+    /// Records the result of an upload. Returns how long all uploads wait.
     fn after(&self, artifact: &Artifact, outcome: Option<Outcome>) -> Option<Duration> {
         let mut memory = self.memory.lock();
         let error = match outcome {
@@ -194,7 +195,8 @@ impl Queue {
             }
             Some(Outcome::Failed(error)) => error,
             Some(Outcome::Engine(error)) => {
-                tracing::warn!(artifact = %artifact.id, %error, "an artifact cannot be uploaded; it is tried again");
+                tracing::warn!(artifact = %artifact.id, %error,
+                    "an artifact could not be uploaded; retrying");
                 memory.put_off(artifact);
                 return None;
             }
@@ -212,7 +214,7 @@ impl Queue {
             Setback::Artifact => {
                 tracing::warn!(
                     tenant = %artifact.tenant, reference = %artifact.reference, %error,
-                    "an artifact cannot be uploaded; it is tried again"
+                    "an artifact could not be uploaded; retrying"
                 );
                 memory.put_off(artifact);
                 None

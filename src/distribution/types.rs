@@ -78,7 +78,7 @@ pub struct Moving {
     pub tenant: Tenant,
     /// Its reference.
     pub reference: Reference,
-    /// The bytes that arrived: of an upload packed ones, of a fetch plain ones.
+    /// The bytes that arrived: packed bytes of an upload, plain bytes of a fetch.
     pub bytes: u64,
     /// How many bytes there are: plain ones, without layers that need not be moved.
     pub of: u64,
@@ -86,7 +86,7 @@ pub struct Moving {
     pub since: Timestamp,
 }
 
-/// What `drain` did.
+/// The result of `drain`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Drained {
     /// Artifacts that were uploaded meanwhile.

@@ -266,13 +266,13 @@ impl Uploader {
                 What::Shared { reference }
             }
             Answer::KeptFirst => refused(
-                "content of another node has this name in the shared tier, and the first one \
-                 keeps it",
+                "the name has content of another node in the shared tier already, and a resource \
+                 cache keeps its first content",
             ),
             Answer::KeptNewer => refused("the shared tier has a newer commit of this name"),
             Answer::Cleared(_) => refused(
                 "the name was cleared in the shared tier after this step began, or the tier did \
-                 not answer then",
+                 not answer when it began",
             ),
         };
         if let What::NotShared { reference, why } = &what {

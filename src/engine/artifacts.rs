@@ -17,7 +17,7 @@ pub(super) struct Sealed {
     pub(super) artifact: Artifact,
     /// Whether the index has it.
     pub(super) indexed: bool,
-    /// Whether it may be deleted: the index has it, and the promise to seal it is taken back.
+    /// Whether it may be deleted: the index has it, and its seal intent is withdrawn.
     pub(super) durable: bool,
 }
 
@@ -97,7 +97,7 @@ impl Artifacts {
         }
     }
 
-    /// Notes that an artifact is used now; tells whether it exists.
+    /// Records that an artifact is used now. Returns whether it exists.
     pub(super) fn used(&mut self, id: &ArtifactId, now: Timestamp) -> bool {
         let sealed = self.all.get_mut(id);
         sealed
@@ -112,7 +112,7 @@ impl Artifacts {
         (known != Some(digest)).then_some(sealed)
     }
 
-    /// Notes what is known of an artifact in the shared tier.
+    /// Records the state of an artifact in the shared tier.
     pub(super) fn set_sharing(&mut self, id: &ArtifactId, sharing: Sharing) {
         if let Some(sealed) = self.all.get_mut(id) {
             sealed.artifact.sharing = sharing;

@@ -1,8 +1,8 @@
-//! Back-off: how long to wait before something that failed is tried again, and what is left alone
-//! until then ([`Setbacks`]).
+//! Back-off: how long to wait before an operation that failed is tried again, and which objects are
+//! skipped until then ([`Setbacks`]).
 //!
-//! What costs much and fails every time must not be done in every round of the collector, and a
-//! round that fails has the next one come soon. Setbacks are in memory only: the next start tries
+//! A costly operation that always fails must not run in every round of the collector: a round that
+//! fails makes the next one come soon. Setbacks are in memory only, so the next start tries
 //! everything. The caller decides what a failure means.
 
 use std::collections::{HashMap, HashSet};
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::error::Error;
 
-/// How often a held volume is looked at when no event tells that it was let go.
+/// How often a held volume is checked when no event reports that it was released.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How long to wait before a step that failed is tried again: doubled each time, up to the last.

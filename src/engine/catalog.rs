@@ -1,5 +1,5 @@
 //! The catalog in memory: sealed content, its names, its sizes, and when it was last used.
-//! It is kept in step with the index by `transaction`; who refers to which layer is `state`'s.
+//! `transaction` keeps it in step with the index. `state` knows who refers to which layer.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -88,12 +88,12 @@ impl Catalog {
         self.artifacts.set_digest(id, digest)
     }
 
-    /// Notes what is known of an artifact in the shared tier.
+    /// Records the state of an artifact in the shared tier.
     pub(super) fn set_sharing(&mut self, id: &ArtifactId, sharing: Sharing) {
         self.artifacts.set_sharing(id, sharing);
     }
 
-    /// Notes that an artifact is used now; tells whether it exists.
+    /// Records that an artifact is used now. Returns whether it exists.
     pub(super) fn touch(&mut self, id: ArtifactId, now: Timestamp) -> bool {
         let exists = self.artifacts.used(&id, now);
         if exists {
@@ -115,7 +115,7 @@ impl Catalog {
                 artifacts.push(sealed.artifact.clone());
                 false
             }
-            // The index is told of it as a whole before long.
+            // The index soon gets the whole artifact.
             Some(_) => true,
             None => false,
         });
@@ -136,12 +136,12 @@ impl Catalog {
         self.exported.keys()
     }
 
-    /// What a layer costs; `None` while it is not measured.
+    /// The size of a layer; `None` while it is not measured.
     pub(super) fn usage(&self, layer: &LayerId) -> Option<Usage> {
         self.usage.get(layer).copied()
     }
 
-    /// What these layers cost together; `None` while one is not measured yet.
+    /// The size of these layers together; `None` while one is not measured yet.
     pub(super) fn usage_of(&self, layers: &[LayerId]) -> Option<Usage> {
         let mut usages = layers.iter().map(|layer| self.usage(layer));
         usages.try_fold(Usage::default(), |all, usage| Some(all.and(usage?)))

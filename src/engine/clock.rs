@@ -1,7 +1,7 @@
 //! The engine's clock: wall time that never repeats and never goes back while the process runs.
 //!
-//! Who wrote first and who wrote last is decided by these times, and they are compared across
-//! restarts; so the clock starts no earlier than anything that was remembered.
+//! These times decide which writer was first and which was last, also across restarts. So the clock
+//! starts no earlier than any recorded time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,7 +27,7 @@ impl Clock {
 
     /// Makes the clock start after a time that is remembered.
     pub(super) fn seen(&self, time: Timestamp) {
-        // What lies far ahead was written by a clock that was wrong; following it would stop ours
+        // A time far in the future was written by a wrong clock. Following it would stop this clock
         // for good.
         const FAR_MS: u64 = 24 * 60 * 60 * 1000;
         if time.0 < wall().saturating_add(FAR_MS) {

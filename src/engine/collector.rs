@@ -1,5 +1,5 @@
-//! What the steps of garbage collection share: its turn, its wake-up calls, and what is left alone
-//! for a while because it failed. What a step does belongs to its own module.
+//! State that the steps of garbage collection share: the lock, the wake-ups, and the objects that
+//! are skipped for a while after a failure. The steps themselves have modules of their own.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -51,7 +51,8 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
                 Err(Error::ShuttingDown) => return,
                 Err(error) => {
                     let retry = retry_after(attempt, &error);
-                    tracing::error!(%error, seals = batch.len(), ?retry, "what was sealed is not durable yet");
+                    tracing::error!(%error, seals = batch.len(), ?retry,
+                        "sealed content could not be made durable; retrying");
                     tokio::select! {
                         () = tokio::time::sleep(retry) => {}
                         () = inner.lifetime.stopping() => return,
@@ -63,7 +64,7 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
         batch.clear();
         inner.state.notify();
         inner.collector.tables.tell();
-        // A table may have failed for want of space, and a claim's layer may be new.
+        // A table may have failed because the disk was full, and a claim's layer may be new.
         inner.collector.tables.wake();
         inner.wake_reaper();
     }
@@ -92,7 +93,8 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
             && let Err(error) = confirm(inner, *newest)
         {
             // It is tried again when the layer is measured; and where it is gone, `check` says so.
-            tracing::warn!(layer = %newest, name = %artifact.name(), %error, "a rebuilt index would not know this layer");
+            tracing::warn!(layer = %newest, name = %artifact.name(), %error,
+                "the layer could not be confirmed: an index rebuilt now would not include it");
         }
     }
     point(Point::CommitConfirmed);
@@ -139,7 +141,8 @@ fn takes_back(inner: &Inner, key: LayerId) -> bool {
         Err(error) => {
             let path = inner.dirs.pending.path().join(key.to_string());
             tracing::error!(path = %path.display(), %error,
-                "what is sealed is promised still; it is not deleted before the next start");
+                "the seal intent could not be removed from pending/; the artifact is not deleted \
+                 before the next start");
             false
         }
     }

@@ -1,5 +1,5 @@
-//! What an engine has done since it was opened, as metrics. Each part of the engine counts its own.
-//! What the engine has at this moment is `figures`.
+//! Counters of an engine's work since it was opened, as metrics. Each part of the engine counts its
+//! own work. `metrics` has the current state.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ impl Counters {
         self.ended.get_or_create(&SEALED).inc();
     }
 
-    /// What was promised to be sealed was thrown away.
+    /// A volume with a seal intent was discarded.
     pub(super) fn given_up(&self) {
         self.ended.get_or_create(&GIVEN_UP).inc();
     }
@@ -105,22 +105,23 @@ impl Counters {
         let help =
             "How long it took to make a batch of seals durable: one syncfs, one index transaction";
         durations("commit_duration", help, &self.commits);
-        let help = "How long it took to publish a new volume, by its type, the wait for its input included";
+        let help = "How long it took to publish a new volume, by its type, the wait for its input \
+             included";
         registry.register_with_unit(
             "publish_duration",
             help,
             Unit::Seconds,
             self.publishes.clone(),
         );
-        let help = "Volumes whose seal was promised, by what became of them";
+        let help = "Volumes that were to be sealed, by result";
         registry.register("seals", help, self.ended.clone());
         let help = "Artifacts deleted to make room";
         registry.register("evicted_artifacts", help, self.evicted_artifacts.clone());
         let help = "Bytes of the layers that went with artifacts deleted to make room";
         registry.register("evicted_bytes", help, self.evicted_bytes.clone());
-        let help = "Bytes of all layers that were deleted because nothing refers to them";
+        let help = "Bytes of layers that were deleted because nothing referred to them";
         registry.register("freed_bytes", help, self.freed_bytes.clone());
-        let help = "What index and directories disagree about, by the last look";
+        let help = "Disagreements between the index and the directories, as of the last check";
         registry.register("check_findings", help, self.findings.clone());
     }
 }

@@ -1,6 +1,6 @@
-//! Writing back what the pool holds, and what follows when the disk says that it lost something.
-//! The kernel reports a failed write-back once, to the first caller of `syncfs`: so nothing else in
-//! the engine calls `syncfs` on the pool.
+//! Write-back of the pool's dirty data, and the handling of a write-back error. The kernel reports
+//! a failed write-back once, to the first caller of `syncfs`: so nothing else in the engine calls
+//! `syncfs` on the pool.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -22,8 +22,8 @@ use crate::sys::Errno;
 pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     let (mut doom, keys, artifacts) = {
         let mut state = inner.state.lock();
-        // Under the lock: a fork of what is doomed is made either before this, and is doomed with
-        // it, or not at all.
+        // Under the lock: a fork of doomed content is made either before this, and is doomed too,
+        // or not at all.
         let until = inner.now();
         state.write_back.taint(until);
         let seals = state.volumes.seals();
@@ -53,24 +53,29 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         (doom, keys, artifacts)
     };
     point(Point::DoomHeard);
-    // Before all else, even a line of the log: the kernel has said it once, and this process may be
-    // killed.
+    // Before everything else, even before a log line: the kernel reports the error once, and this
+    // process may be killed.
     let noted = inner.with_reserve(|| store::write_doom(&inner.dirs.root, &doom));
     point(Point::DoomNoted);
     tracing::error!(%error, seals = keys.len(),
-        "the disk failed to write back data: nothing that existed until now will be sealed");
+        "the disk failed to write back data: no volume that existed until now will be sealed");
     if let Err(error) = noted {
-        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+        tracing::error!(%error,
+            "the write-back error could not be recorded in the pool; a restart of the driver \
+             forgets it");
     }
     if inner.refuse_degraded().is_err() {
-        // The next start does the rest. What is promised and may be in the index stays as it is.
+        // The next start does the rest. Seal intents whose artifacts may be in the index stay as
+        // they are.
         return;
     }
     taint_claims(inner);
     point(Point::DoomMarked);
     doom.unfinished = false;
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
-        tracing::warn!(%error, "claims will be marked once more by the next start");
+        tracing::warn!(%error,
+            "could not record that all persistent volumes are marked as damaged; the next start \
+             marks them again");
     }
     point(Point::DoomFinished);
     for key in keys {
@@ -79,7 +84,7 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
             notice::say_not_committed(notices, &record, &NotCommitted::Damaged);
         }
         if let Err(error) = trash_pending(inner, key) {
-            tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
+            tracing::error!(%error, "a discarded volume could not be moved to trash/ yet");
         }
     }
     for sealed in artifacts {
@@ -89,9 +94,9 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     inner.state.notify();
 }
 
-/// An error that the overlay of a live volume remembers, and that no process has noted: the kernel
-/// told it to one that died, or to another one while no driver ran. What left before that, and is
-/// mounted nowhere, remembers nothing.
+/// A write-back error that the overlay of a live volume remembers and that no process has recorded:
+/// the kernel reported it to a process that died, or to another program while no driver ran. A
+/// volume that was unmounted before remembers nothing.
 fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
     let mounted: Vec<VolumeRecord> = {
         let state = inner.state.lock();
@@ -108,7 +113,7 @@ fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
     })
 }
 
-/// Notes such an error of a volume that is about to be sealed.
+/// Records such an error of a volume that is about to be sealed.
 pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: BorrowedFd<'_>) {
     if inner.state.lock().write_back.is_tainted(record) {
         return;
@@ -121,8 +126,8 @@ pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: Borro
     }
 }
 
-/// Notes an error that an overlay remembers. The pool is synced first: a report of the same error
-/// that waits for this process comes now, and does not doom what is made after this.
+/// Records an error that an overlay remembers. The pool is synced first, so that a pending report
+/// of this error arrives now and does not doom later content.
 fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
     let syncing = inner.durability.lock();
     if is_noted() {
@@ -134,27 +139,28 @@ fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
     }
 }
 
-/// The same at a start, of all overlays that are mounted.
+/// Does the same at a start, for all mounted overlays.
 pub(super) fn note_unnoted(inner: &Inner) {
     if let Some(error) = unnoted(inner) {
         note(inner, &error, || unnoted(inner).is_none());
     }
 }
 
-/// Does what a process did not come to that heard of a failed write-back in this boot.
+/// Completes the work of a process that recorded a write-back error in this boot and then died.
 pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
     let root = &inner.dirs.root;
-    let doom = store::read_doom(root, inner.boot()).context("read what was doomed")?;
+    let doom =
+        store::read_doom(root, inner.boot()).context("read the record of a write-back error")?;
     if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
         taint_claims(inner);
         point(Point::DoomMarked);
         doom.unfinished = false;
-        store::write_doom(root, &doom).context("write down what was doomed")?;
+        store::write_doom(root, &doom).context("write the record of a write-back error")?;
     }
     Ok(())
 }
 
-/// Waiting for the disk, in the one place that hears of what it lost.
+/// Waiting for the disk. Only this code learns of write-back errors.
 impl Inner {
     /// Writes back all that is dirty. The kernel reports a failure once, to the first caller, so
     /// only this function asks. A caller that names durable content in the index holds the lock
@@ -167,16 +173,17 @@ impl Inner {
             Ok(()) => self.state.lock().write_back.set_synced(began),
             Err(error) => taint(self, error),
         }
-        synced.context("write back what is to be sealed")
+        synced.context("write back the content to be sealed")
     }
 }
 
-/// The disk failed to write something back. What claims hold of their own may have lost bytes: pods
-/// still have it, nothing is made of it. Said in their directories, since they outlive the boot.
+/// Marks persistent volumes as damaged after a write-back error: their private content may have
+/// lost bytes. Pods can still use it, but it is not snapshotted or cloned. The mark is in the
+/// volumes' directories, because these outlive the boot.
 fn taint_claims(inner: &Inner) {
     let claims: Vec<VolumeId> = {
         let state = inner.state.lock();
-        // What was on the disk before stays there.
+        // Content that was on the disk before is intact.
         let synced = state.write_back.synced();
         let whole = |held: &VolumeEntry| synced.is_some_and(|time| held.is_idle_since(time));
         let claims = state
@@ -191,17 +198,19 @@ fn taint_claims(inner: &Inner) {
     }
 }
 
-/// The same of one claim, if it has content of its own.
+/// Marks one claim, if it has content of its own.
 pub(super) fn taint_claim(inner: &Inner, id: &VolumeId) {
     let marked = inner.with_reserve(|| {
         let dir = inner.dirs.volumes.open_beneath(id)?;
         dir.create_dir(layout::DAMAGED, 0o700)
     });
     match marked {
-        // All that it has is in layers, which were durable.
+        // All its content is in layers, which were durable.
         Err(error) if error.is(Errno::ENOENT) => return,
         Err(error) if !error.is(Errno::EEXIST) => {
-            tracing::error!(volume.id = %id, %error, "that its content may have lost bytes cannot be remembered over a restart");
+            tracing::error!(volume.id = %id, %error,
+                "could not mark the volume as damaged in the pool; a restart of the driver forgets \
+                 the mark");
         }
         _ => {}
     }

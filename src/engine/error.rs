@@ -17,15 +17,16 @@ pub enum Error {
     /// Another operation on this volume is running.
     #[error("another operation on volume {0} is running; try again")]
     Busy(VolumeId),
-    /// A volume is to be mounted that is mounted nowhere, and whose last mount has not ended: a
-    /// process has files of it open.
+    /// The volume to mount is mounted nowhere, but its last mount has not ended: a process has
+    /// files of it open.
     #[error(
-        "volume {0} is not mounted any more, but a process still holds files of it open, of a pod that was deleted by force \
-         most often; it can be mounted when that has ended, try again"
+        "volume {0} is no longer mounted, but a process still holds files of it open (often of a \
+         pod that was deleted by force); try again when that process has ended"
     )]
     HeldOpen(VolumeId),
     /// The content is known to be coming and did not come in time.
-    #[error("{reference} is not sealed yet: {state}; waited {}", humantime::format_duration(*waited))]
+    #[error(
+        "{reference} is not sealed yet: {state}; waited {}", humantime::format_duration(*waited))]
     Coming {
         /// What was waited for.
         reference: Reference,
@@ -34,10 +35,10 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
-    /// Nothing of that name exists in the tenant, and nothing is about to.
+    /// The tenant has no content of that name, and no step is making it.
     #[error(
-        "there is no {0}, and no step is known that will make it; look at its name, and whether the step that makes it ran on this \
-         node and was committed"
+        "there is no {0}, and no known step will make it; check its name, and whether the step \
+         that makes it ran on this node and committed it"
     )]
     NoSuchContent(Name),
     /// No artifact or cache of that name, asked for by an administrator.
@@ -61,7 +62,8 @@ pub enum Error {
     },
     /// The volume is published elsewhere, and may have one target.
     #[error(
-        "volume {volume} is published at {} already, and {why} one target; unpublish it there first",
+        "volume {volume} is published at {} already, and {why} one target; unpublish it there \
+         first",
         target.display()
     )]
     PublishedElsewhere {
@@ -93,7 +95,8 @@ pub enum Error {
     Full(Shortage),
     /// The pool cannot hold something and a copy of it, whatever goes.
     #[error(
-        "{operation}: the pool is of {pool} bytes, and cannot hold a copy of {needs} beside the original; make it larger"
+        "{operation}: the pool has {pool} bytes and cannot hold the original and a copy of {needs} \
+         bytes; make the pool larger"
     )]
     CopyTooLarge {
         /// What was being done.
@@ -103,16 +106,18 @@ pub enum Error {
         /// How many there are in all.
         pool: u64,
     },
-    /// The disk that kubelet has its directory on is full, and it is not the pool's: nothing in the
-    /// pool need go for it.
+    /// The filesystem of kubelet's directory is full, and it is not the pool's. Evicting content
+    /// from the pool does not help.
     #[error(
-        "there is no room left where the target is: {0}; that is not the pool's filesystem, make room there"
+        "the target path's filesystem is full: {0}; it is not the pool's filesystem; make room \
+         there"
     )]
     TargetFull(String),
-    /// A limit of the kernel is reached that has nothing to do with the pool: nothing in it need go
-    /// for it.
+    /// A limit of the kernel is reached that has nothing to do with the pool. Evicting content does
+    /// not help.
     #[error(
-        "{operation}: {source}; raise it (sysctl {limit}), or end what uses it up, and try again"
+        "{operation}: {source}; raise the limit (sysctl {limit}) or stop what uses it up, then try \
+         again"
     )]
     AtLimit {
         /// What was being done.
@@ -122,7 +127,7 @@ pub enum Error {
         /// What failed.
         source: sys::Error,
     },
-    /// What an administrator wants deleted is used by a volume.
+    /// A volume uses the content that an administrator wants to delete.
     #[error("{name} is in use by {volumes} volume(s); nothing was deleted")]
     InUse {
         /// What.
@@ -130,18 +135,18 @@ pub enum Error {
         /// How many volumes.
         volumes: usize,
     },
-    /// The intent of its seal cannot be withdrawn: deleted, the artifact would come back with the
-    /// next start.
+    /// The seal intent cannot be withdrawn. If the artifact were deleted, the next start would
+    /// bring it back.
     #[error(
-        "{0} cannot be destroyed: the record of its seal in pending/ cannot be moved (the driver's log has the path); \
-         mend that and restart the driver"
+        "{0} cannot be destroyed: the record of its seal in pending/ cannot be moved; correct the \
+         cause (the driver's log has the path), then restart the driver"
     )]
     SealIntentStays(Name),
     /// The disk failed to write back data that the operation was about.
     #[error("the disk failed to write back data")]
     Doomed,
-    /// The engine itself is wrong: what was asked for died in a panic, which was printed.
-    #[error("a defect of the driver ended this operation; its log has the place")]
+    /// A defect of the engine: the operation ended in a panic, which the log has.
+    #[error("a defect of the driver ended this operation; the driver's log shows where")]
     Defect,
     /// No claim of that id.
     #[error("there is no volume {0:?}")]
@@ -149,11 +154,11 @@ pub enum Error {
     /// No snapshot, or group of snapshots, of that id.
     #[error("there is no snapshot or group of snapshots {0:?}")]
     NoSuchSnapshot(String),
-    /// Whether the index has its last change is not known before it can be opened again: until the
-    /// driver starts again, nothing is changed in the pool. The text is what failed.
+    /// The last write to the index is in doubt. Until the index can be opened again and the driver
+    /// restarts, nothing in the pool is changed. The text is the failure.
     #[error(
-        "the driver changes nothing in the pool until its index can be opened again, since a write to it failed: {0}; \
-         volumes are still unmounted, and the driver restarts by itself when the disk answers again"
+        "a write to the pool's index failed: {0}; until the index can be opened again, the driver \
+         only unmounts volumes; it restarts by itself when the disk answers"
     )]
     Degraded(String),
     /// A snapshot of a group goes with its group only (CSI specification, "DeleteSnapshot Errors").
@@ -172,8 +177,7 @@ pub enum Error {
         /// What differs.
         what: &'static str,
     },
-    /// A size that cannot be given, because of what there is or because of the request's own
-    /// bounds.
+    /// A size that is not possible, because of the pool or because of the request's own bounds.
     #[error("{wanted} bytes are not possible: {why}")]
     OutOfRange {
         /// What was asked for.
@@ -182,7 +186,7 @@ pub enum Error {
         why: String,
     },
     /// More was asked for than the pool holds.
-    #[error("{wanted} bytes were asked for, and the pool is of {pool}")]
+    #[error("{wanted} bytes were requested, and the pool has {pool}")]
     TooLarge {
         /// What was asked for.
         wanted: u64,
@@ -192,8 +196,8 @@ pub enum Error {
     /// It is wanted where it cannot be.
     #[error(transparent)]
     Elsewhere(#[from] Elsewhere),
-    /// A claim of that name is there, and cannot be where it is wanted now. Unlike what is not
-    /// there yet it stays where it is.
+    /// A claim of that name exists, and the request wants it where it cannot be. An existing claim
+    /// does not move.
     #[error("{name:?} exists already: {elsewhere}")]
     ExistsElsewhere {
         /// The name.
@@ -221,8 +225,8 @@ pub enum Error {
         /// How it is used, and what to do.
         how: String,
     },
-    /// Content that a claim or snapshot shares with others is gone: another program deleted it.
-    /// Nothing is made of what is left.
+    /// A layer of a claim or snapshot is gone: another program deleted it. The rest of the content
+    /// is not used.
     #[error("{of} cannot be used: its layer {layer} is missing; delete it")]
     Lost {
         /// The claim or snapshot.
@@ -230,9 +234,10 @@ pub enum Error {
         /// What is gone.
         layer: LayerId,
     },
-    /// The same of what a volume was to be a fork of.
+    /// The same, for the content that a volume was to be a fork of.
     #[error(
-        "{reference} cannot be forked: the content of its layer {layer} is missing; `baggageclaim destroy` it, and have it made anew"
+        "{reference} cannot be forked: the content of its layer {layer} is missing; delete it with \
+         `baggageclaim destroy`, then run the step that makes it again"
     )]
     LostContent {
         /// As what it was asked for.
@@ -242,7 +247,8 @@ pub enum Error {
     },
     /// No artifact of that id.
     #[error(
-        "there is no artifact {0}; it may have been replaced or evicted, look at `baggageclaim artifacts`"
+        "there is no artifact {0}; it may have been replaced or evicted; see `baggageclaim \
+         artifacts`"
     )]
     NoSuchArtifact(ArtifactId),
     /// A volume cannot be exported as it is now.
@@ -253,10 +259,10 @@ pub enum Error {
         /// Why, and what to do.
         why: String,
     },
-    /// Something else is in an archive than was asked for.
+    /// An archive does not have the requested digest.
     #[error(
-        "the archive has another digest than {wanted}, which was asked for; nothing was imported. As it was received it is {packed}, \
-         and the tar stream in it {plain}"
+        "the archive does not have the requested digest {wanted}; nothing was imported. The \
+         archive as received has {packed}; its tar stream has {plain}"
     )]
     OtherDigest {
         /// What was asked for.
@@ -266,9 +272,10 @@ pub enum Error {
         /// Of what was received.
         packed: Sha256,
     },
-    /// A resource cache is to get content, and has its first.
+    /// An import into a resource cache that has content already.
     #[error(
-        "{0} has its content already, and a resource cache keeps its first; destroy it before another is imported"
+        "{0} has content already, and a resource cache keeps its first content; destroy it before \
+         you import another"
     )]
     NameTaken(Name),
     /// Content was not packed, or an archive not unpacked.
@@ -306,7 +313,7 @@ pub enum Error {
         /// What failed.
         source: sys::Error,
     },
-    /// The index of what is sealed failed.
+    /// The index failed.
     #[error("index: {0}")]
     Index(#[source] store::Error),
     /// A system call failed.
@@ -349,7 +356,7 @@ impl fmt::Display for Shortage {
         } else {
             "are evicted if that is enough"
         };
-        write!(f, "{what}; unused caches {evicted}, try again")
+        write!(f, "{what}; unused caches {evicted}; try again")
     }
 }
 

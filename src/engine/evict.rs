@@ -1,5 +1,5 @@
 //! Eviction: unused artifacts go when the pool is nearly full, or when a call found no space.
-//! What is chosen is `model::evict`'s rule; when eviction runs is decided by `reap`.
+//! `model::evict` chooses the artifacts; `reap` decides when eviction runs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -68,7 +68,8 @@ fn largest_request(inner: &Inner, space: &Space) -> Option<u64> {
         tracing::info!(
             needs,
             possible,
-            "nothing goes for a copy that would have no room if all unused went"
+            "nothing is evicted for a copy: it would not fit even if all unused content were \
+             evicted"
         );
     }
     helped.into_iter().max()

@@ -26,13 +26,13 @@ macro_rules! points {
 points! {
     /// The pool's directories are there, and locked.
     OpenLocked = "open-locked",
-    /// What was half received is in the trash.
+    /// Incomplete imports and fetches are in the trash.
     OpenSwept = "open-swept",
     /// A new pool has its identity, and no index.
     OpenFounded = "open-founded",
     /// The index is there, and read.
     OpenIndexed = "open-indexed",
-    /// What was made beforehand by an earlier process is gone.
+    /// The spare volumes of an older version are gone.
     RecoverSwept = "recover-swept",
     /// One thing that an earlier process, or boot, left over is in the trash.
     RecoverThrownAway = "recover-thrown-away",
@@ -41,9 +41,9 @@ points! {
     RecoverContentBack = "recover-content-back",
     /// The index no longer names what is not there.
     RecoverIndexed = "recover-indexed",
-    /// What is held back for a full disk is there.
+    /// The reserve for a full disk exists.
     ReserveMade = "reserve-made",
-    /// It is given back; what it was given for is not done.
+    /// The reserve is deleted; the operation that needs its space is not done.
     ReserveGivenBack = "reserve-given-back",
     /// The kernel has reported a write-back error, which it does once. The error is not noted yet.
     DoomHeard = "doom-heard",
@@ -79,7 +79,7 @@ points! {
     OutcomeNoted = "outcome-noted",
     /// The content is frozen, or no process holds the content that is to be deleted.
     SealFrozen = "seal-frozen",
-    /// What is not to be sealed is deleted; the process knows of it still.
+    /// A discarded volume is deleted; the process still knows it.
     DiscardDeleted = "discard-deleted",
     /// `layers/<id>` is made.
     SealLayerMade = "seal-layer-made",
@@ -89,7 +89,7 @@ points! {
     SealContentMoved = "seal-content-moved",
     /// It can be forked.
     SealVisible = "seal-visible",
-    /// What was begun of a layer that will not be is in the trash; its volume is promised still.
+    /// The begun layer of a discarded volume is in the trash; its seal intent still exists.
     SealGivenUp = "seal-given-up",
     /// The pool's filesystem is synced.
     CommitSynced = "commit-synced",
@@ -103,7 +103,7 @@ points! {
     DestroyUnnamed = "destroy-unnamed",
     /// The index no longer names what is collected; its layers are still there.
     CollectUnindexed = "collect-unindexed",
-    /// One layer of what is collected is in the trash.
+    /// One layer of the collected artifacts is in the trash.
     CollectTrashed = "collect-trashed",
     /// A merged layer lies in `incoming/`.
     FlattenMerged = "flatten-merged",
@@ -159,13 +159,13 @@ points! {
     SharingNoted = "sharing-noted",
     /// A rebuilt index lies beside the old one.
     RebuildMade = "rebuild-made",
-    /// The old one is put aside: there is none now.
+    /// The old one is renamed: there is no index now.
     RebuildCleared = "rebuild-cleared",
     /// The new one is in its place.
     RebuildPlaced = "rebuild-placed",
     /// The index names a new claim; the caller has no answer.
     ClaimIndexed = "claim-indexed",
-    /// The index has what changed of a claim; what bounds its content is as before.
+    /// The index has the change of a claim; the size limit of its content is as before.
     ClaimChanged = "claim-changed",
     /// That follows now; the caller has no answer.
     ClaimLimited = "claim-limited",
@@ -195,7 +195,7 @@ points! {
     FreezeIndexed = "freeze-indexed",
     /// The layers' records say that they are named; this is what the answer leaves.
     FreezeConfirmed = "freeze-confirmed",
-    /// What is left of the claim's directory is in the trash; the caller has no answer.
+    /// The rest of the claim's directory is in the trash; the caller has no answer.
     FreezeCleared = "freeze-cleared",
     /// The index no longer names a claim that is deleted.
     ClaimUnindexed = "claim-unindexed",
@@ -203,7 +203,7 @@ points! {
     ClaimTrashed = "claim-trashed",
     /// The index no longer names a snapshot, or a group and its snapshots, that is deleted.
     SnapshotUnindexed = "snapshot-unindexed",
-    /// What it alone kept is in the trash; the caller has no answer.
+    /// The layers that only it referred to are in the trash; the caller has no answer.
     SnapshotTrashed = "snapshot-trashed",
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in
 //! one transaction. A claim that is mounted, or that a process may still hold open, keeps what it
-//! is mounted over. Merges have a thread of their own: a merge takes as long as its tenants decide,
-//! and only its last step, which enters it, holds the collector.
+//! is mounted over. Merges have a thread of their own, because the size of the content decides how
+//! long a merge takes. Only the last step, the transaction, holds the collector.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -32,7 +32,7 @@ const LONGEST: Duration = Duration::from_secs(15 * 60);
 /// What came of a round of merges.
 #[derive(Default)]
 pub(super) struct Merges {
-    /// How many were tried: of each something may lie in the trash.
+    /// How many were tried. Each may have left something in the trash.
     pub(super) tried: usize,
     /// How many stacks were merged.
     pub(super) done: usize,
@@ -104,8 +104,8 @@ impl Merges {
                 self.done += 1;
                 return ControlFlow::Continue(());
             }
-            // It came into use while it was merged: later, and not in the very next round, or
-            // others never have theirs.
+            // The stack came into use during the merge. It is tried again later, not in the next
+            // round, so that other stacks get their turn.
             Ok(false) => {
                 self.leave_alone(inner, next.stack);
                 return ControlFlow::Continue(());
@@ -121,7 +121,8 @@ impl Merges {
             return ControlFlow::Continue(());
         }
         let pause = self.leave_alone(inner, vec![next.lowest]);
-        tracing::warn!(%error, layers, ?pause, "a stack of layers could not be merged");
+        tracing::warn!(%error, layers, ?pause,
+            "a stack of layers could not be merged; retrying after the pause");
         if error.is_stopped() {
             return ControlFlow::Continue(());
         }
@@ -363,7 +364,7 @@ fn merge(
     }
     point(Point::FlattenSynced);
     let collector = inner.collector.lock();
-    // What marks of deletion would hide in what is below decides whether they are kept.
+    // Whiteouts are kept only if there are layers below that they hide something in.
     let bottom = rest.is_empty();
     let fits = |layers: &[LayerId]| layers.starts_with(newest) && (layers.len() == count) == bottom;
     let (mut holders, guards) = Holders::take(inner, fits);
@@ -374,7 +375,8 @@ fn merge(
     give(inner, &mut holders, count, merged)?;
     drop(syncing);
     if let Err(error) = confirm(inner, merged, usage) {
-        tracing::warn!(layer = %merged, %error, "not all is said of it yet; it is when it is measured");
+        tracing::warn!(layer = %merged, %error,
+            "the merged layer could not be confirmed; this is tried again when it is measured");
     }
     // An upload may have ended after `make` wrote the record.
     for artifact in &holders.artifacts {
@@ -411,11 +413,11 @@ fn give(inner: &Inner, holders: &mut Holders, count: usize, merged: LayerId) -> 
 
 fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
     let thrown = inner.throw_away(&inner.dirs.layers, merged.to_string().as_ref());
-    thrown.context("throw a merged layer away").map(drop)
+    thrown.context("move a merged layer to trash/").map(drop)
 }
 
-/// Says in the merged layer that it is named, and only then in the index what it costs: what is not
-/// measured is confirmed when it is.
+/// Confirms the merged layer in its record, and only then writes its size to the index. A layer
+/// without a size is confirmed when it is measured.
 fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
     layers::confirm(inner, merged)?;
     inner.state.lock().catalog.set_usage(merged, usage);
@@ -467,7 +469,7 @@ fn make(
         Err(error) => {
             let from = if incoming
                 .has(&name)
-                .context("look for a half-merged layer")?
+                .context("look for an incomplete merged layer")?
             {
                 incoming
             } else {
@@ -475,7 +477,7 @@ fn make(
             };
             inner
                 .throw_away(from, name.as_ref())
-                .context("throw a half-merged layer away")?;
+                .context("move an incomplete merged layer to trash/")?;
             Err(error)
         }
     }

@@ -1,5 +1,5 @@
-//! Check: compares index, records, directories and mounts, and changes nothing. What looks at the
-//! pool and reports lives here; repair does not (`rebuild`).
+//! Check: compares index, records, directories and mounts, and changes nothing. Code that inspects
+//! the pool and reports belongs here; repair belongs in `rebuild`.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -50,8 +50,9 @@ impl Findings<'_> {
 
 /// Compares the pool of a running engine, until that stops.
 ///
-/// The collector waits only while memory and the names in `layers/` are read. In between it would
-/// take a layer from its place that memory still refers to. What it takes away later is no finding.
+/// The collector waits only while memory and the names in `layers/` are read. Otherwise the
+/// collector could move a layer that memory still refers to. A layer that it moves later is not a
+/// finding.
 pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
     let places = Places::from(&*inner.dirs);
     let (named, moving, layers) = {
@@ -134,7 +135,7 @@ fn stray(path: PathBuf) -> Finding {
     finding(
         "unknown-name",
         path,
-        "it is no directory; the next start removes it",
+        "it is not a directory; the next start removes it",
     )
 }
 
@@ -151,13 +152,14 @@ fn check_places(places: Places<'_>, findings: &mut Findings<'_>) {
         (layout::TRASH, places.trash),
     ] {
         if dir.is_none() {
-            let detail = "it is missing; the next start makes it, empty";
+            let detail = "it is missing; the next start creates it empty";
             findings.push(finding("missing-directory", name, detail));
         }
     }
 }
 
-/// Artifacts whose layers are missing, names that point nowhere. What is referred to.
+/// Finds artifacts with missing layers and names that point nowhere. Returns the layers that are
+/// referred to.
 fn check_index(
     named: &Named,
     layers: &BTreeSet<PathBuf>,
@@ -208,7 +210,7 @@ fn check_index(
     referenced
 }
 
-/// Layers that the index names and that do not say so.
+/// Layers that the index names and whose records do not confirm it.
 fn check_confirmed(
     dir: &Dir,
     named: &HashSet<LayerId>,
@@ -224,12 +226,13 @@ fn check_confirmed(
             Err(error) if error.is_of_this_process() => {
                 return Err(error).context("look at a layer");
             }
-            // What is no layer at all, or cannot be read, is told of below.
+            // Entries that are not layers, or are unreadable, are reported below.
             is_there => is_there.unwrap_or(false),
         };
         if is_there {
             let path = below(layout::LAYERS, layer.to_string());
-            let detail = "a rebuilt index would not know it; garbage collection sees to that";
+            let detail = "it is not confirmed, so a rebuilt index would not include it; garbage \
+                          collection confirms it";
             findings.push(finding("unconfirmed-layer", path, detail));
         }
     }
@@ -372,8 +375,7 @@ fn check_claims(
                 .to_str()
                 .is_some_and(|name| name.starts_with(layout::FREEZING_PREFIX))
             {
-                let detail =
-                    "a snapshot or clone of it was cut short; the next start takes it back";
+                let detail = "a snapshot or clone of it was interrupted; the next start undoes it";
                 findings.push(finding("half-frozen-volume", path.join(name), detail));
             }
         }
@@ -443,7 +445,11 @@ fn check_layers(
         findings.go_on()?;
         let path = below(layout::LAYERS, name);
         let Some(id) = name.to_str().and_then(|name| name.parse::<LayerId>().ok()) else {
-            findings.push(finding("unknown-name", path, "no layer is called so"));
+            findings.push(finding(
+                "unknown-name",
+                path,
+                "this is not the name of a layer",
+            ));
             continue;
         };
         if moving.leaving.contains(&id) {
@@ -460,7 +466,7 @@ fn check_layers(
         let layer = match dir.open_beneath(name) {
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
             Err(error) if error.is_no_directory() => {
-                findings.push(finding("empty-layer", path, "it is no directory"));
+                findings.push(finding("empty-layer", path, "it is not a directory"));
                 continue;
             }
             layer => layer.context("open a layer"),
@@ -470,7 +476,11 @@ fn check_layers(
         };
         let has_content = layer.has(layout::FS).context("look at a layer");
         if findings.at(&path, has_content)? == Some(false) {
-            findings.push(finding("empty-layer", path.clone(), "it has no fs"));
+            findings.push(finding(
+                "empty-layer",
+                path.clone(),
+                "it has no fs/ directory",
+            ));
         }
         let table = recorded(&layer).context("read a layer's table of contents");
         if findings.at(&path, table)? == Some(Recorded::Damaged) {
@@ -485,7 +495,7 @@ fn check_layers(
     Ok(())
 }
 
-/// Names in the pool's root that are none of ours.
+/// Names in the pool's root that do not belong to the driver.
 fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
     const KNOWN: &[&str] = &[
         layout::POOL_JSON,
@@ -509,7 +519,7 @@ fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
         "lost+found",
     ];
     for name in names(root)? {
-        // What a crash left half-written beside its file; it is written over.
+        // A temporary file that a crash left beside its target; the next write replaces it.
         let half_made = |known: &&str| name == Path::new(&format!(".{known}.new"));
         if !KNOWN
             .iter()
@@ -539,7 +549,8 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
     let layers = layer_names(places)?;
     let mut findings = compare(places, boot, &named, &moving, &layers, &|| false)?;
     if !has_index && needs_index(places.layers, places.volumes)? {
-        let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
+        let detail = "it is missing; `check --rebuild` builds a new one from the layers and the \
+                      directories of persistent volumes";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));
     }
     Ok(findings)

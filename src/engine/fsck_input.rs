@@ -54,8 +54,7 @@ pub(super) struct Moving {
     pub(super) busy: HashSet<String>,
     /// Directories in `pending/` and `trash/` that a task takes care of.
     pub(super) leaving: HashSet<LayerId>,
-    /// Layers that an operation is making, needs to stay, or may have yet to say of that the index
-    /// names them.
+    /// Layers that an operation is making, has pinned, or may not have confirmed yet.
     pub(super) pinned: HashSet<LayerId>,
     /// All layers that must stay for whatever reason, those too, be it that a process still looks
     /// at what nothing names any more.

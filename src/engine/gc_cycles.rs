@@ -38,8 +38,8 @@ impl Rounds {
         Round { rounds, gone: 0 }
     }
 
-    /// How many artifacts have gone in all rounds that have ended, and in how many room came free
-    /// of what lay in the trash.
+    /// How many artifacts all completed rounds removed, plus how many of these rounds freed space
+    /// from the trash.
     pub(super) fn gone(&self) -> u64 {
         self.0.borrow().gone
     }

@@ -1,6 +1,6 @@
 //! The guard of one operation on one volume, persistent volume or snapshot: at most one runs at a
-//! time. A caller that comes meanwhile is told `Busy`, or waits if only a chore of the driver runs.
-//! `volumes` keeps which ones are guarded.
+//! time. A second caller gets `Busy`, or waits if the running operation is only a chore of the
+//! driver. `volumes` keeps which ones are guarded.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Layers in the pool: a layer that the index names says so in its record; one that nothing refers
-//! to goes to the trash. How a backend makes and stacks layers is `backend`.
+//! Layers in the pool. A layer that the index names is confirmed in its record; a layer that
+//! nothing refers to is moved to the trash. How a backend makes and stacks layers is `backend`.
 
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
@@ -18,8 +18,8 @@ pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
     store::confirm_layer(&layer).context("confirm the layer's record")
 }
 
-/// Notes what is known of an artifact in the shared tier in the record of its newest layer, for a
-/// rebuilt index. An old commit that is uploaded again would replace newer content in the tier.
+/// Records an artifact's state in the shared tier in its newest layer, for a rebuilt index. Without
+/// it, an old commit would be uploaded again and replace newer content in the tier.
 pub(super) fn note_sharing(inner: &Inner, artifact: &Artifact) {
     let Some(newest) = artifact.layers.first() else {
         return;
@@ -27,14 +27,15 @@ pub(super) fn note_sharing(inner: &Inner, artifact: &Artifact) {
     let layer = inner.dirs.layers.open_beneath(newest.to_string());
     let noted = layer.and_then(|layer| store::note_sharing(&layer, artifact));
     if let Err(error) = noted {
-        // The tier gets it once more if the index is lost.
+        // If the index is lost, the artifact is uploaded once more.
         tracing::warn!(artifact.id = %artifact.id, %error,
-            "a rebuilt index would not know that it was shared");
+            "could not record in the layer that it is in the shared tier; after a rebuild of the \
+             index it is uploaded again");
     }
 }
 
-/// Moves those of these layers that nothing refers to into the trash; what they were last found to
-/// cost. None while the engine is degraded: the index may name them.
+/// Moves the layers that nothing refers to into the trash. Returns their last measured sizes. Moves
+/// none while the engine is degraded: the index may name them.
 pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
     let mut bytes = 0;
     let free = {
@@ -51,7 +52,8 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
         match inner.collector.trash.throw_away(&inner.dirs, &name, usage) {
             Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => {
-                tracing::error!(%layer, %error, "an unused layer stays until the next start");
+                tracing::error!(%layer, %error,
+                    "an unused layer could not be moved to trash/; it stays until the next start");
             }
             Ok(()) => {
                 inner.collector.tables.let_go(&layer);

@@ -45,7 +45,7 @@ pub(super) enum Lifecycle {
     Discarding,
 }
 
-/// What becomes of a volume after its pod.
+/// How a volume ends after its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
     /// It is sealed if its pod's outcome allows that. Its directory is in `pending/`.
@@ -111,7 +111,7 @@ pub(super) enum Action {
 }
 
 impl Lifecycle {
-    /// What becomes of a volume that its pod is done with; `None` before that.
+    /// How a retired volume ends; `None` before it is retired.
     pub(super) fn goal(self) -> Option<Goal> {
         match self {
             Self::Preparing

@@ -1,5 +1,5 @@
-//! The life of an engine: its background tasks, and the signals that end them.
-//! What a task does when it is told to end is its own business.
+//! The life of an engine: its background tasks, and the signals that end them. Each task decides
+//! itself how it ends.
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;

@@ -1,5 +1,5 @@
-//! Measuring layers: each once, early, on the thread for walks; and saying in each that the index
-//! names it. What is done with the sizes is `reap`.
+//! Measures each layer once, early, on the thread for walks, and confirms it in its record. `reap`
+//! uses the sizes.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
             Ok(Some(usage)) => {
                 inner.collector.unmeasured.forget(&layer);
                 let _one_at_a_time = inner.collector.lock();
-                // What went meanwhile was not measured whole.
+                // A layer that was removed meanwhile was not measured completely.
                 let is_there = inner.dirs.layers.has(layer.to_string());
                 if is_there.context("look for a layer")? {
                     inner.state.lock().catalog.set_usage(layer, usage);
@@ -59,7 +59,7 @@ pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
     if !measured.is_empty() {
         let _one_at_a_time = inner.collector.lock();
         {
-            // The index does not hear of what went since.
+            // The index does not get the sizes of layers that were removed since.
             let state = inner.state.lock();
             measured.retain(|(layer, _)| state.catalog.usage(layer).is_some());
         }
@@ -127,15 +127,15 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
     failure.map_or(Ok(()), Err)
 }
 
-/// Something failed at a layer that is done once in its life: it is tried again ever more seldom.
-/// Not where it failed for want of room, which is made: then the next round tries again, and this
-/// is `false`.
+/// A one-time operation on a layer failed: it is tried again with exponential back-off. If the disk
+/// was full, space is being made, the next round tries again, and this returns `false`.
 fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
     if matches!(error, Error::Full(_)) {
         return false;
     }
     let pause = inner.collector.unmeasured.put_off(&layer);
-    tracing::warn!(%layer, %error, ?pause, "a layer can be neither confirmed nor measured");
+    tracing::warn!(%layer, %error, ?pause,
+        "a layer could not be confirmed or measured; retrying after the pause");
     true
 }
 
@@ -151,7 +151,7 @@ fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     };
     match confirm(inner, layer) {
         Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => {
-            tracing::warn!(%layer, "a layer has no record: a rebuilt index would not know it");
+            tracing::warn!(%layer, "a layer has no record: a rebuilt index would not include it");
         }
         confirmed => confirmed?,
     }

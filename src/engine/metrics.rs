@@ -1,5 +1,5 @@
-//! What an engine has at this moment, in numbers ([`Metrics`]). What it has done since it was
-//! opened is `counters`. Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
+//! The current state of an engine in numbers ([`Metrics`]). `counters` has its work since it was
+//! opened. Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
 
 use std::sync::Arc;
 
@@ -92,14 +92,15 @@ impl Metrics {
             }
             family
         };
-        let help = "Artifacts, by what they were sealed as, those that lost their name included";
+        let help = "Artifacts, by the kind of the name that they were sealed under, also those \
+                    that lost it";
         registry.register("artifacts", help, by_kind(&KINDS, &self.artifacts));
         let help = "Caches that have content, by kind";
         registry.register("caches", help, by_kind(&["resource", "task"], &self.caches));
         for (name, help, value) in [
             (
                 "seals_pending",
-                "Volumes whose seal is promised and not yet durable",
+                "Volumes with a seal intent whose content is not durable yet",
                 self.seals_pending,
             ),
             (
@@ -119,12 +120,12 @@ impl Metrics {
             ),
             (
                 "pool_capacity_inodes",
-                "Inodes of the pool's filesystem, 0 where they are made as needed",
+                "Inodes of the pool's filesystem; 0 if it creates them on demand",
                 self.inodes,
             ),
             (
                 "pool_free_inodes",
-                "Inodes of the pool's filesystem that can still be made",
+                "Free inodes of the pool's filesystem",
                 self.inodes_free,
             ),
         ] {

@@ -1,7 +1,7 @@
 //! The engine: fork, seal, publish, unpublish, commit, destroy, list, recover, collect garbage.
 //!
-//! It decides *whether* and *when*. A backend knows *how*, and the store remembers. The engine
-//! knows nothing of CSI, gRPC or Kubernetes.
+//! The engine decides *whether* and *when* something is done. A backend knows *how*. The store
+//! persists it. The engine knows nothing of CSI, gRPC or Kubernetes.
 //!
 //! # State
 //!
@@ -402,7 +402,8 @@ impl Engine {
         tracing::warn!(
             operations = %operations.join(" "),
             leaving,
-            "the grace period is over, and the pool is not put away: what runs, and volumes that leave, are left to the next start"
+            "the grace period ended before the pool was closed: the operations and teardowns that \
+             still run are left to the next start"
         );
     }
 
@@ -428,7 +429,8 @@ impl Engine {
             let mut uses = transaction::last_uses(&engine);
             uses.extend(claims::maintenance::uses(&engine));
             if let Err(error) = engine.transact(&uses).result() {
-                tracing::warn!(%error, "when artifacts were last used is not remembered");
+                tracing::warn!(%error,
+                    "the times at which artifacts and volumes were last used could not be saved");
             }
         };
         if inner.threads.room.run(job).await.is_err() {
@@ -441,7 +443,7 @@ impl Engine {
             drop(engine);
         };
         if let Err(error) = threads::apart("end", put_away).await {
-            tracing::warn!(%error, "the pool is not put away");
+            tracing::warn!(%error, "the pool could not be closed");
         }
     }
 }

@@ -110,7 +110,8 @@ pub(super) fn attach(
         && made
         && let Err(error) = target.remove()
     {
-        tracing::error!(volume.id = %id, %error, "a failed mount left its target behind");
+        tracing::error!(volume.id = %id, %error,
+            "a mount failed, and its target could not be removed");
     }
     attached
 }

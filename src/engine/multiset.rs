@@ -1,5 +1,5 @@
-//! Counts how many hold each key: artifacts a layer, operations a layer, exports an artifact.
-//! The caller's lock guards it; what a count means is the caller's business.
+//! Counts the holders of each key: artifacts of a layer, operations on a layer, exports of an
+//! artifact. The caller's lock guards it, and the caller gives the count its meaning.
 
 use std::collections::HashMap;
 use std::hash::Hash;

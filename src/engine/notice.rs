@@ -1,8 +1,8 @@
-//! Notices: what a pod's people should hear about its volumes, beside the answers that callers get.
+//! Notices: news about a pod's volumes for the pod's users, in addition to the answers to callers.
 //!
 //! The engine sends a notice and forgets it: the channel is bounded, and nothing here waits. The
-//! caller of the engine decides who listens and in which words. Without a listener no notice is
-//! made. The error of a call is no notice: kubelet makes an event of that itself.
+//! caller of the engine chooses the receiver and the wording. Without a receiver no notice is made.
+//! A failed call needs no notice: kubelet makes an event of its error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub enum What {
         /// As what.
         reference: Reference,
     },
-    /// The volume's content was thrown away, though its `commit` would have allowed to keep it.
+    /// The volume's content was discarded, although its `commit` allowed to keep it.
     NotCommitted {
         /// As what it would have been sealed.
         reference: Reference,
@@ -126,7 +126,7 @@ pub enum NotCommitted {
         /// How long it was tried.
         waited: Duration,
     },
-    /// The same, and there never can be.
+    /// A seal is a copy here, and the pool can never hold it.
     TooLarge {
         /// How many bytes the copy takes at least.
         needs: u64,
@@ -157,7 +157,9 @@ impl fmt::Display for NotCommitted {
                  cache, the last one that ended keeps any other name",
             ),
             Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
-            Self::Damaged => f.write_str("the disk failed to write back data while it existed"),
+            Self::Damaged => {
+                f.write_str("the disk failed to write back data while the volume existed")
+            }
             Self::Lost => f.write_str("its directory is gone from the pool"),
             Self::Rebooted => f.write_str(
                 "the node was rebooted, or the pool's filesystem unmounted, before it was sealed",
@@ -166,12 +168,14 @@ impl fmt::Display for NotCommitted {
                 let waited = humantime::format_duration(*waited);
                 write!(
                     f,
-                    "the pool had no room within {waited} for the copy of it that a seal is here"
+                    "the pool had no room within {waited} for the copy that a seal needs on this \
+                     backend"
                 )
             }
             Self::TooLarge { needs, pool } => write!(
                 f,
-                "the pool is of {pool} bytes, and cannot hold beside it the copy of {needs} that a seal is here"
+                "the pool has {pool} bytes and cannot hold the volume and the copy of {needs} \
+                 bytes that a seal needs on this backend"
             ),
         }
     }
@@ -201,7 +205,7 @@ impl Notices {
 
     /// Sends a notice, or counts it as lost.
     pub fn say(&self, notice: Notice) {
-        // Rather lost than waited for: it is told to people, and nothing depends on it.
+        // Dropped rather than waited for: notices are for people, and nothing depends on them.
         if self.sender.try_send(notice).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }

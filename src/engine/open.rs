@@ -1,9 +1,7 @@
-//! Open: a directory becomes a pool in our care, made when it is new, with the backend that works
-//! there and its index read.
+//! Open: takes a directory as a pool, or creates the pool; chooses the backend; reads the index.
 //!
-//! What is decided here needs no engine yet: whose pool it is, of which form, and what is wrong
-//! with it, said to the person who starts the driver. What an earlier process left is recovered
-//! later (`recover`).
+//! These steps need no engine yet: the lock, the format, and the error message for the person who
+//! starts the driver. `recover` later handles what an earlier process left.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +25,7 @@ pub(super) struct Opened {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) index: Index,
     pub(super) contents: Contents,
-    /// The filesystem has lost a write, of which we are the first to hear.
+    /// The filesystem has lost a write, and this process is the first to learn of it.
     pub(super) lost: Option<sys::Error>,
 }
 
@@ -60,7 +58,8 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         Some(identity) => identity,
         None => found(&dirs, chosen.kind).map_err(of_pool)?,
     };
-    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
+    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason,
+        "pool opened");
     let index = if needs_index(Some(&dirs.layers), Some(&dirs.volumes))? {
         Index::open_existing(&dirs.root)
     } else {
@@ -105,7 +104,8 @@ fn kept_backend(
         Some(wanted) if wanted != kind => Err(wrong(
             path,
             format!(
-                "it was made with backend {kind}, and {wanted} is asked for; a pool keeps its backend: use another directory"
+                "it was made with backend {kind}, and {wanted} is asked for; a pool keeps its \
+                 backend: use another directory"
             ),
         )),
         _ => Ok(kind),
@@ -119,15 +119,15 @@ pub(super) fn recorded_backend(pool: &Path) -> Option<BackendKind> {
     serde_json::from_value(backend.into()).ok()
 }
 
-/// A directory that does not say which pool it is must not be one: its layers are of a backend that
-/// is not known any more.
+/// A directory without `pool.json` must have no layers: their backend would be unknown.
 fn nothing_is_there(path: &Path, dirs: &PoolDirs) -> Result<()> {
     if dirs.layers.entries().context("read layers/")?.is_empty() {
         return Ok(());
     }
     let problem = format!(
-        "{} is missing and layers/ is not empty; put it back: {{\"format\":{},\"id\":\"{:032x}\",\"backend\":\"…\"}} \
-         with the backend that made the layers",
+        "{} is missing and layers/ is not empty; restore it: \
+         {{\"format\":{},\"id\":\"{:032x}\",\"backend\":\"…\"}} with the backend that created the \
+         layers",
         layout::POOL_JSON,
         PoolIdentity::FORMAT,
         random(),
@@ -147,11 +147,11 @@ fn found(dirs: &PoolDirs, backend: BackendKind) -> store::Result<PoolIdentity> {
     Ok(identity)
 }
 
-/// Removes what was half received, or half made of a reserve.
+/// Removes incomplete imports and fetches, and an incomplete reserve.
 fn sweep(dirs: &PoolDirs) -> Result<()> {
     // Before anything needs room: as large as the reserve, and nothing else frees it.
     if let Err(error) = dirs.root.free_temporary(layout::RESERVE.as_ref()) {
-        tracing::warn!(%error, "what is there of a reserve stays");
+        tracing::warn!(%error, "an incomplete reserve file could not be removed");
     }
     for entry in dirs.incoming.entries().context("read incoming/")? {
         let key = LayerId::from_bits(random());
@@ -160,14 +160,16 @@ fn sweep(dirs: &PoolDirs) -> Result<()> {
             .rename(&entry.name, &dirs.trash, key.to_string());
         if let Err(error) = swept {
             // It does no harm: each import has a directory name of its own.
-            tracing::error!(%error, "what was half received stays until the next start");
+            tracing::error!(%error,
+                "an incomplete import or fetch could not be moved to trash/; it stays until the \
+                 next start");
         }
     }
     Ok(())
 }
 
-/// Tries the backend that is wanted. And whether the filesystem has lost a write, if we are the
-/// first to hear of it.
+/// Tries the wanted backend. Also returns whether the filesystem has lost a write, if this process
+/// is the first to learn of it.
 fn choose_backend(
     dirs: &PoolDirs,
     wanted: Wanted,
@@ -210,7 +212,8 @@ fn free_some(dirs: &PoolDirs) {
         let rubbish = names(&dirs.trash).filter(|name| is_volume(name).is_ok_and(|is| !is));
         for name in rubbish {
             if let Err(error) = tree::delete(&dirs.trash, &name, &is_enough) {
-                tracing::debug!(name = %name.display(), %error, "it is deleted later");
+                tracing::debug!(name = %name.display(), %error,
+                    "could not be deleted yet; retrying later");
             }
         }
     }
@@ -235,11 +238,13 @@ fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
             }
             written => written,
         };
-        written.context("remember that a write was lost")
+        written.context("write the record of a write-back error")
     });
     point(Point::DoomNoted);
-    tracing::error!(%error, "the disk failed to write back data while no driver was there to hear of it");
+    tracing::error!(%error, "the disk failed to write back data while no driver was running");
     if let Err(error) = written {
-        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+        tracing::error!(%error,
+            "the write-back error could not be recorded in the pool; a restart of the driver \
+             forgets it");
     }
 }

@@ -2,8 +2,8 @@
 //! unreadable, so the layers that they need are unknown.
 //!
 //! A mount works without the driver, but not without the layers below it, and the kernel does not
-//! tell which those are. So if a start finds an orphan, all layers that are in the pool then stay
-//! until the next start, and all artifacts count as in use. `recover` finds the directories.
+//! say which those are. So if a start finds an orphan, all layers in the pool stay until the next
+//! start, and all artifacts count as in use. `recover` finds the directories.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -111,7 +111,7 @@ pub(super) fn keep_all(inner: &Inner, on_disk: &HashSet<LayerId>, state: &mut St
     let layers: Vec<LayerId> = on_disk.iter().copied().collect();
     tracing::warn!(
         layers = layers.len(),
-        "no sealed content is deleted until the next start: it is unknown what is in use"
+        "an unreadable record may use any layer: no sealed content is deleted until the next start"
     );
     state.volumes.retain(kept_as(), layers);
     state

@@ -51,7 +51,7 @@ pub(super) async fn report(
     Ok(report)
 }
 
-/// What one look came to.
+/// The result of one look.
 #[derive(Debug, Default)]
 struct Look {
     /// How many volumes learned the outcome.

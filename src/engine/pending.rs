@@ -50,7 +50,7 @@ pub(super) fn withdraw_seal_intent(inner: &Inner, key: LayerId) -> Result<()> {
     let name = key.to_string();
     let throw_away = || inner.throw_away_if_there(&inner.dirs.pending, name.as_ref());
     let thrown = inner.with_reserve(throw_away);
-    thrown.context("throw the volume away")
+    thrown.context("move the volume to trash/")
 }
 
 /// The directory of a discarded volume is deleted.

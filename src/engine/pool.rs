@@ -8,7 +8,7 @@ use crate::model::LayerId;
 use crate::store::{PoolDirs, PoolIdentity};
 use crate::sys::{self, Dir};
 
-/// What a pool is, and in which boot it is open.
+/// The identity of a pool, and the boot in which it is open.
 #[derive(Debug)]
 pub(super) struct Origin {
     /// The kernel's boot id: ephemeral content is of one boot.

@@ -32,7 +32,7 @@ pub(super) fn keys(dir: &Dir) -> Result<Vec<LayerId>> {
     Ok(keys.flatten().collect())
 }
 
-/// What is under one name in `volumes/`, `pending/` or `trash/`.
+/// The kind of entry under one name in `volumes/`, `pending/` or `trash/`.
 pub(super) enum Found {
     /// It went since the directory was listed.
     Gone,

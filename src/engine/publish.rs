@@ -1,10 +1,10 @@
 //! Publish: from a request to a mount at its target.
 //!
-//! The path of one call; the cost of no step grows with the size of the tree: make the mount point,
-//! make the volume's directory and content, write its record, mount it detached, attach it. If a
-//! step fails, everything made so far is taken back, in the opposite order. The next start sorts
-//! out what a crash cut short (`recover`). A publish that finds no space waits for a cycle of
-//! garbage collection and begins again.
+//! The path of one call. No step's cost grows with the size of the tree: make the mount point, make
+//! the volume's directory and content, write its record, mount it detached, attach it. If a step
+//! fails, the earlier steps are undone in reverse order. The next start handles a publish that a
+//! crash interrupted (`recover`). A publish that finds no space waits for a cycle of garbage
+//! collection and begins again.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -74,7 +74,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         let engine = inner.clone();
         let job = move || engine.sync(&engine.durability.lock());
         if let Err(error) = inner.threads.syncs.run(job).await? {
-            tracing::warn!(%error, "publishing failed because of what the disk did not write back");
+            tracing::warn!(%error, "a publish failed because the disk failed to write back data");
         }
     }
     result
@@ -139,7 +139,8 @@ async fn plan(
         Decision::Planned(plan) => return Ok(plan),
         Decision::Coming(state) => state,
     };
-    tracing::info!(volume.id = %request.volume, %state, "waiting for content that is about to be sealed");
+    tracing::info!(volume.id = %request.volume, %state,
+        "waiting for content that is being made or sealed");
     let reference = || request.spec.kind.starts_from().swap_remove(0);
     notice::say_of(
         inner.config.notices.as_ref(),
@@ -173,7 +174,7 @@ async fn plan(
     })
 }
 
-/// What is known of a volume that is to be published.
+/// The known facts about a volume that is to be published.
 #[expect(
     clippy::large_enum_variant,
     reason = "there is one at a time, and it is taken apart at once"
@@ -360,7 +361,8 @@ fn take_back(inner: &Inner, request: &PublishRequest, made: &Made) {
         let target = Target::open(&request.target);
         let removed = target.and_then(|target| target.map_or(Ok(()), |target| target.remove()));
         if let Err(error) = removed {
-            tracing::error!(volume.id = %volume, %error, "a failed publish left its target behind");
+            tracing::error!(volume.id = %volume, %error,
+                "a publish failed, and its target could not be removed");
         }
     }
     // The trash may need a block for one more name, if lack of space made the publish fail.
@@ -368,7 +370,8 @@ fn take_back(inner: &Inner, request: &PublishRequest, made: &Made) {
     if made.directory
         && let Err(error) = inner.with_reserve(throw_away)
     {
-        tracing::error!(volume.id = %volume, %error, "a failed publish left its directory behind");
+        tracing::error!(volume.id = %volume, %error,
+            "a publish failed, and the volume's directory could not be moved to trash/");
     }
     // Last: until here the parent's layers must stay.
     let mut state = inner.state.lock();

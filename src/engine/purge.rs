@@ -1,7 +1,7 @@
-//! Emptying the trash, a slice at a time: a tenant decides how long the deletion of a tree takes.
+//! Empties the trash in slices of time: a tenant decides how long the deletion of a tree takes.
 //!
-//! What a round of the collector leaves, the next ones go on with. What is known of each thing in
-//! the trash is `trash`.
+//! The next round of the collector continues where one ended. `trash` keeps the state of each
+//! entry.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use crate::sys::Dir;
 /// The least time for which one thing is deleted.
 const LEAST: Duration = Duration::from_millis(20);
 
-/// What came of deleting for a while.
+/// The result of one slice.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Emptied {
     /// How much is deleted.
     pub(super) deleted: usize,
-    /// Whether room may have come free of what others needed no more.
+    /// Whether the deletions may have freed space.
     pub(super) freed: bool,
     /// Whether it is worth while to go on at once.
     pub(super) more: bool,
@@ -88,7 +88,7 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
                 .context("look into the trash")? =>
         {
             let in_use = inner.backend.in_use(&dir);
-            in_use.context("ask whether what is in the trash is in use")? || is_read(inner, &dir)?
+            in_use.context("ask whether an entry of the trash is in use")? || is_read(inner, &dir)?
         }
         // A layer, or a stray file.
         _ => false,
@@ -99,7 +99,7 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     inner
         .backend
         .delete(trash, name, &inner.patience_of(share))
-        .context("delete what is in the trash")?;
+        .context("empty the trash")?;
     Ok(true)
 }
 

@@ -1,6 +1,6 @@
-//! What people and programs want to know: lists, statistics, and the state of the whole.
+//! Queries: lists, statistics, and the state of the engine.
 //!
-//! Reads only, and walks nothing: what must be walked is measured on the thread for walks.
+//! Queries only read, and walk no tree: sizes are measured on the thread for walks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -146,8 +146,7 @@ pub(super) async fn stats(
     })
 }
 
-/// What is known of the volume or claim that is mounted at a path: its cost, the mount, the limit
-/// that holds.
+/// The volume or claim that is mounted at a path: its size, its mount, its enforced limit.
 fn find<'a>(
     state: &'a mut State,
     volume: &VolumeId,

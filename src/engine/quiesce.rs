@@ -1,8 +1,8 @@
 //! Quiescing: waiting until no process can change, or holds open, the files of a retired volume.
 //!
-//! Most backends freeze the content and are told when the last holder is gone. Where a backend does
-//! not know holders, each file is asked who has it open for writing. That is a walk whose length a
-//! tenant decides. So it runs on a thread of its own, for a bounded time, and rests in between.
+//! Most backends freeze the content and are told when the last holder is gone. If a backend cannot
+//! report holders, the driver checks each file for open writers. The tenant's content decides the
+//! length of that walk. So it runs on a thread of its own, for a bounded time, with pauses.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -152,7 +152,8 @@ async fn until_released(inner: &Arc<Inner>, key: LayerId, mut watch: Watch) {
             Ok(false) => return,
             Ok(true) => {}
             Err(error) => {
-                tracing::warn!(layer = %key, %error, "it is not known whether the volume is in use");
+                tracing::warn!(layer = %key, %error,
+                    "could not find out whether the volume is in use; retrying");
             }
         }
     }
@@ -182,7 +183,7 @@ async fn released(watch: Watch, looks: usize) {
     };
     // However the wait ends, the kernel is asked next.
     if let Ok(Err(error)) = tokio::time::timeout(TRUST_EVENT, sys::readable(watch)).await {
-        tracing::debug!(%error, "no event will come");
+        tracing::debug!(%error, "cannot wait for the kernel's event; polling instead");
         tokio::time::sleep(look_again).await;
     }
 }
@@ -231,18 +232,20 @@ pub(super) async fn until_unwritten(
             }) => break Err(NotCommitted::refused(&path, &why)),
             Err(error) if is_too_long(&error) => {
                 tracing::info!(layer = %key, within = ?ASKING,
-                    "the volume has too many files to ask each who has it open; it is sealed as it is");
+                    "the volume has too many files to check each for writers; it is sealed as it \
+                     is");
                 break Ok(());
             }
             Err(error) if failures == ASKED_AGAIN => {
                 tracing::warn!(layer = %key, %error,
-                    "it is not known whether a process writes to the volume; it is sealed as it is");
+                    "could not find out whether a process writes to the volume; it is sealed as it \
+                     is");
                 break Ok(());
             }
             Err(error) => {
                 let retry = retry_after(failures, &error);
                 tracing::debug!(layer = %key, %error, ?retry,
-                    "it is asked again who writes to the volume");
+                    "could not find out whether a process writes to the volume; retrying");
                 failures += 1;
                 tokio::time::sleep(retry).await;
             }

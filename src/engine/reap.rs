@@ -1,11 +1,11 @@
 //! Garbage collection: cycles that free space, and the walks after them.
 //!
 //! What frees space runs in rounds, on a thread of its own and in this order: expired and unnamed
-//! artifacts, layers that nothing refers to, the trash, eviction when room is short, ends that were
-//! put off, the reserve. How long a round takes no tenant decides: a call that found no room waits
-//! for it. What walks their trees runs after each round, on the thread for walks: sizes that are
-//! not known yet, then stacks that grew long (`flatten`). An artifact leaves the index before its
-//! layers leave their place; a layer leaves its place before it is deleted.
+//! artifacts, layers that nothing refers to, the trash, eviction when space is short, deferred
+//! teardowns, the reserve. Calls that found no space wait for a round, so its length must not
+//! depend on a tenant's trees. Steps that walk trees run after each round, on the thread for walks:
+//! sizes that are not known yet, then stacks that grew long (`flatten`). An artifact leaves the
+//! index before its layers leave their place; a layer leaves its place before it is deleted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,10 +77,10 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
         match walked.await.and_then(|measured| measured) {
             Err(Error::ShuttingDown) => return,
             Err(error) => {
-                tracing::error!(%error, "layers could not be measured; it is tried again later");
+                tracing::error!(%error, "layers could not be measured; retrying later");
                 inner.space.set_short(true);
             }
-            // What is evicted is chosen by its size.
+            // Eviction chooses by size.
             Ok(measured) if measured > 0 && is_nearly_full(&inner) => inner.wake_reaper(),
             Ok(_) => {}
         }
@@ -104,18 +104,15 @@ pub(super) async fn merge_loop(inner: Arc<Inner>) {
             Err(error) => flatten::Merges::failed(error),
         };
         if merges.done > 0 {
-            tracing::info!(
-                flattened = merges.done,
-                "merged layers of stacks that grew long"
-            );
+            tracing::info!(flattened = merges.done, "merged layers of long stacks");
             inner.collector.tables.wake();
         }
         if let Some(error) = merges.failure {
-            tracing::error!(%error, "layers could not be merged; it is tried again later");
+            tracing::error!(%error, "layers could not be merged; retrying later");
             inner.space.set_short(true);
         }
         if merges.tried > 0 {
-            // What is left of merges, also of those that came to nothing, is to be deleted.
+            // Merges, also failed ones, leave something to delete.
             inner.wake_reaper();
         }
     }
@@ -147,7 +144,7 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
         .walks
         .run(move || measure_layers(&engine))
         .await?;
-    // What is evicted is chosen by its size.
+    // Eviction chooses by size.
     if all.step(measured) > 0 {
         rounds(inner, &mut all).await?;
     }
@@ -229,7 +226,7 @@ impl Round {
     fn tell(&self) {
         let done = &self.done;
         if let Some(error) = &self.failure {
-            tracing::error!(%error, "garbage collection failed; it is tried again later");
+            tracing::error!(%error, "garbage collection failed; retrying later");
         } else if done.expired + done.evicted > 0 {
             tracing::info!(
                 expired = done.expired,
@@ -256,7 +253,7 @@ fn round(inner: &Arc<Inner>) -> Round {
         round.step(trash_unused_layers(inner).map(|()| 0));
         round.step(remember_uses(inner));
     }
-    // What only waited to be deleted is no reason to evict anything.
+    // Content that only waits for its deletion is no reason to evict anything.
     let mut freed = empty_trash(inner, &mut round);
     {
         let _one_at_a_time = inner.collector.lock();
@@ -265,7 +262,7 @@ fn round(inner: &Arc<Inner>) -> Round {
     if round.done.evicted > 0 {
         freed |= empty_trash(inner, &mut round);
     }
-    // There is room again, if there is any: what was put off can begin.
+    // There may be space now: deferred teardowns can begin.
     round.step(unpublish::retire_abandoned(inner));
     let is_reserved = inner.keep_reserve();
     round.done.held = round.step(purge::held(inner));
@@ -276,7 +273,7 @@ fn round(inner: &Arc<Inner>) -> Round {
     round
 }
 
-/// Deletes for a while; whether room may have come free of what others needed no more.
+/// Deletes for a while. Returns whether that may have freed space.
 fn empty_trash(inner: &Inner, round: &mut Round) -> bool {
     let emptied = purge::empty(inner, Instant::now() + SLICE);
     let emptied = emptied.unwrap_or_else(|error| {

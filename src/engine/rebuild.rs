@@ -1,6 +1,5 @@
-//! Rebuilds a lost index from the records beside the layers, and
-//! says when it is missed. What reads a whole pool to write a new index lives here; what reads it
-//! to compare is `fsck`'s.
+//! Rebuilds a lost index from the records beside the layers, and detects that it is missing. Code
+//! that reads a whole pool to compare it belongs in `fsck`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -17,11 +16,11 @@ use crate::sys::Dir;
 /// Rebuilds the index of a pool that no driver has open, from the records beside the layers. The
 /// old one is kept as `index.redb.old`.
 ///
-/// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is
-/// taken up from `pending/` or thrown away by the next start. Claims are found by the records in
-/// their directories, with what they are over: those that were mounted since they were made, or
-/// since they were last cloned or snapshotted. What the index alone knows is lost: when artifacts
-/// were last used, names deleted while their content was in use, all other claims, snapshots.
+/// The new index names only content that was durable. A layer without `layer.json` was being
+/// sealed: the next start completes its seal from `pending/`, or discards it. Claims are found by
+/// the records in their directories: those that were mounted since they were created, or since they
+/// were last cloned or snapshotted. What only the index knew is lost: last uses, deletions of names
+/// while their content was in use, all other claims, snapshots.
 pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
     let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
@@ -48,8 +47,8 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
         }
     }
     for artifact in records.into_iter().filter_map(|record| record.artifact) {
-        // A merged layer tells of the same artifact as the layers that it replaced: the shorter
-        // stack is the newer.
+        // A merged layer describes the same artifact as the layers that it replaced. The shorter
+        // stack is the newer one.
         let known = artifacts.get(&artifact.id);
         let newer = known.is_none_or(|known| artifact.layers.len() < known.layers.len());
         if newer && artifact.layers.iter().all(|layer| whole.contains(layer)) {
@@ -115,8 +114,8 @@ fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
     Ok(unfinished)
 }
 
-/// The claims whose directories tell of them, and the directories of those whose records cannot be
-/// read. Of one whose layers are missing the next start says so, and keeps it.
+/// The claims with a readable record, and the directories of claims with an unreadable one. The
+/// next start reports a claim with missing layers, and keeps it.
 fn claims(dirs: &PoolDirs) -> Result<(Vec<PersistentVolume>, Vec<PathBuf>)> {
     let (mut claims, mut unreadable) = (Vec::new(), Vec::new());
     for name in names(&dirs.volumes)? {

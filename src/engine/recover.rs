@@ -1,14 +1,14 @@
-//! Recover: what the last process, or the last boot, left behind becomes what this one knows.
+//! Recovery: builds the state in memory from what the last process, or the last boot, left on disk.
 //!
-//! Sources of truth: the index for what is sealed, the records for what is ephemeral, the kernel's
-//! mount table for what is mounted. `docs/on-disk.md` has the rules; rule 3 of the product is that
-//! after `kill -9` at any instruction nothing published is lost, nothing half-made is visible, and
+//! Sources of truth: the index for sealed content, the records for inline volumes, the kernel's
+//! mount table for mounts. `docs/on-disk.md` has the rules; rule 3 of the product is that after
+//! `kill -9` at any instruction nothing published is lost, nothing half-made is visible, and
 //! nothing leaks.
 //!
-//! One odd name must not keep the driver from starting: what cannot be opened, read or moved is
-//! told of and left where it is, and nothing that it may need is deleted (`orphans`). Only a whole
-//! directory, or the index, that cannot be read ends the start; and what this process lacks itself,
-//! which is no fault of the name ([`sys::Error::is_of_this_process`]).
+//! One bad entry must not keep the driver from starting. An entry that cannot be opened, read or
+//! moved is logged and left in place, and nothing that it may need is deleted (`orphans`). The
+//! start fails only if a whole directory or the index is unreadable, or if this process lacks a
+//! resource ([`sys::Error::is_of_this_process`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -43,12 +43,12 @@ const TO_BE_DISCARDED: Lifecycle = Lifecycle::Quiescing {
     held: false,
 };
 
-/// What recovery found to be done once the engine runs.
+/// Work that recovery leaves to the running engine.
 #[derive(Debug, Default)]
 pub(super) struct Recovered {
     /// Volumes whose end is to be seen to.
     pub(super) leaving: Vec<Teardown>,
-    /// Changes that the index needs: what it names and is not there.
+    /// Changes that the index needs: it names content that does not exist.
     pub(super) changes: Vec<Change>,
     /// Directories that a process may be using and whose content is unknown.
     orphans: Orphans,
@@ -69,7 +69,9 @@ fn sweep_spares(inner: &Inner) -> Result<()> {
             .backend
             .delete(&spares, entry.name.as_ref(), &|| false)
         {
-            tracing::error!(%error, "a directory of an older version stays until the next start");
+            tracing::error!(%error,
+                "a directory of an older version could not be deleted; it stays until the next \
+                 start");
         }
     }
     match root.remove_dir(layout::SPARES) {
@@ -82,8 +84,8 @@ fn sweep_spares(inner: &Inner) -> Result<()> {
 pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
     let mut state = State::default();
-    if let Some(doom) =
-        store::read_doom(&inner.dirs.root, inner.boot()).context("read what was doomed")?
+    if let Some(doom) = store::read_doom(&inner.dirs.root, inner.boot())
+        .context("read the record of a write-back error")?
     {
         state.write_back.taint(doom.until);
     }
@@ -114,7 +116,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     Ok(recovered)
 }
 
-/// What is sealed: artifacts whose layers are all there, and the names that point at them.
+/// Sealed content: artifacts whose layers all exist, and the names that point at them.
 fn recover_index(
     inner: &Inner,
     contents: Contents,
@@ -132,7 +134,7 @@ fn recover_index(
             .find(|layer| !on_disk.contains(layer))
         {
             tracing::error!(artifact.id = %artifact.id, name = %artifact.name(), %layer,
-                "a layer of this artifact is missing; it is forgotten");
+                "a layer of this artifact is missing; the artifact is removed from the index");
             recovered.changes.push(Change::RemoveArtifact(artifact.id));
         } else {
             artifacts.insert(artifact.id, artifact);
@@ -159,8 +161,9 @@ fn recover_index(
     state.catalog = Catalog::recovered(artifacts, names, usage);
 }
 
-/// A volume of this boot, if that is under this name in `volumes/` or `pending/`. All else is put
-/// aside here, unless it cannot be read or is in use; `stale` hears of a volume of another boot.
+/// The volume of this boot under this name in `volumes/` or `pending/`, if there is one. Anything
+/// else is moved to the trash, unless it is unreadable or in use. `stale` is called with a volume
+/// of another boot.
 fn volume_at(
     inner: &Inner,
     (parent, name): (Parent, &Path),
@@ -172,7 +175,7 @@ fn volume_at(
     match look(from, name)? {
         Found::Gone => {}
         Found::Stray => {
-            put_away(inner, from, name, "it is no directory");
+            put_away(inner, from, name, "it is not a directory");
         }
         Found::Unreadable(error) => leave(inner, parent, name, &error, recovered),
         Found::Unrecorded(dir, why) => {
@@ -196,7 +199,7 @@ fn is_of_this_boot(inner: &Inner, record: &VolumeRecord) -> bool {
     record.is_of(inner.boot(), inner.origin().superblock)
 }
 
-/// Leaves a directory where it is that cannot be opened or read, and what it may need.
+/// Leaves a directory in place that cannot be opened or read, with all that it may need.
 fn leave(
     inner: &Inner,
     parent: Parent,
@@ -205,12 +208,13 @@ fn leave(
     recovered: &mut Recovered,
 ) {
     let path = parent.dir(inner).path().join(name);
-    tracing::error!(path = %path.display(), %error, "left as it is: nothing tells what it is");
+    tracing::error!(path = %path.display(), %error,
+        "left in place: its record could not be read, so its owner is unknown");
     recovered.orphans.add_unknown();
 }
 
-/// Throws rubbish away, unless a process may be using it: a record is written before the mount, and
-/// may have been damaged later.
+/// Moves an entry without a valid record to the trash, unless a process may be using it: the record
+/// may have been damaged after the mount.
 fn put_away_unless_used(
     inner: &Inner,
     (parent, name, dir): (Parent, &Path, &Dir),
@@ -242,10 +246,10 @@ fn recover_volumes(
         let name = Path::new(&entry.name);
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
         if let Some(id) = id.as_ref().filter(|id| state.claims.contains(id)) {
-            // Durable, and not to be guessed at: what is wrong with it ends the start.
+            // Durable content must not be guessed: an error here fails the start.
             match volumes.open_beneath(name) {
                 Err(error) if error.is_no_directory() => {
-                    put_away(inner, volumes, name, "it is no directory");
+                    put_away(inner, volumes, name, "it is not a directory");
                 }
                 dir => {
                     let dir = dir.context("open a volume's directory")?;
@@ -276,8 +280,8 @@ fn recover_volumes(
     Ok(())
 }
 
-/// Says that what was to be kept of a volume did not survive the end of its boot. Once: it is put
-/// away.
+/// Reports that a volume's content was lost with its boot, before it was sealed. Only once: the
+/// volume is then moved to the trash.
 fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     if record.seal.is_some() {
         let notices = inner.config.notices.as_ref();
@@ -292,7 +296,7 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     match store::read_outcome(dir) {
         Err(error) if !error.is_of_this_process() => {
             tracing::error!(path = %dir.path().display(), %error,
-                "how its pod ended cannot be read; the outcome counts as not reported");
+                "the recorded outcome of the pod is unreadable; it counts as not reported");
             Ok(None)
         }
         outcome => outcome.context("read a volume's outcome"),
@@ -304,7 +308,7 @@ fn end_of(dir: &Dir) -> Result<Option<Timestamp>> {
     match store::read_end(dir) {
         Err(error) if !error.is_of_this_process() => {
             tracing::error!(path = %dir.path().display(), %error,
-                "when its pod ended cannot be read; the time of its seal counts");
+                "the recorded end of the pod is unreadable; the time of the seal is used instead");
             Ok(None)
         }
         ended => ended.context("read when a volume's pod ended"),
@@ -323,7 +327,8 @@ fn mount_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Resu
             }
             Err(error) => {
                 tracing::error!(volume.id = %record.id, target = %target.display(), %error,
-                    "whether it is mounted there cannot be seen");
+                    "could not find out whether the volume is mounted at the target; it counts as \
+                     not mounted");
             }
         }
     }
@@ -355,7 +360,7 @@ fn recover_pending(
             .clone()
             .filter(|plan| Path::new(&plan.layer.to_string()) == name);
         let Some(plan) = plan else {
-            let why = "its record says that it is not to be sealed";
+            let why = "its record has no seal intent";
             // In the trash its record says what it needs.
             if !put_away(inner, pending, name, why) {
                 let orphans = &mut recovered.orphans;
@@ -366,12 +371,13 @@ fn recover_pending(
         inner.saw(record.created);
         let key = plan.layer;
         if state.catalog.contains(&plan.artifact) {
-            // Everything was done but tidying up.
+            // Only the clean-up was missing.
             if let Err(error) = confirm(inner, key) {
-                tracing::warn!(layer = %key, %error, "a rebuilt index would not know this layer");
+                tracing::warn!(layer = %key, %error,
+                    "the layer could not be confirmed: an index rebuilt now would not include it");
             }
             if !put_away(inner, pending, name, "it is sealed") {
-                // As where it could not be taken back by the commit.
+                // As when a commit cannot withdraw the intent.
                 state.catalog.set_durable(&plan.artifact, false);
             }
             continue;
@@ -389,8 +395,8 @@ fn recover_pending(
     Ok(())
 }
 
-/// The layers that a seal has chosen which was cut short. Where that cannot be read it is what it
-/// would choose now: what it did choose and is not there when it goes on, it does not stack.
+/// The layers that an interrupted seal has chosen. If they are unreadable, the layers that it would
+/// choose now. When the seal continues, it does not stack a chosen layer that is missing.
 fn chosen(
     inner: &Inner,
     key: LayerId,
@@ -405,7 +411,7 @@ fn chosen(
                 inner,
                 &inner.dirs.layers,
                 name.as_ref(),
-                "it is no directory",
+                "it is not a directory",
             );
             return Ok(Vec::new());
         }
@@ -416,9 +422,10 @@ fn chosen(
         },
     };
     if error.is_of_this_process() {
-        return Err(error).context("read what a seal has begun");
+        return Err(error).context("read the record of an interrupted seal");
     }
-    tracing::error!(layer = %key, %error, "what a seal has begun cannot be read");
+    tracing::error!(layer = %key, %error,
+        "the record of an interrupted seal is unreadable; its layers are chosen again");
     Ok(state.catalog.parent_layers(record))
 }
 
@@ -461,8 +468,8 @@ fn recover_trash(
     Ok(())
 }
 
-/// The layer that a sealed volume became, if a process still reads it; its promise lies in the
-/// trash until that is over. What it was mounted over must stay, whatever became of the artifact.
+/// The layer of a sealed volume that a process still reads; its intent stays in the trash until
+/// then. The layers below it must stay, whatever happens to the artifact.
 fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
     let Some(plan) = &record.seal else {
         return Ok(None);
@@ -477,8 +484,8 @@ fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
     Ok(is_read.then_some(plan.layer))
 }
 
-/// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash
-/// cut short.
+/// Moves layers to the trash that nothing refers to: from a seal that a power cut undid, or from a
+/// collection that a crash interrupted.
 fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State) {
     let mut known = state.referenced_layers();
     known.extend(state.volumes.all_retiring().map(|(key, _)| key));
@@ -498,12 +505,13 @@ fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
     let path = from.path().join(name);
     match inner.throw_away(from, name) {
         Ok(_) => {
-            tracing::info!(path = %path.display(), why, "thrown away");
+            tracing::info!(path = %path.display(), why, "moved to trash/");
             point(Point::RecoverThrownAway);
             true
         }
         Err(error) => {
-            tracing::error!(path = %path.display(), why, %error, "to be thrown away, and left where it is");
+            tracing::error!(path = %path.display(), why, %error,
+                "could not be moved to trash/; it is left in place");
             false
         }
     }

@@ -1,4 +1,4 @@
-//! Removal of artifacts: from sight, then from the index, then their layers from their place.
+//! Removal of artifacts: from memory, then from the index, then their layers to the trash.
 //! `destroy` removes by name; `reap` and `evict` choose what else goes.
 
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use super::state::State;
 use crate::model::{Artifact, ArtifactId, LayerId, Name};
 use crate::store::Change;
 
-/// What went, and the bytes of the layers that went with it.
+/// The removed artifacts, and the bytes of the layers that were removed with them.
 #[derive(Default)]
 pub(super) struct Removed {
     pub(super) artifacts: usize,
     pub(super) bytes: u64,
 }
 
-/// Removes artifacts: from sight, then from the index, then their layers from their place.
+/// Removes artifacts: from memory, then from the index, then their layers to the trash.
 pub(super) fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> {
     // The layers stay in their place while the index may name them.
     let mut pins = Pins::none(inner);
@@ -77,8 +77,8 @@ pub(super) fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> 
     })
 }
 
-/// Deletes what has this name. Waits until it is durable, so that the index is told of one thing at
-/// a time.
+/// Deletes the artifact with this name. Waits until the artifact is durable, so that the index gets
+/// one change at a time.
 pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
     loop {
         inner
@@ -185,7 +185,8 @@ fn destroy_now(inner: &Arc<Inner>, name: Name, fits: impl Fn(&Artifact) -> bool)
     if let Err(error) = remove(inner, &[id]) {
         // The name is gone, as the caller wants. A repeated call answers that there is no such
         // artifact.
-        tracing::warn!(artifact.id = %id, %error, "its name is destroyed; what it was of goes later");
+        tracing::warn!(artifact.id = %id, %error,
+            "the name is destroyed, but its content could not be deleted yet; retrying later");
     }
     Ok(true)
 }

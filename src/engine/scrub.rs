@@ -17,7 +17,7 @@ use super::{fsck, reap};
 /// How many findings are logged at a time; an emptied pool has one for each layer.
 const MOST_TOLD: usize = 100;
 
-/// Compares some minutes after the start, when what was left over is put away, and then seldom.
+/// Compares some minutes after the start, when leftovers are cleaned up, and then seldom.
 pub(super) async fn watch_loop(inner: Arc<Inner>) {
     let mut told = HashSet::new();
     let mut wait = inner.config.first_check;
@@ -36,7 +36,8 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
             }
             Err(Error::ShuttingDown) => return,
             Err(error) => {
-                tracing::warn!(%error, "index and directories cannot be compared; it is tried again later");
+                tracing::warn!(%error,
+                    "the index could not be compared with the directories; retrying later");
             }
         }
     }
@@ -51,9 +52,9 @@ fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
     }
 }
 
-/// What two looks find, with a round of the collector in between. Volumes come and go between the
-/// looks at memory and at the disk, and what they leave waits for its round; what one look finds
-/// for that alone the other does not.
+/// Returns the findings that two comparisons have in common, with a round of the collector in
+/// between. Volumes change between the looks at memory and at the disk. A finding from such a
+/// change is in one comparison only.
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
     let check = || {
         let engine = inner.clone();
@@ -87,7 +88,7 @@ fn tell(told: &HashSet<Finding>, found: &HashSet<Finding>) {
     if let Some(more @ 1..) = new.len().checked_sub(MOST_TOLD) {
         tracing::warn!(
             more,
-            "index and directories disagree in more than is told here: `baggageclaim check` has all"
+            "index and directories disagree in more places: `baggageclaim check` lists all"
         );
     }
 }

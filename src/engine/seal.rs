@@ -1,5 +1,4 @@
-//! The end of a retired volume: it is decided whether the volume is sealed, then it is sealed,
-//! given up, or deleted.
+//! The end of a retired volume: decides whether it is sealed, then seals, discards or deletes it.
 //!
 //! [`drive`] does the actions of `lifecycle` in a task of each volume. An artifact can be forked as
 //! soon as its content is in place. Whether it is durable (`commit`) matters only to other
@@ -66,13 +65,14 @@ pub(super) async fn drive(inner: &Arc<Inner>, key: LayerId, mut action: Action) 
             }
         };
         let retry = retry_after(attempt, &error);
-        tracing::warn!(layer = %key, %error, ?retry, "a volume's teardown did not succeed yet");
+        tracing::warn!(layer = %key, %error, ?retry,
+            "a step of a volume's teardown did not succeed yet; retrying");
         tokio::time::sleep(retry).await;
         attempt += 1;
     }
 }
 
-/// That a copy has found no space, as far as this process knows.
+/// Since when a copy has found no space, as far as this process knows.
 #[derive(Debug, Clone, Copy)]
 struct Short {
     since: Instant,
@@ -191,11 +191,12 @@ async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
         .seals
         .run(move || match engine.retired_dir(key)? {
             Some(dir) => store::waits_no_more(&dir, store::Wait::Room)
-                .context("forget that no room was found"),
+                .context("reset the recorded wait for room"),
             None => Ok(()),
         });
     if let Err(error) = forgotten.await.and_then(|forgotten| forgotten) {
-        tracing::debug!(layer = %key, %error, "an earlier wait for room is counted too");
+        tracing::debug!(layer = %key, %error,
+            "could not reset the recorded wait for room; the next wait includes it");
     }
 }
 
@@ -211,7 +212,7 @@ async fn decide_at_rest(
     // The marker is content. Everything else can be decided before the walk that a wait costs.
     if plan.keep.commit == Commit::OnMarker {
         let at_rest = until_unwritten(inner, key, record, waits).await;
-        // That its step left no marker is told rather than that it could not be sealed.
+        // A missing marker is reported before a failure to seal.
         return Ok(match (decide(inner, key, plan, record).await?, at_rest) {
             (Verdict::Seal, Err(why)) => Verdict::GiveUp(why),
             (verdict, _) => verdict,
@@ -307,12 +308,13 @@ async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: store::Wait, now:
         let Some(dir) = engine.retired_dir(key)? else {
             return Ok(Duration::ZERO);
         };
-        let since = store::waiting_since(&dir, wait, now).context("note since when it waits")?;
+        let since = store::waiting_since(&dir, wait, now).context("record when the wait began")?;
         Ok(Duration::from_secs(now.saturating_sub(since)))
     });
     let waited = noted.await.and_then(|noted: Result<Duration>| noted);
     waited.unwrap_or_else(|error| {
-        tracing::debug!(layer = %key, %error, ?wait, "the wait is counted by this process only");
+        tracing::debug!(layer = %key, %error, ?wait,
+            "could not record when the wait began; a restart of the driver begins it again");
         Duration::ZERO
     })
 }

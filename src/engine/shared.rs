@@ -52,13 +52,12 @@ pub struct Config {
     pub threads: usize,
     /// How long a publish waits for content that is known to be coming.
     pub input_wait: Duration,
-    /// How long a finished volume waits for its pod's outcome before it is thrown away.
+    /// How long a finished volume waits for its pod's outcome before it is discarded.
     pub outcome_wait: Duration,
-    /// How long a process may hold a finished volume open before its pod's people are told.
+    /// How long a process may hold a finished volume open before the pod gets a `HeldOpen` event.
     pub held_wait: Duration,
-    /// How long a seal that is a copy finds no room for it, while caches are evicted, before the
-    /// volume is thrown away. (Where a seal is no copy it needs a few blocks, and waits for them as
-    /// long as it takes.)
+    /// If a seal is a copy: how long it waits for space, while caches are evicted, before the
+    /// volume is discarded. (Other seals need only a few blocks, and wait without a limit.)
     pub room_wait: Duration,
     /// Percent of the pool's bytes or inodes in use above which unused artifacts are evicted …
     pub high_watermark: u8,
@@ -70,8 +69,8 @@ pub struct Config {
     pub first_check: Duration,
     /// … and how often from then on.
     pub check_interval: Duration,
-    /// How long the index may not know that an artifact was used, before it is told for that alone:
-    /// what a crash forgets of it.
+    /// How long the index may lack an artifact's last use before it is written for that alone. A
+    /// crash forgets at most this much.
     pub uses_unwritten: Duration,
     /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
     pub reserve: u64,
@@ -79,7 +78,7 @@ pub struct Config {
     pub share: bool,
     /// Where people's notices go; `None`: nowhere.
     pub notices: Option<Notices>,
-    /// The source of what a publish does not tell about pods; `None`: there is none.
+    /// The source of facts about pods that a publish does not carry; `None`: there is none.
     pub pods: Option<Arc<dyn Pods>>,
 }
 

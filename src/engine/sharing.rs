@@ -59,8 +59,8 @@ pub(super) fn to_share(inner: &Inner) -> Vec<Artifact> {
     wanted
 }
 
-/// Changes what is known of a durable artifact in the tier: in the index, in memory, and in the
-/// record of its newest layer. `false`: there is none of that id.
+/// Changes a durable artifact's state in the tier: in the index, in memory, and in the record of
+/// its newest layer. `false`: there is no such artifact.
 pub(super) fn set_sharing(
     inner: &Inner,
     id: ArtifactId,

@@ -1,5 +1,5 @@
-//! Room in the pool: who asks for how much, what eviction would free, and the reserve that is held
-//! back for a full disk. What is evicted, and when, is the collector's (`reap`).
+//! Space in the pool: requests for it, how much eviction would free, and the reserve for a full
+//! disk. The collector (`reap`) decides what is evicted, and when.
 
 use std::collections::HashSet;
 
@@ -10,9 +10,9 @@ use super::shared::Inner;
 use crate::model::{LayerId, layout};
 use crate::sys::{Errno, Space};
 
-/// How many bytes the eviction of all unused artifacts would free; a layer that is not measured yet
-/// counts as `unmeasured`, and one that cannot be as nothing: what may be lost, or is not to be
-/// deleted either, is no room to count on.
+/// How many bytes the eviction of all unused artifacts would free. A layer that is not measured yet
+/// counts as `unmeasured`. A layer that cannot be measured counts as 0: it may be impossible to
+/// delete, too.
 pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
     let state = inner.state.lock();
     let in_use = state.artifacts_in_use();
@@ -54,22 +54,22 @@ pub(super) fn excess(total: u64, available: u64, percent: u8) -> u64 {
 
 /// Asking for room, and the reserve.
 impl Inner {
-    /// The same because a call found no room for so many bytes (see [`Inner::asked`]): what is
-    /// unused goes if that is enough.
+    /// The same because a call found no space for so many bytes (see [`Inner::asked`]): unused
+    /// content is evicted if that is enough.
     pub(super) fn ask_for_room(&self, bytes: u64) {
         self.space.ask(bytes);
         self.wake_reaper();
     }
 
-    /// Asks for the room that something failed for want of.
+    /// Asks for the space that a failed operation lacked.
     pub(super) fn ask_for_room_after<T>(&self, result: &Result<T>) {
         if let Err(Error::Full(shortage)) = result {
             self.ask_for_room(shortage.needs);
         }
     }
 
-    /// Does what must be possible on a full disk too: once more with the room that is held back, if
-    /// it found none.
+    /// Runs an operation that must work on a full disk too. If the disk is full, frees the reserve
+    /// and tries once more.
     pub(super) fn with_reserve<T>(
         &self,
         attempt: impl Fn() -> crate::sys::Result<T>,
@@ -83,22 +83,23 @@ impl Inner {
         }
     }
 
-    /// Makes room for what must be possible on a full disk too, and asks for more room to be made
+    /// Deletes the reserve for an operation that must work on a full disk, and asks for more space
     /// ([`Inner::ask_for_room`]).
     pub(super) fn give_back_reserve(&self, bytes: u64) {
         match self.dirs.root.remove_file(layout::RESERVE) {
             Ok(()) => {
-                tracing::warn!("the disk is full: the reserve is given back");
+                tracing::warn!("the disk is full: the reserve file was deleted to make room");
                 point(Point::ReserveGivenBack);
             }
             Err(error) if error.is(Errno::ENOENT) => {}
-            Err(error) => tracing::error!(%error, "the reserve could not be given back"),
+            Err(error) => tracing::error!(%error,
+                "the disk is full, and the reserve file could not be deleted"),
         }
         self.ask_for_room(bytes);
     }
 
-    /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a
-    /// small pool. Whether all is there that is to be held back.
+    /// Creates the reserve if it is missing and there is space for it: at most a sixteenth of a
+    /// small pool. Returns whether the whole reserve exists.
     pub(super) fn keep_reserve(&self) -> bool {
         let made = || -> crate::sys::Result<bool> {
             let root = &self.dirs.root;
@@ -115,7 +116,7 @@ impl Inner {
             Ok(true)
         };
         made().unwrap_or_else(|error| {
-            tracing::warn!(%error, "the reserve could not be made");
+            tracing::warn!(%error, "the reserve file could not be created");
             false
         })
     }

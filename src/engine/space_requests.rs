@@ -1,5 +1,5 @@
-//! Who found no space: the calls that wait for some, and whether a cycle of garbage collection is
-//! due as soon as any comes free. How space is made is decided by `gc`.
+//! Calls that found no space and wait for some, and whether a cycle of garbage collection is due as
+//! soon as space comes free. `reap` decides how space is made.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -35,7 +35,7 @@ impl SpaceRequests {
         !self.asked.lock().is_empty()
     }
 
-    /// What each call needs that waits; from here on they are seen to.
+    /// The needs of all waiting calls. From here on they count as handled.
     pub(super) fn take(&self) -> Vec<u64> {
         std::mem::take(&mut *self.asked.lock())
     }

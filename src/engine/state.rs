@@ -140,9 +140,9 @@ impl State {
         self.volumes.parents().chain(exported).collect()
     }
 
-    /// Whether this volume may be the last that needs something. It is not where its parent has its
-    /// name and time still, and the same layers: most volumes are forks of what the next ones are
-    /// forked from, too, or of nothing.
+    /// Whether this volume may be the last user of a layer. It is not if its parent still has its
+    /// name, its time and its layers: the next volumes are forks of that, too. Most volumes are of
+    /// this kind, or are no forks.
     pub(super) fn may_be_last_of(&self, record: &VolumeRecord, now: Timestamp) -> bool {
         let parent = record.parent.and_then(|id| self.catalog.get(&id));
         match parent {

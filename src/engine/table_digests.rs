@@ -1,5 +1,5 @@
-//! What the running driver knows of the layers' tables of contents: their digests, and which layer
-//! is being read for one. `tables` makes the tables.
+//! The layers' tables of contents, as the running driver knows them: their digests, and the layer
+//! that is being read for a table. `tables` makes the tables.
 //!
 //! A table lies beside the layer's content, as `layers/<id>/table`. Its SHA-256 names the layer
 //! between nodes and is an attribute of that file.
@@ -78,7 +78,8 @@ impl TableDigests {
         let still = |reading: &mut Option<Reading>| reading.as_ref().is_some_and(is_it);
         let waited = self.closed.wait_while_for(&mut reading, still, CLOSES);
         if waited.timed_out() {
-            tracing::debug!(%layer, "the job that makes tables of contents still has a file of the layer open");
+            tracing::debug!(%layer,
+                "the job that makes tables of contents still has a file of the layer open");
         }
     }
 

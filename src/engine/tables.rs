@@ -41,7 +41,7 @@ pub(super) async fn table_loop(inner: Arc<Inner>) {
         // A thread that has the lowest priority cannot get another one back: it ends.
         let made = threads::apart("tables", async move { make_missing(&engine) }).await;
         if let Err(error) = made {
-            tracing::error!(%error, "tables of contents could not be made; the next round tries again");
+            tracing::error!(%error, "tables of contents could not be made; the next round retries");
         }
     }
 }
@@ -70,7 +70,8 @@ fn make_missing(inner: &Inner) {
             Ok(None) => {}
             Err(error) => {
                 let pause = tables.failed.put_off(&layer);
-                tracing::warn!(%layer, %error, ?pause, "a layer's table of contents cannot be made");
+                tracing::warn!(%layer, %error, ?pause,
+                    "a layer's table of contents cannot be made");
             }
         }
     }
@@ -127,7 +128,8 @@ fn make(layer: &Dir, stop: Stop<'_>) -> Result<Sha256> {
         .rename_over(&temporary, layer, layout::TABLE)
         .context("place a layer's table of contents")?;
     point(Point::TablePlaced);
-    tracing::debug!(layer = %layer.path().display(), %digest, took = ?began.elapsed(), "made a table of contents");
+    tracing::debug!(layer = %layer.path().display(), %digest, took = ?began.elapsed(),
+        "made a table of contents");
     Ok(digest)
 }
 

@@ -36,7 +36,7 @@ impl<'a> Target<'a> {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Error::Target {
                 path: path.to_owned(),
-                problem: "is no path of a directory".to_owned(),
+                problem: "cannot be the path of a directory".to_owned(),
             });
         };
         match Dir::open(above) {
@@ -90,7 +90,7 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Makes the mount point, or takes an empty directory as it; tells whether it was made.
+    /// Makes the mount point, or accepts an empty directory. Returns whether it was made.
     fn make(&self) -> Result<bool> {
         match self.parent.create_dir(&self.name, 0o750) {
             Ok(()) => return Ok(true),
@@ -111,14 +111,15 @@ impl<'a> Target<'a> {
                     Ok(false)
                 } else {
                     Err(self.problem(
-                        "is a directory that is not empty; mounting there would hide what is in it, move that away",
+                        "is a directory that is not empty; a mount would hide its content; move \
+                         that away",
                     ))
                 }
             }
         }
     }
 
-    /// The same. The error of a full disk tells whether that is the pool's: on another disk an
+    /// The same. The error for a full disk says whether it is the pool's disk: on another disk,
     /// eviction would free nothing.
     pub(super) fn make_beside(&self, pool: &Dir) -> Result<bool> {
         match self.make() {
@@ -168,8 +169,8 @@ impl<'a> Target<'a> {
             Ok(()) => Ok(()),
             Err(error) if error.is(Errno::ENOENT) => Ok(()),
             Err(error) if error.is(Errno::ENOTEMPTY) || error.is(Errno::EEXIST) => Err(self.problem(
-                "is no mount point, and is not empty; what is in it was not put there by this driver and is left \
-                 alone: move it away",
+                "is not a mount point and is not empty; this driver did not create what is in it; \
+                 move it away",
             )),
             Err(error) if error.is(Errno::ENOTDIR) => {
                 Err(self.problem("is not a directory, and was not made by this driver; remove it"))

@@ -19,12 +19,12 @@ use tokio::sync::oneshot;
 use super::error::{Context, Error, Result};
 use crate::sys;
 
-/// How many unmounted filesystems are put away at a time: as fast as 16 callers unmount them on two
+/// How many unmounted filesystems are released at a time: as fast as 16 callers unmount them on two
 /// cores (64 were no faster).
 const FREEZES: usize = 8;
 
-/// How many unmounted persistent volumes are put away at a time. Each waits for the disk, and all
-/// of them for the write-back of the same pool.
+/// How many unmounted persistent volumes are released at a time. Each waits for the disk, and all
+/// of them for the write-back of one pool.
 const CLOSES: usize = 8;
 
 /// How many exports and imports run at a time; further ones wait for their turn.
@@ -37,10 +37,10 @@ pub(super) struct ThreadPools {
     pub(super) calls: Threads,
     /// Ends volumes.
     pub(super) seals: Threads,
-    /// Lets the kernel put away what was unmounted, and what is left of a volume in which nothing
-    /// was written.
+    /// Lets the kernel release unmounted filesystems, and deletes volumes that nothing was written
+    /// to.
     pub(super) freezes: Threads,
-    /// The same for persistent volumes, whose unmount writes back all that the pool holds.
+    /// The same for persistent volumes, whose unmount writes back all dirty data of the pool.
     pub(super) closes: Threads,
     /// Waits for the disk. One thread.
     pub(super) syncs: Threads,

@@ -1,5 +1,5 @@
-//! Transactions: changes of the index, and what follows when their result is not known.
-//! Walks over all artifacts belong here, too; what is changed is decided by the callers.
+//! Transactions: changes of the index, and the handling of a result in doubt. Walks over all
+//! artifacts belong here, too. The callers decide what is changed.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -62,7 +62,9 @@ impl Inner {
     fn write_index(&self, changes: &[Change]) -> store::Result<()> {
         match self.index.commit(changes) {
             Err(error) if error.is_full() => {
-                tracing::warn!(%error, "the index could not be written");
+                tracing::warn!(%error,
+                    "the disk is full: the index could not be written; trying again with the \
+                     reserve's space");
                 self.give_back_reserve(0);
                 match self.index.reopen() {
                     Err(_) if error.is_unsure() => Err(error),
@@ -75,13 +77,13 @@ impl Inner {
         }
     }
 
-    /// From now on nothing is changed in the pool but by unpublish, until the next start. What runs
-    /// in the background stops as it does when the engine ends.
+    /// Degrades the engine: until the next start, only unpublish changes the pool. Background work
+    /// stops as at the end of the engine.
     fn degrade(&self, why: &Error) {
         self.state.lock().health.degrade(why.to_string());
         tracing::error!(error = %why,
-            "whether the index has its last change is not known: nothing is changed in the pool until the index can be opened again, \
-             and then the driver ends; volumes are still unmounted");
+            "a write to the index is in doubt: the driver changes nothing in the pool until the \
+             index can be opened again, and then restarts; volumes are still unmounted");
         self.lifetime.stop();
         self.state.notify();
     }
@@ -92,21 +94,22 @@ impl Inner {
     }
 }
 
-/// What came of a transaction.
+/// The result of a transaction.
 #[derive(Debug)]
 #[must_use]
 pub(super) enum Transaction {
     /// The index has all of it, durably.
     Committed,
-    /// The index has nothing of it: what was made for it is to be taken back.
+    /// The index has none of it: the caller undoes its preparations.
     RolledBack(Error),
-    /// It is not known which: what was made for it stays where it is, for the next start, which
-    /// knows. Nothing is deleted meanwhile.
+    /// The result is in doubt. The caller leaves its preparations in place for the next start,
+    /// which knows the result. Nothing is deleted meanwhile.
     InDoubt(Error),
 }
 
 impl Transaction {
-    /// For those who take back in memory only. Nothing that is only in memory outlives a doubt.
+    /// For callers that only undo changes in memory: an engine in doubt ends, and its memory with
+    /// it.
     pub(super) fn result(self) -> Result<()> {
         match self {
             Self::Committed => Ok(()),
@@ -115,8 +118,8 @@ impl Transaction {
     }
 }
 
-/// Waits until the index of a degraded engine can be opened again, and says so: then the process is
-/// to end, and the next start sorts out what the index has.
+/// Waits until the index of a degraded engine can be opened again, then asks for a restart: the
+/// next start reads what the index has.
 pub(super) async fn await_index(inner: Arc<Inner>) {
     inner.lifetime.stopping().await;
     for retry in RETRY
@@ -135,7 +138,7 @@ pub(super) async fn await_index(inner: Arc<Inner>) {
         }
     }
     tracing::info!(
-        "the index can be opened again: the driver ends, so that the next start reads it"
+        "the index can be opened again: the driver exits so that the next start reads it"
     );
     inner.lifetime.ask_for_restart();
 }

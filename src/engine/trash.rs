@@ -1,9 +1,8 @@
-//! What is known of the trash: how often the deletion of each thing was tried, and which room comes
-//! free by it.
+//! The state of the trash in memory: how often the deletion of each entry was tried, and how much
+//! space it frees.
 //!
-//! What was tried least comes first, and of that what holds most for the names that it has: so a
-//! tree of millions of files holds up no large file that was thrown away with it. Deleting is
-//! `purge`.
+//! Entries with the fewest attempts come first, then those with the most bytes per name. So a tree
+//! of millions of files does not delay the deletion of a large file. `purge` deletes.
 
 use std::collections::HashMap;
 
@@ -21,7 +20,7 @@ pub(super) const MOST_TRIES: u32 = 2000;
 /// So many slices of deletion, some seconds, the room of a measured layer is counted on.
 const SOON: u32 = 8;
 
-/// What is known of what lies there, by its name.
+/// The state of each entry, by its name.
 #[derive(Debug, Default)]
 pub(super) struct Trash(Mutex<HashMap<LayerId, Thrown>>);
 
@@ -44,7 +43,7 @@ impl Thrown {
     }
 }
 
-/// What a layer was found to cost; `None`: it is not measured yet.
+/// The measured size of a layer; `None`: it is not measured yet.
 type Cost = Option<Usage>;
 
 impl Trash {
@@ -101,7 +100,7 @@ fn room(usage: Usage) -> (u64, u64) {
     (usage.bytes, usage.files + usage.directories)
 }
 
-/// What is deleted first has the least of these: tries, and names for each byte.
+/// The sort key, smallest first: attempts, then names per byte.
 pub(super) fn order(thrown: &Thrown) -> (u32, u64) {
     let (bytes, names) = thrown.layer.flatten().map_or((0, 1), room);
     (thrown.tries, u64::MAX - bytes / names.max(1))

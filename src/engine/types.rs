@@ -1,6 +1,5 @@
-//! What goes into the engine and what comes out: requests, answers, and the rows of its lists.
-//! Plain values only: what is done with them is beside, and what they look like outside is
-//! upstairs.
+//! Requests to the engine, its answers, and the rows of its lists. Plain values only: other modules
+//! here use them, and higher tiers format them.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -31,7 +30,7 @@ pub struct PublishRequest {
     /// The number in the shared tier of the name that it commits to. `None`: the tier was not
     /// asked.
     pub base: Option<u64>,
-    /// The number of the last clear of that name in the shared tier. 0: none is known.
+    /// The number of the name's last clear in the shared tier. 0: none is known.
     pub cleared: u64,
     /// Whether its content may leave this node: `share`, after the node's default.
     pub share: bool,
@@ -92,7 +91,7 @@ pub struct Published {
     pub limit_unenforced: Option<String>,
 }
 
-/// What a volume was last found to cost.
+/// The last measured size of a volume.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Measured {
     pub(super) usage: Option<Usage>,
@@ -153,7 +152,8 @@ pub struct VolumeRow {
     pub limit_unenforced: Option<String>,
 }
 
-/// What the volumes of a pod make of an outcome. All zero: the pod has none here that could.
+/// The effect of an outcome on the pod's volumes. All zero: the pod has no volumes here that wait
+/// for one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OutcomeReport {
     /// For how many it was news.
@@ -187,7 +187,7 @@ pub struct ArtifactRow {
     /// Its name; `None` when the name has moved on to newer content.
     pub name: Option<Reference>,
     pub layers: usize,
-    /// What its layers cost together; `None` while one is not measured yet.
+    /// The size of its layers together; `None` while one is not measured yet.
     pub usage: Option<Usage>,
     pub created: Timestamp,
     pub last_used: Timestamp,
@@ -198,7 +198,7 @@ pub struct ArtifactRow {
     pub durable: bool,
     /// What is known of it in the shared tier.
     pub sharing: Sharing,
-    /// Who made it; `None`: a version made it that did not note that.
+    /// Its creator; `None`: an older version made it, which did not record that.
     pub made_by: Option<Maker>,
     /// The digests of its content that are known.
     pub digests: Digests,

@@ -148,14 +148,15 @@ pub(super) fn retire_abandoned(inner: &Arc<Inner>) -> Result<usize> {
         match retire(inner, &volume) {
             Ok(Some(key)) => {
                 tracing::info!(volume.id = %volume,
-                    "kubelet will not unpublish it any more: its teardown begins");
+                    "kubelet will no longer unpublish this volume: its teardown begins");
                 teardown::begin_soon(inner, Teardown { key, pin: None });
                 retired += 1;
             }
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(volume.id = %volume, %error,
-                    "kubelet will not unpublish it any more, and its teardown cannot begin");
+                    "kubelet will no longer unpublish this volume, and its teardown could not \
+                     begin");
                 failure.get_or_insert(error);
             }
         }

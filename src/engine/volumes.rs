@@ -1,5 +1,5 @@
-//! Inline volumes in memory: those that pods have, those that pods are done with, and which of them
-//! an operation works on. Only [`lifecycle::step`] changes the state of a volume.
+//! Inline volumes in memory: live ones, retired ones, and which of them an operation works on. Only
+//! [`lifecycle::step`] changes the state of a volume.
 //!
 //! What is done to volumes is in `publish`, `unpublish`, `teardown` and `seal`. The state's mutex
 //! guards all of it.
@@ -96,7 +96,7 @@ impl Volume {
         let (next, action) = lifecycle::step(self.lifecycle, observation);
         if action == Action::Refuse {
             tracing::error!(volume.id = %self.record.id, state = ?self.lifecycle, ?observation,
-                "a defect of the driver: this cannot be observed of a volume in this state");
+                "a defect of the driver: this observation is impossible in the volume's state");
         }
         self.lifecycle = next;
         action
@@ -117,8 +117,8 @@ struct Operation {
 pub(super) struct Volumes {
     /// Those that their pods have, or are about to get.
     live: HashMap<VolumeId, Volume>,
-    /// Those that their pods are done with, by the name of their directory in `pending/` or
-    /// `trash/`. The id of such a volume may be published again.
+    /// Retired volumes, which their pods have released, by the name of their directory in
+    /// `pending/` or `trash/`. The id of such a volume may be published again.
     retiring: HashMap<LayerId, Volume>,
     /// Those on volumes, persistent volumes and snapshots.
     operations: HashMap<VolumeId, Operation>,
@@ -219,7 +219,7 @@ impl Volumes {
         self.retiring.insert(key, volume);
     }
 
-    /// The same as [`Volumes::observe`], of a volume whose pod is done with it.
+    /// The same as [`Volumes::observe`], for a retired volume.
     pub(super) fn observe_retiring(&mut self, key: LayerId, observation: Observation) -> Action {
         let Some(volume) = self.retiring.get_mut(&key) else {
             return Action::Nothing;

@@ -1,5 +1,5 @@
 //! Write-back: which content is known to be on the disk, which may have lost bytes, and the locks
-//! on the way from `syncfs` to the index. What follows a failed write-back is `durability`'s.
+//! on the way from `syncfs` to the index. `durability` handles a failed write-back.
 
 use std::sync::Arc;
 

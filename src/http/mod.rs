@@ -42,7 +42,8 @@ const BREATHE: Duration = Duration::from_millis(100);
 pub enum Error {
     /// The address cannot be bound.
     #[error(
-        "cannot serve /healthz, /readyz and /metrics at {address}: {source}; give another address with --http, or --http off"
+        "cannot serve /healthz, /readyz and /metrics at {address}: {source}; give another address \
+         with --http, or --http off"
     )]
     Bind {
         /// The address.

@@ -1,5 +1,5 @@
-//! The pages: which there are, and what is on each. What is measured is defined where it is
-//! measured; here it is put together for each request.
+//! The pages and their content. Each metric is defined where it is measured; this module collects
+//! them for each request.
 
 use std::fmt;
 use std::future::Future;
@@ -47,7 +47,7 @@ pub struct Sources {
     pub drain: Drain,
     /// The calls that were answered.
     pub rpcs: Rpcs,
-    /// What only one role has.
+    /// The parts that only one role has.
     pub role: Role,
 }
 
@@ -160,7 +160,7 @@ fn yes(registry: &mut Registry, name: &str, help: &str, yes: bool) {
 }
 
 fn of_node(registry: &mut Registry, registered: bool, watched: Option<bool>) {
-    let help = "Whether kubelet has said that the driver is registered";
+    let help = "Whether kubelet confirmed the driver's registration";
     yes(registry, "kubelet_registered", help, registered);
     if let Some(watched) = watched {
         let help = "Whether the watch over this node's pods runs, which tells how they end";
@@ -174,7 +174,7 @@ async fn of_tier(registry: &mut Registry, distribution: &Arc<Distribution>) {
     if let Ok(Some(figures)) = tokio::time::timeout(PATIENCE, figures).await {
         shared::register(&figures, registry);
     } else {
-        tracing::warn!("metrics without those of the shared tier: no answer in time");
+        tracing::warn!("the shared tier's metrics are left out: no answer in time");
     }
 }
 
@@ -187,7 +187,7 @@ async fn of_engine(registry: &mut Registry, engine: &Engine) {
     // Without them what was counted is still told: it is wanted most when the engine hangs.
     match in_time(engine.metrics()).await {
         Ok(figures) => figures.register(registry),
-        Err(error) => tracing::warn!(error, "metrics without the engine's figures"),
+        Err(error) => tracing::warn!(error, "the engine's metrics are left out"),
     }
 }
 

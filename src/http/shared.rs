@@ -51,7 +51,7 @@ fn counters(metrics: &Metrics) -> [(&'static str, &'static str, u64); 11] {
         ),
         (
             "shared_uploads_refused",
-            "Artifacts that stay on this node: another one has the name, or it was cleared",
+            "Artifacts that stay on this node because the name was taken or cleared",
             metrics.uploads_refused,
         ),
         (
@@ -71,17 +71,17 @@ fn counters(metrics: &Metrics) -> [(&'static str, &'static str, u64); 11] {
         ),
         (
             "shared_questions",
-            "Questions about names in the shared tier",
+            "Look-ups of names in the shared tier",
             metrics.questions,
         ),
         (
             "shared_questions_failed",
-            "Questions that the shared tier answered with an error, or not in time",
+            "Look-ups that failed or timed out",
             metrics.questions_failed,
         ),
         (
             "shared_misses",
-            "Volumes that needed content of the shared tier and began without it, or waited in vain",
+            "Volumes that needed content of the shared tier and did not get it",
             metrics.misses,
         ),
         (

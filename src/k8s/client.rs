@@ -56,7 +56,8 @@ enum Error {
     #[error("kubeconfig: {0}")]
     Kubeconfig(#[from] kube::config::KubeconfigError),
     #[error(
-        "kubeconfig: user {0:?} gets its credentials from a program, and this driver executes none; use a token or a certificate"
+        "kubeconfig: user {0:?} gets its credentials from a program, and this driver executes no \
+         programs; use a token or a certificate"
     )]
     Program(String),
     #[error(transparent)]
@@ -71,7 +72,9 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Client {
             Ok(client) => return client,
             Err(error) => {
                 let retry = patience.after_failure(Instant::now());
-                tracing::error!(%error, ?retry, "no client for the API server can be made; outcomes stay unknown");
+                tracing::error!(%error, ?retry,
+                    "no client for the API server can be created; outcomes stay unknown until a \
+                     retry succeeds");
                 tokio::time::sleep(retry).await;
             }
         }

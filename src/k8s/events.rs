@@ -312,7 +312,7 @@ pub(super) async fn say(
         if queue.dropped > dropped {
             tracing::warn!(
                 events = queue.dropped - dropped,
-                "events on pods were dropped: the API server was away for too long"
+                "events on pods were dropped: the API server did not answer for too long"
             );
             dropped = queue.dropped;
         }
@@ -395,7 +395,8 @@ async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Delivery {
     };
     if is_final(&error) {
         // The namespace is being deleted, or the driver lacks permission: a retry does not help.
-        tracing::warn!(pod = %pod_event.pod.name, tenant = %pod_event.tenant, reason = pod_event.reason, %error,
+        tracing::warn!(pod = %pod_event.pod.name, tenant = %pod_event.tenant,
+            reason = pod_event.reason, %error,
             "the API server refused an event; it is dropped");
         return Delivery::Once;
     }

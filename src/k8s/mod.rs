@@ -100,7 +100,10 @@ async fn over_defects<T>(
         // Unknown now. Kubelet reports its own failures.
         config.answers.send_replace(true);
         let retry = patience.after_failure(Instant::now());
-        tracing::error!(?retry, "a defect ended the watch over pods; restarting it");
+        tracing::error!(
+            ?retry,
+            "a defect ended the watch over pods; restarting the watch"
+        );
         tokio::time::sleep(retry).await;
     }
 }

@@ -283,10 +283,12 @@ impl Outcomes<'_> {
         match told {
             Ok(OutcomeReport { news: 0, .. }) => {}
             Ok(OutcomeReport { news: volumes, .. }) => {
-                tracing::info!(pod.uid = %uid, %outcome, volumes, "reported a pod's outcome to its volumes");
+                tracing::info!(pod.uid = %uid, %outcome, volumes,
+                    "reported a pod's outcome to its volumes");
             }
             Err(error) => {
-                tracing::warn!(pod.uid = %uid, %outcome, %error, "could not record a pod's outcome yet");
+                tracing::warn!(pod.uid = %uid, %outcome, %error,
+                    "could not record a pod's outcome yet");
             }
         }
     }
@@ -359,8 +361,10 @@ impl Outcomes<'_> {
                 let node = pod.spec.node_name.as_deref().unwrap_or_default();
                 let here = &self.config.node;
                 if node != here && !std::mem::replace(&mut self.misnamed, true) {
-                    tracing::error!(pod = %name, "Kubernetes names this node {node:?}, but --node-id is {here:?}: \
-                        set --node-id to that name; until then the watch sees no pods, and each is asked for");
+                    tracing::error!(pod = %name,
+                        "Kubernetes names this node {node:?}, but --node-id is {here:?}: set \
+                         --node-id to that name; until then the watch sees no pods, and the driver \
+                         asks for each pod by name");
                 }
                 if decide(&pod, false).decision != Decision::Undecided {
                     self.note(uid, &pod, false).await;

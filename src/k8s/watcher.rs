@@ -208,7 +208,8 @@ impl Watch {
                 Err(_) if line.trim_ascii().is_empty() => continue,
                 Err(error) => {
                     // That pod will be asked for by name. A new watch would send the same event.
-                    tracing::warn!(%error, "the watch over pods sent an event that cannot be parsed");
+                    tracing::warn!(%error,
+                        "the watch over pods sent an event that cannot be parsed");
                     continue;
                 }
             };

@@ -67,7 +67,9 @@ pub struct Config {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The protocol has the endpoint as a string.
-    #[error("the socket's path {} is not UTF-8, which kubelet's protocol requires; choose another", path.display())]
+    #[error(
+        "the socket's path {} is not UTF-8, which kubelet's protocol requires; choose \
+         another", path.display())]
     NoText {
         /// The path.
         path: PathBuf,
@@ -139,13 +141,16 @@ impl Registration {
                 End::Refused => Duration::ZERO,
                 End::Vanished => {
                     let pause = pauses.after_vanishing();
-                    tracing::info!(%socket, ?pause, "the registration socket is gone, as after a restart of kubelet; making it again");
+                    tracing::info!(%socket, ?pause,
+                        "the registration socket is gone (kubelet removes it when it restarts); \
+                         creating it again");
                     pause
                 }
                 End::Away => pauses.next_away(),
                 End::Failed(error) => {
                     let pause = pauses.next();
-                    tracing::error!(%socket, error, ?pause, "not registered with kubelet; retrying");
+                    tracing::error!(%socket, error, ?pause,
+                        "not registered with kubelet; retrying");
                     pause
                 }
             };
@@ -179,7 +184,8 @@ impl Registration {
         let offer = Drain::new(Duration::ZERO);
         let served = server::serve(socket, routes, trace, offer.clone());
         tokio::pin!(served);
-        tracing::info!(socket = %self.socket.display(), endpoint = self.endpoint, "offered to kubelet");
+        tracing::info!(socket = %self.socket.display(), endpoint = self.endpoint,
+            "offered to kubelet");
         let end = tokio::select! {
             // Handle kubelet's answer before anything that came after it.
             biased;
@@ -261,7 +267,8 @@ impl Registration {
             .await
             .and_then(|watch| watch.map_err(std::io::Error::other));
         let watch = watch.inspect_err(|error| {
-            tracing::warn!(%error, every = ?LOOK, "the registration directory cannot be watched; polling it");
+            tracing::warn!(%error, every = ?LOOK,
+                "the registration directory cannot be watched; polling it");
         });
         Ok((Socket::bind(&self.socket).await?, watch.ok()))
     }
@@ -325,8 +332,8 @@ impl Pauses {
             tracing::warn!(
                 driver,
                 error = why,
-                "kubelet did not register the driver, and the API server, which it needs for that, does not answer here either; \
-                 the driver is offered again when that server is back"
+                "kubelet did not register the driver: registration needs the API server, which does \
+                 not answer; the driver is offered again when that server is back"
             );
         }
     }

@@ -255,8 +255,8 @@ pub fn garbage<'a>(
         .collect()
 }
 
-/// The artifacts to evict to free `bytes`: first those that the shared tier or a peer has, which can
-/// come back, then the others; least recently used first, none in use. The last artifact with a
+/// The artifacts to evict to free `bytes`: first those that the shared tier or a peer has, which
+/// can come back, then the others; least recently used first, none in use. The last artifact with a
 /// shared layer counts it.
 #[must_use]
 pub fn evict<'a>(

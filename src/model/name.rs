@@ -21,7 +21,8 @@ pub enum NameError {
     Control(char, usize),
     /// It is not a DNS label.
     #[error(
-        "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
+        "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a \
+         letter or digit"
     )]
     NotALabel,
     /// It is not `KIND/NAME`.

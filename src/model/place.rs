@@ -237,8 +237,9 @@ mod tests {
             .to_string();
         assert_eq!(
             why,
-            "accessibility_requirements ask for {node: x0} or {node: x1} or {node: x2} or 2 more, and this can be on \
-             {backend: btrfs, node: a} or {backend: btrfs, node: b} or {backend: copy, node: c} only"
+            "accessibility_requirements ask for {node: x0} or {node: x1} or {node: x2} or 2 more, \
+             and this can be on {backend: btrfs, node: a} or {backend: btrfs, node: b} or \
+             {backend: copy, node: c} only"
         );
         let error = Requirement::default().choose(&[]).expect_err("no node");
         let error = error.to_string();

@@ -37,8 +37,8 @@ impl Drain {
         }
     }
 
-    /// Begins: what brings calls is to be withdrawn, and the deadline is set. Only the first call
-    /// counts.
+    /// Begins the drain: services stop accepting calls, and the deadline is set. Only the first
+    /// call counts.
     pub fn begin(&self) {
         let until = Instant::now() + self.grace;
         self.phase.send_if_modified(|phase| {
@@ -109,7 +109,9 @@ impl Drain {
             biased;
             done = work => Some(done),
             () = self.over() => {
-                tracing::warn!(part, "late: not finished within the grace period, and not waited for any longer");
+                tracing::warn!(part,
+                    "late: did not finish within the grace period; the driver no longer waits for \
+                     it");
                 None
             }
         }

@@ -57,7 +57,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// Another process serves it.
-    #[error("another process already serves {}; stop that process or choose another path", path.display())]
+    #[error(
+        "another process already serves {}; stop that process or choose another \
+         path", path.display())]
     Taken {
         /// The path.
         path: PathBuf,
@@ -134,7 +136,8 @@ fn connections(
             match listener.accept().await {
                 Ok((connection, _)) => return Some((Ok(connection), listener)),
                 Err(error) => {
-                    tracing::warn!(socket = %path.display(), %error, "a connection was not accepted");
+                    tracing::warn!(socket = %path.display(), %error,
+                        "a connection could not be accepted");
                     tokio::time::sleep(TO_RECOVER).await;
                 }
             }

@@ -239,7 +239,8 @@ impl SocketName {
         if let Some(removal) = self.removal()
             && let Err(error) = engine::apart("socket", async { removal() }).await
         {
-            tracing::warn!(socket = %self.path.display(), %error, "the socket stays behind");
+            tracing::warn!(socket = %self.path.display(), %error,
+                "the socket could not be removed");
         }
     }
 
@@ -251,7 +252,7 @@ impl SocketName {
             let ours =
                 matches!(inode_of(&dir, &name), Ok(found) if found.is_some() && found == inode);
             if ours && let Err(error) = dir.remove_file(&name) {
-                tracing::warn!(socket = %path.display(), %error, "the socket stays behind");
+                tracing::warn!(socket = %path.display(), %error, "the socket could not be removed");
             }
         })
     }
@@ -266,7 +267,8 @@ impl Drop for SocketName {
         };
         let thread = std::thread::Builder::new().name("socket".to_owned());
         if let Err(error) = thread.spawn(removal) {
-            tracing::warn!(socket = %self.path.display(), %error, "the socket stays behind");
+            tracing::warn!(socket = %self.path.display(), %error,
+                "the socket could not be removed");
         }
     }
 }

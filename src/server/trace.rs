@@ -115,7 +115,7 @@ impl Trace {
                 method = rpc.0.method,
                 volume = rpc.0.volume.get().map_or("", String::as_str),
                 running_ms = millis(rpc.0.began),
-                "late: not answered within the grace period; the caller has to call again"
+                "late: not answered within the grace period; the caller must call again"
             );
         }
     }

@@ -1,6 +1,6 @@
 //! The collector of one tenant's part of the tier: what it reads, writes and deletes, and in which
-//! order. What it decides is in `decide`; why that is right with any number of collectors is in
-//! `docs/shared-tier.md`.
+//! order. `decide` has its decisions. `docs/shared-tier.md` says why they are right with any number
+//! of collectors.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::tree::Stop;
 /// How long a collector has the lease. It saves double work; nothing else depends on it.
 const LEASE: Duration = Duration::from_hours(2);
 
-/// What a collection saw and did. In a dry run: what it would do.
+/// The findings and deletions of a collection. In a dry run: what it would do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Collected {

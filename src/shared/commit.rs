@@ -47,7 +47,7 @@ pub struct Commit {
     pub ttl_seconds: Option<u64>,
 }
 
-/// What came of a commit.
+/// The result of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Committed {
     /// The name shows the artifact; its record has this number.
@@ -84,7 +84,7 @@ pub struct Publication<'a> {
     looked: Since,
     /// The name that was looked at, and its record.
     seen: Option<(Reference, Current)>,
-    /// The layers of what the name showed: they can be used without asking.
+    /// The layers of the name's earlier content: they can be used without asking.
     shown: Vec<LayerRef>,
     /// When what the name showed was sealed.
     made: Option<Timestamp>,
@@ -97,7 +97,7 @@ impl<'a> Publication<'a> {
         Ok(Self::resume(store, tenant, id))
     }
 
-    /// The same for a tenant whose format this process has checked before.
+    /// Does the same for a tenant whose format this process has checked before.
     #[must_use]
     pub fn resume(store: &'a Store, tenant: &Tenant, id: ObjectId) -> Self {
         Self {
@@ -225,7 +225,8 @@ impl<'a> Publication<'a> {
             write: self.id,
             now,
         };
-        // What was seen before may be old; then the conditional write fails, and it is read again.
+        // The record that was read before may be old. Then the conditional write fails, and the
+        // record is read again.
         let seen = self
             .seen
             .filter(|(reference, _)| *reference == commit.reference);
@@ -284,7 +285,7 @@ pub fn clear(
 
 /// Reports that the object of a layer is damaged: no commit uses it from now on, and the name shows
 /// nothing, so that a node that has the content uploads it again. `record` is what the reader
-/// followed, `write` a fresh random id. Tells whether the name still showed that.
+/// followed, `write` a fresh random id. Returns whether the name still showed it.
 pub fn report_damage(
     store: &Store,
     record: &NameRecord,
@@ -303,7 +304,7 @@ pub fn report_damage(
 }
 
 /// Reports that the manifest which a name shows is missing or damaged: the name shows nothing, as
-/// after [`report_damage`]. Tells whether that is so, and no other writer was faster.
+/// after [`report_damage`]. Returns `false` if another writer was faster.
 pub fn report_lost_manifest(
     store: &Store,
     tenant: &Tenant,
@@ -323,7 +324,7 @@ pub fn report_lost_manifest(
     }
 }
 
-/// Lets a name show nothing, as if it had expired. Tells whether no other writer was faster.
+/// Lets a name show nothing, as if it had expired. Returns `false` if another writer was faster.
 pub(super) fn withdraw(
     store: &Store,
     record: NameRecord,

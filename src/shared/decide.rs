@@ -76,7 +76,7 @@ pub enum NameVerdict {
     Delete,
 }
 
-/// What the collector does with a name whose record is so old by the storage's clock.
+/// What the collector does with a name, given its record's age by the storage's clock.
 #[must_use]
 pub fn judge_name(record: &NameRecord, age: Duration) -> NameVerdict {
     let keep = if record.cleared > 0 {
@@ -119,11 +119,11 @@ pub enum Verdict {
     Condemn,
     /// Deletes the object, then the marker.
     Delete,
-    /// Deletes the marker of what is gone.
+    /// Deletes the marker of an object that no longer exists.
     Unmark,
 }
 
-/// What the collector does with what it saw.
+/// What the collector does with an object, given its findings.
 #[must_use]
 pub fn judge(seen: Seen, grace: Duration) -> Verdict {
     match (seen.age, seen.marker) {

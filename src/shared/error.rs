@@ -12,7 +12,8 @@ use crate::{archive, sys};
 pub enum Error {
     /// It fails until a person changes something.
     #[error(
-        "{object} cannot be used: {cause}; check the URL, the bucket and the permissions of this node"
+        "{object} cannot be used: {cause}; check the URL, the bucket and the permissions of this \
+         node"
     )]
     Permanent {
         /// The object, or the whole tier.
@@ -50,7 +51,8 @@ pub enum Error {
     },
     /// The object is not what it should be.
     #[error(
-        "{object} is damaged: {cause}; it is refused, and a node that has the content can upload it again"
+        "{object} is damaged: {cause}; it is refused, and a node that has the content can upload \
+         it again"
     )]
     Corrupt {
         /// The object.
@@ -60,7 +62,8 @@ pub enum Error {
     },
     /// The object was written by a newer version.
     #[error(
-        "{object} has format {found}, and this version reads up to format {known}; upgrade this node"
+        "{object} has format {found}, and this version reads up to format {known}; upgrade this \
+         node"
     )]
     Newer {
         /// The object.
@@ -70,7 +73,7 @@ pub enum Error {
         /// The newest format that this version knows.
         known: u64,
     },
-    /// The publication took too long; what it refers to may be collected.
+    /// The publication took too long; the objects that it refers to may be collected.
     #[error("{object} was not published in time; publish it again from the beginning")]
     Late {
         /// What was to be published.
@@ -91,7 +94,7 @@ pub enum Error {
     #[error(transparent)]
     System(#[from] sys::Error),
     /// The caller stopped it.
-    #[error("it was stopped before it was done")]
+    #[error("it was stopped before it was complete")]
     Stopped,
 }
 

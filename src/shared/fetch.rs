@@ -54,8 +54,8 @@ pub struct Fetched {
     pub bytes: u64,
 }
 
-/// Fetches a layer. The sources are asked in their order, each for what is still missing. The error
-/// is the first one that no source made good, of those that pass if there is one.
+/// Fetches a layer. The sources are asked in order, each for the parts that are still missing.
+/// Returns the first error that no later source made up for, a temporary one if there is one.
 pub fn fetch(
     sources: &[&dyn Source],
     tenant: &Tenant,
@@ -147,7 +147,7 @@ impl Job<'_> {
                 if table.bytes() != layer.content || table.digest().bytes != layer.table {
                     return Err(Error::corrupt(
                         object(),
-                        "its size is not what the manifest says",
+                        "its size differs from the manifest",
                     ));
                 }
                 let devices = self.destination.devices;

@@ -94,7 +94,7 @@ impl Directory {
             if current.is_none() || current != *e_tag {
                 return Err(Error::Precondition {
                     path: location.to_string(),
-                    source: "another version is there".into(),
+                    source: "there is another version".into(),
                 });
             }
         }

@@ -1,5 +1,5 @@
-//! The keys of the objects in a tenant's part of the tier. Each is one place here, and parsed here
-//! again. What the objects hold is in `record` and `object`.
+//! The keys of the objects in a tenant's part of the tier. Each key is formatted and parsed here
+//! only. `record` and `object` have the content of the objects.
 
 use std::fmt::Write as _;
 
@@ -124,7 +124,7 @@ impl Keys {
         key.strip_suffix(CONDEMNED)
     }
 
-    /// What lies at this key; `None` for what no version of this layout writes.
+    /// The kind of object at this key; `None` if no version of this layout writes such a key.
     pub(super) fn parse(&self, key: &str) -> Option<Listed> {
         let rest = key.strip_prefix(&self.base)?.strip_prefix('/')?;
         if let Some(object) = Self::marked(key) {

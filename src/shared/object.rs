@@ -1,6 +1,6 @@
 //! A layer as one object: frames, then the table, then the index of the frames, then a footer.
-//! `docs/shared-tier.md` is the layout, byte by byte. Who reads and writes the object is `source`
-//! and `upload`.
+//! `docs/shared-tier.md` is the layout, byte by byte. `source` reads the object, `upload` writes
+//! it.
 
 use sha2::{Digest as _, Sha256 as Hasher};
 
@@ -108,7 +108,7 @@ impl Footer {
             .filter(|(_, body)| body.len() == BODY)
             .ok_or("it has no footer")?;
         if parse_head(*start, FOOTER)? != BODY as u64 || body[..8] != NAME {
-            return Err("its end is no footer of a layer".to_owned());
+            return Err("its end is not the footer of a layer".to_owned());
         }
         let number = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("eight"));
         let short = |at: usize| u16::from_le_bytes(body[at..at + 2].try_into().expect("two"));

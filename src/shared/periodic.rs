@@ -123,7 +123,8 @@ impl Job {
                 Err(Error::Stopped) => return,
                 Err(error) => {
                     add(&self.figures.failures, 1);
-                    tracing::warn!(tier = %self.store, %error, "the garbage of the shared tier is not collected; it is tried again");
+                    tracing::warn!(tier = %self.store, %error,
+                        "the garbage of the shared tier could not be collected; retrying");
                 }
             }
             match self.stopped.recv_timeout(look) {

@@ -1,6 +1,6 @@
-//! What the small objects of the tier hold: JSON with a format version. `docs/shared-tier.md` lists
-//! the fields. Each is checked when it is read: an object is hostile until its digest and its
-//! fields are.
+//! The content of the tier's small objects: JSON with a format version. `docs/shared-tier.md` lists
+//! the fields. Every field is checked when it is read: an object is untrusted until its digest and
+//! its fields are checked.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -146,7 +146,7 @@ pub(super) struct Lease {
 /// Parses an object whose format is known.
 fn parse<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
     let format: Format = serde_json::from_slice(bytes)
-        .map_err(|error| Error::corrupt(key, format!("it is no JSON with a format: {error}")))?;
+        .map_err(|error| Error::corrupt(key, format!("it is not JSON with a format: {error}")))?;
     if format.format > FORMAT {
         return Err(Error::Newer {
             object: key.to_owned(),

@@ -1,5 +1,5 @@
-//! What people ask of the tier: which names there are, how much space is used, and whether all of
-//! it is whole. Everything here reads only.
+//! Reports about the tier: its names, the used space, and damage.
+//! Everything here only reads.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;

@@ -27,8 +27,8 @@ const GAP: u64 = 64 << 10;
 const PARALLEL: usize = 3;
 const AHEAD: usize = 8 << 20;
 
-/// What the caller knows of a name: the question is cheap if the name shows that. Kept in memory
-/// only: a bucket that was restored may show other content with the same version.
+/// The caller's knowledge of a name: the request is cheap if the name still shows that. Kept in
+/// memory only: a bucket that was restored may show other content with the same version.
 #[derive(Debug, Clone)]
 pub struct Known {
     artifact: ArtifactId,
@@ -377,7 +377,7 @@ impl Read for Slices {
     }
 }
 
-/// Ranges one after the other, of which the next ones travel already.
+/// Reads ranges in order, and requests the next ones in advance.
 struct Ahead {
     store: Store,
     key: String,

@@ -1,5 +1,5 @@
 //! The requests that the tier makes: each with a time limit, each error translated, all below one
-//! prefix. What the objects hold is not known here.
+//! prefix. The content of the objects is unknown here.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -178,8 +178,7 @@ impl Store {
         }
     }
 
-    /// Reads many objects of at most `most` bytes each, some at once, and tells of each that
-    /// exists.
+    /// Reads many objects of at most `most` bytes each, some at once, and reports each that exists.
     pub(super) fn get_many(
         &self,
         keys: &[String],
@@ -274,7 +273,7 @@ impl Store {
         Ok(timestamp(meta.last_modified.timestamp_millis()))
     }
 
-    /// Tells of every object below a prefix, in any order.
+    /// Reports every object below a prefix, in any order.
     pub(super) fn list(
         &self,
         prefix: &str,

@@ -47,8 +47,8 @@ impl Default for Upload<'_> {
     }
 }
 
-/// Writes the layer of this holder, whose table this is, as the object `id`. What fails leaves no
-/// object; a process that is killed may leave parts, which a lifecycle rule of the bucket removes.
+/// Writes the layer of this holder, whose table this is, as the object `id`. A failed upload leaves
+/// no object. A killed process may leave parts, which a lifecycle rule of the bucket removes.
 pub fn upload(
     store: &Store,
     keys: &Keys,
@@ -259,7 +259,7 @@ impl Drop for Parts<'_> {
             part.abort();
         }
         if let Some(mut upload) = self.upload.take() {
-            // What cannot be aborted the lifecycle rule of the bucket removes.
+            // If the abort fails, the lifecycle rule of the bucket removes the parts.
             let _aborted = self
                 .store
                 .transfer(self.key, async { upload.abort().await });

@@ -37,7 +37,8 @@ pub enum UrlError {
     Credentials,
     /// An option is unknown.
     #[error(
-        "has the unknown option {0:?}; known are endpoint, region, path-style, allow-http and account"
+        "has the unknown option {0:?}; known are endpoint, region, path-style, allow-http and \
+         account"
     )]
     Option(String),
     /// An option's value makes no sense.

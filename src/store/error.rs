@@ -15,7 +15,9 @@ pub enum Error {
     #[error(transparent)]
     System(#[from] sys::Error),
     /// Another process holds the pool's lock.
-    #[error("{} is in use by another process{holder}; one process at a time may own a pool", path.display())]
+    #[error(
+        "{} is in use by another process{holder}; one process at a time may own a \
+         pool", path.display())]
     Locked {
         /// The pool.
         path: PathBuf,
@@ -23,7 +25,9 @@ pub enum Error {
         holder: String,
     },
     /// A file has a format that this version does not know.
-    #[error("{} has format {found}, this version knows {known}; use the version that wrote it, or a newer one", path.display())]
+    #[error(
+        "{} has format {found}, this version knows {known}; use the version that wrote it, or a \
+         newer one", path.display())]
     Format {
         /// The file.
         path: PathBuf,
@@ -81,7 +85,7 @@ impl Error {
         }
     }
 
-    /// The same failure once it is known that nothing was written.
+    /// The same failure, when it is known that nothing was written.
     pub(super) fn nothing_written(self) -> Self {
         match self {
             Self::Unsure {

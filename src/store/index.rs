@@ -160,7 +160,8 @@ impl Index {
             }
             Err(error) if error.is_unsure() => {
                 if let Err(again) = opened.reopen(&self.root) {
-                    tracing::error!(error = %again, "the index cannot be reopened after a failed write");
+                    tracing::error!(error = %again,
+                        "the index cannot be reopened after a failed write");
                     // Reopening needs disk space, which may be full. Reading needs none.
                     match last_on_disk(&self.root) {
                         Ok(last) => opened.last = last,
@@ -302,7 +303,8 @@ fn read_from_disk(root: &Dir, file: &File) -> Result<()> {
     // fsync writes what it can. Failed pages become clean and can then be dropped. A disk that
     // still fails reports it again in the repair.
     if let Err(error) = file.sync_all() {
-        tracing::warn!(%error, "the index could not be written back; it is read from the disk");
+        tracing::warn!(%error,
+            "the index could not be written back; reading it from the disk again");
         // On a filesystem that has shut down, pages stay dirty and cannot be dropped (ext4, Linux
         // 6.1). A read would then return data that exists only in memory.
         file.sync_all()

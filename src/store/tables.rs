@@ -1,4 +1,4 @@
-//! The tables of the index: what they hold, how a transaction writes them, and how they are read.
+//! The tables of the index: their content, how a transaction writes them, and how they are read.
 //! `index.rs` opens the file and knows what to do after an error.
 
 use redb::{

@@ -104,8 +104,8 @@ fn filesystem_of(file: BorrowedFd<'_>) -> Result<Option<(u32, u32)>> {
     Ok(mount.map(|entry| entry.device))
 }
 
-/// Frees the lock at once. Closing does not if a child process that was just forked still has a copy
-/// of the descriptor: it keeps the copy until its exec (flock(2)).
+/// Frees the lock at once. Closing does not if a child process that was just forked still has a
+/// copy of the descriptor: it keeps the copy until its exec (flock(2)).
 impl Drop for Lock {
     fn drop(&mut self) {
         // Nothing to do about an error: the close that follows frees the lock, too.

@@ -65,7 +65,7 @@ impl Dir {
         self.create_file_with(name, 0o600)
     }
 
-    /// The same with another mode, of which the umask takes bits away.
+    /// The same with another mode, from which the umask clears bits.
     pub fn create_file_with(&self, name: impl AsRef<Path>, mode: u32) -> Result<OwnedFd> {
         let name = name.as_ref();
         let flags =

@@ -78,12 +78,16 @@ impl fmt::Display for NoQuota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoCall => f.write_str("the kernel has no quotactl_fd (Linux 5.14) or no quotas"),
-            Self::NotBuilt => f.write_str("the kernel does not support project quotas on this filesystem"),
+            Self::NotBuilt => {
+                f.write_str("the kernel does not support project quotas on this filesystem")
+            }
             Self::Off => f.write_str(
-                "project quotas are off: mount the pool's filesystem with prjquota (ext4 also needs mkfs -O quota,project)",
+                "project quotas are off: mount the pool's filesystem with prjquota (ext4 also \
+                 needs mkfs -O quota,project)",
             ),
             Self::NotEnforced => f.write_str(
-                "project quotas are counted but not enforced: mount the pool's filesystem with prjquota",
+                "project quotas are counted but not enforced: mount the pool's filesystem with \
+                 prjquota",
             ),
             Self::Other(errno) => write!(f, "quotactl_fd: {errno}"),
         }

@@ -80,8 +80,8 @@ impl Dir {
 
     /// Whether both directories are on one filesystem and so share its free space.
     ///
-    /// Subvolumes of one btrfs have different devices. Two btrfs are told apart by total size,
-    /// which two disks may have in common.
+    /// Subvolumes of one btrfs have different devices. Two btrfs are distinguished by total size
+    /// only, which two disks may have in common.
     pub fn shares_room_with(&self, other: &Self) -> Result<bool> {
         if self.stat_self()?.st_dev == other.stat_self()?.st_dev {
             return Ok(true);

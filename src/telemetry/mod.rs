@@ -26,7 +26,8 @@ pub enum LogFormat {
 pub enum Error {
     /// The filter is not valid.
     #[error(
-        "the log filter {filter:?} is not valid: {source}; use for example `info` or `warn,baggageclaim::engine=debug`"
+        "the log filter {filter:?} is not valid: {source}; use for example `info` or \
+         `warn,baggageclaim::engine=debug`"
     )]
     Filter {
         /// The filter.

@@ -78,7 +78,7 @@ pub enum Opacity {
 }
 
 impl Opacity {
-    /// What a directory's attribute says.
+    /// The meaning of a directory's attribute.
     pub fn of(dir: &impl Xattrs) -> sys::Result<Self> {
         Ok(match dir.xattr(OPAQUE)?.as_deref() {
             Some(b"y") => Self::Opaque,

@@ -103,7 +103,7 @@ fn walk(
     Ok(usage)
 }
 
-/// Files with several names, of which the walk has not met all.
+/// Files with several names, some of which the walk has not seen yet.
 struct Links {
     most: usize,
     overflowed: bool,

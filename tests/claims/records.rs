@@ -253,7 +253,7 @@ async fn a_limit_that_does_not_hold_is_said_in_the_health_of_the_claim() {
         let used = bench.engine.claim_use(claim.id.as_str()).await;
         let problems = used.expect("there").problems;
         assert!(problems.len() < 2, "{problems:?}");
-        let said = |problem: &String| problem.contains("size limit does not hold");
+        let said = |problem: &String| problem.contains("size limit is not enforced");
         assert!(problems.iter().all(said), "{problems:?}");
         !problems.is_empty()
     };

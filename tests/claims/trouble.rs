@@ -38,7 +38,7 @@ async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
             // Nothing runs, and nothing happens until the call is repeated.
             assert_eq!(code_of(&error), Code::FailedPrecondition, "{said}");
             assert!(
-                said.contains("not mounted any more, but a process still holds files of it open"),
+                said.contains("no longer mounted, but a process still holds files of it open"),
                 "{restarted} {said}"
             );
         }

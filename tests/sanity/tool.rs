@@ -1,5 +1,5 @@
-//! csi-sanity: builds it, and runs all of it against the sockets of a driver. Shared by the tests of
-//! `standalone` and of a cluster's plugins.
+//! csi-sanity: builds it, and runs all of it against the sockets of a driver. Shared by the tests
+//! of `standalone` and of a cluster's plugins.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

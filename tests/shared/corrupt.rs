@@ -110,7 +110,8 @@ fn a_layers_object_is_refused_whichever_byte_of_it_is_wrong() {
             harmless += usize::from(!end_record.contains(&place));
         }
     }
-    // How many bits zstd ignores depends on the times of the files, which are in what is compressed.
+    // How many bits zstd ignores depends on the times of the files, which are in what is
+    // compressed.
     assert!(
         refused > 300 && harmless * 25 < refused,
         "{refused} {harmless}"

@@ -461,8 +461,8 @@ async fn an_export_whose_reader_goes_away_or_that_is_interrupted_leaves_nothing(
             assert_eq!(names(&directory), [""; 0], "{}", said(&mut export));
         }
         driver.left_nothing(1, "an export to a file");
-        // The driver ends, and its end does not wait for a reader that reads nothing: nothing of the
-        // export is left in the pool.
+        // The driver ends, and its end does not wait for a reader that reads nothing: nothing of
+        // the export is left in the pool.
         let mut export = start();
         let mut pipe = BufReader::new(export.stdout.take().expect("piped"));
         assert!(!pipe.fill_buf().expect("read").is_empty());

@@ -1,5 +1,5 @@
-//! What the pax records of an extended header say of one entry. Which of them are taken, and which
-//! are an error, is decided here; what an entry becomes of them is `read`'s.
+//! The pax records of an extended header, for one entry. This module decides which records are
+//! accepted and which are errors. `read` applies them to the entry.
 
 use super::{MOST_NAME, NO_ID};
 use crate::archive::acl;
@@ -57,9 +57,11 @@ impl Facts {
             }
             key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
             // star's own way of sparse files.
-            b"SCHILY.realsize" => return Err("it is sparse in a way that is not understood"),
+            b"SCHILY.realsize" => return Err("it is sparse in an unknown format"),
             layer::RECORD => self.mark = optional(value, Mark::parse)?,
-            key if key.starts_with(b"BAGGAGECLAIM.") => return Err("it is a record of no version"),
+            key if key.starts_with(b"BAGGAGECLAIM.") => {
+                return Err("it is a record without a version");
+            }
             b"SCHILY.acl.access" => self.acl(b"system.posix_acl_access", value)?,
             b"SCHILY.acl.default" => self.acl(b"system.posix_acl_default", value)?,
             key => {
@@ -105,7 +107,7 @@ fn replace(
     fits.then_some(()).ok_or("it has too many attributes")
 }
 
-/// An empty value takes back what was said before it.
+/// An empty value cancels an earlier record.
 pub(super) fn optional<T>(
     value: &[u8],
     parse: impl Fn(&[u8]) -> Result<T, &'static str>,
@@ -121,7 +123,7 @@ fn text(value: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
 }
 
 fn number(value: &[u8]) -> Result<u64, &'static str> {
-    pax::parse_number(value).ok_or("it is no number, negative or too large")
+    pax::parse_number(value).ok_or("it is not a number, or negative or too large")
 }
 
 pub(super) fn id(value: &[u8]) -> Result<u32, &'static str> {
@@ -130,5 +132,5 @@ pub(super) fn id(value: &[u8]) -> Result<u32, &'static str> {
 }
 
 pub(super) fn time(value: &[u8]) -> Result<(i64, u32), &'static str> {
-    pax::parse_time(value).ok_or("it is no time")
+    pax::parse_time(value).ok_or("it is not a time")
 }

@@ -1,6 +1,5 @@
 //! Where the frames of a stream are: noted while a holder writes it, so that a part can be read
-//! later. The bytes around a frame are `record`'s. Who keeps the list of frames, and where, is the
-//! caller's business.
+//! later. The bytes around a frame are `record`'s. The caller stores the list of frames.
 
 use std::io::{self, Write};
 

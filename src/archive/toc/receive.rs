@@ -42,7 +42,7 @@ const WAITING: usize = 2;
 #[derive(Debug, Clone, Copy)]
 pub struct Patience(pub Duration);
 
-/// What came of one stream.
+/// The result of one stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Frames that were in it.
@@ -114,7 +114,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// What is still missing, at most `most` wants: to be asked of any holder.
+    /// The missing parts, at most `most` wants. Any holder can be asked for them.
     pub fn missing(&mut self, most: usize) -> Result<Vec<Want>> {
         let mut cursor = Cursor::new(Arc::clone(&self.table));
         let mut wants: Vec<Want> = Vec::new();
@@ -152,7 +152,7 @@ impl Receiver {
         Ok(wants)
     }
 
-    /// Whether a piece was verified: what a holder that is still filling may send.
+    /// Whether a piece was verified. An incomplete holder may send only such pieces.
     pub fn has(&mut self, piece: u64) -> Result<bool> {
         Ok(self.done.has(piece)?)
     }
@@ -505,7 +505,7 @@ fn decode(
             .decompress_to_buffer(&packed, &mut plain)
             .map_err(|error| Error::Codec(error.to_string()))?;
         if plain.len() != length(frame.plain) {
-            return Err(from.wrong("a frame does not hold what its record says"));
+            return Err(from.wrong("a frame does not match its record"));
         }
         frames += 1;
         if into.send((frame, plain)).is_err() {
@@ -518,6 +518,6 @@ fn decode(
 fn of_another() -> Error {
     Error::Refused {
         path: "a frame".to_owned(),
-        why: "it is of another layer".to_owned(),
+        why: "it belongs to another layer".to_owned(),
     }
 }

@@ -1,5 +1,5 @@
-//! The records around frames: zstd skippable frames with a body of our own.
-//! What the pieces in a frame mean is the receiver's business.
+//! The records around frames: zstd skippable frames with a body of our own. The receiver interprets
+//! the pieces in a frame.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
@@ -137,14 +137,14 @@ pub(super) fn noted(head: &[u8]) -> Result<(Option<Frame>, u64), &'static str> {
     let length = length.map(|bytes| u32::from_le_bytes(bytes.try_into().expect("four bytes")));
     let length = length
         .filter(|length| *length > 0)
-        .ok_or("it is no record")?;
+        .ok_or("it is not a record")?;
     if head[8] != FRAME {
         return Ok((None, u64::from(length) - 1));
     }
     let mut from = Paced::new(head, Duration::MAX);
     match read(&mut from) {
         Ok(Record::Frame(frame)) => Ok((Some(frame), u64::from(frame.packed))),
-        _ => Err("it is no record of a frame"),
+        _ => Err("it is not the record of a frame"),
     }
 }
 
@@ -153,7 +153,7 @@ pub(super) fn read<R: Read>(from: &mut Paced<R>) -> Result<Record> {
     let head: [u8; 9] = from.array()?;
     let length = u32::from_le_bytes(head[4..8].try_into().expect("four bytes"));
     if head[..4] != MAGIC || length == 0 {
-        return Err(from.wrong("it is no record of a layer's content"));
+        return Err(from.wrong("it is not the record of a layer's content"));
     }
     match (head[8], length) {
         (FRAME, FRAME_LENGTH) => {

@@ -173,7 +173,7 @@ pub(super) fn read(from: &mut impl Source, is_root: bool, limits: Limits) -> Res
     let [flags] = array(from)?;
     let opaque = flags == OPAQUE && tag == 1 && !is_root;
     if flags != 0 && !opaque {
-        return Err(malformed(at, "it has flags that mean nothing"));
+        return Err(malformed(at, "it has unknown flags"));
     }
     let length = usize::from(u16_of(from)?);
     if is_root != (length == 0) || length > MOST_NAME {
@@ -193,7 +193,7 @@ pub(super) fn read(from: &mut impl Source, is_root: bool, limits: Limits) -> Res
     row.kind = kind(from, at, tag, opaque, limits)?;
     let is_directory = matches!(row.kind, Kind::Directory { .. });
     if is_root && !is_directory {
-        return Err(malformed(at, "the root is no directory"));
+        return Err(malformed(at, "the root is not a directory"));
     }
     Ok(row)
 }
@@ -227,7 +227,10 @@ fn kind(from: &mut impl Source, at: u64, tag: u8, opaque: bool, limits: Limits) 
             }
             let target = bytes(from, length)?;
             if !target.split(|&byte| byte == b'/').all(is_name) {
-                return Err(malformed(at, "a hard link's target is no canonical path"));
+                return Err(malformed(
+                    at,
+                    "a hard link's target is not a canonical path",
+                ));
             }
             Kind::HardLink(target)
         }
@@ -291,7 +294,7 @@ fn attributes(from: &mut impl Source, at: u64) -> Result<Vec<Attribute>> {
         }
         let (name, value) = (bytes(from, name)?, bytes(from, value)?);
         if !is_taken(&name) {
-            return Err(malformed(at, "an attribute is one that is never taken"));
+            return Err(malformed(at, "it has an attribute that is never accepted"));
         }
         if attributes.last().is_some_and(|(last, _)| *last >= name) {
             return Err(malformed(at, "attributes are not in order"));

@@ -1,5 +1,5 @@
-//! A holder: what is wanted of a layer, as frames. How frames are divided is decided here.
-//! The bytes around a frame are `record`'s, and where they go is the caller's business.
+//! A holder: sends the wanted parts of a layer as frames. This module divides the frames. `record`
+//! has the bytes around a frame, and the caller has the destination.
 
 use std::io::Write;
 use std::sync::Arc;

@@ -70,7 +70,7 @@ impl Totals {
             bytes: number(48),
         };
         if header[..10] != totals.encode()[..10] {
-            return Err(malformed(0, "it is no table of version 1"));
+            return Err(malformed(0, "it is not a table of version 1"));
         }
         if *header != totals.encode() {
             return Err(malformed(
@@ -116,7 +116,7 @@ impl Table {
     ) -> Result<Arc<Self>> {
         let digest = digest(&file, stop)?;
         if expected.is_some_and(|expected| expected != digest.sha256) {
-            return Err(malformed(0, format!("its digest is another one: {digest}")));
+            return Err(malformed(0, format!("it has another digest: {digest}")));
         }
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let paths = rustix::fs::openat(temporary, ".", flags, Mode::from_raw_mode(0o600))
@@ -126,7 +126,7 @@ impl Table {
         file.read_exact_at(&mut header, 0).map_err(short)?;
         let totals = Totals::parse(&header)?;
         if totals.length != digest.bytes - HEADER as u64 {
-            return Err(malformed(16, "its length is not what its header says"));
+            return Err(malformed(16, "its length differs from its header"));
         }
         if totals.entries > limits.entries {
             return Err(limit("the number of its entries", limits.entries));
@@ -166,7 +166,7 @@ impl Table {
             }
             sum.entries += u64::from(row.kind != Kind::End);
             if sum.entries > self.totals.entries {
-                return Err(malformed(24, "it has more entries than its header says"));
+                return Err(malformed(24, "it has more entries than its header"));
             }
             if cursor.entry / between > marks.len() as u64 && !cursor.ended() {
                 marks.push(cursor.mark(end));
@@ -177,7 +177,7 @@ impl Table {
         if sum != self.totals {
             return Err(malformed(
                 16,
-                "its entries do not add up to what its header says",
+                "the total of its entries differs from its header",
             ));
         }
         self.marks = marks;
@@ -305,7 +305,7 @@ fn save<T: std::ops::Deref<Target = Table>>(
 pub(super) struct Cursor<T> {
     table: T,
     buffer: Box<[u8]>,
-    /// What of the table is in the buffer.
+    /// The part of the table that is in the buffer.
     from: u64,
     filled: usize,
     /// The next byte, and the first of the last entry.

@@ -1,8 +1,9 @@
-//! Making a layer of an archive: overlayfs' marks, and what is copied up from the layers below.
+//! Makes a layer from an archive: overlayfs' marks, and entries that are copied up from the layers
+//! below.
 //!
 //! The layer is made in overlayfs' own form on every backend, so that an archive means the same
-//! everywhere. Where an archive tells of one path twice, the later entry counts, as if all were
-//! done one after the other on a full tree: a directory that takes the place of anything is opaque.
+//! everywhere. If an archive has a path twice, the later entry counts, as if all entries were
+//! applied in order to a full tree. A directory that replaces another entry is opaque.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +17,7 @@ use crate::tree::{self, Found, Marks};
 
 const CHARACTER: u32 = 0o020_000;
 
-/// What an unpacker knows when it makes a layer.
+/// The state of an unpacker that makes a layer.
 pub(super) struct Layer<'a> {
     pub(super) marks: LayerMarks,
     /// The layers below, newest first.
@@ -42,11 +43,11 @@ fn look_as(below: &Dir, dir: &Dir) -> Result<()> {
 }
 
 impl Unpacker<'_> {
-    /// Does what an entry says that is a mark; tells whether it was one and nothing else.
+    /// Applies an entry that is a mark. Returns whether it was a mark and nothing else.
     pub(super) fn mark(&mut self, entry: &Entry) -> Result<bool> {
         let Some(layer) = &self.layer else {
             if entry.mark.is_some() {
-                let why = "it is a mark of a layer, and this is to be a whole tree";
+                let why = "it has a mark of a layer, and the archive is a whole tree";
                 return Err(refused(&entry.path, why));
             }
             return Ok(false);
@@ -88,7 +89,7 @@ impl Unpacker<'_> {
             Err(error) if error.is(Errno::EEXIST) => {
                 let there = self.here().stat_if_there(name)?;
                 if !there.is_some_and(|stat| tree::is_whiteout(&stat)) {
-                    let why = "it deletes what the same layer has";
+                    let why = "it deletes a file that the same layer adds";
                     return Err(refused(&entry.path, why));
                 }
                 return Ok(());
@@ -122,8 +123,8 @@ impl Unpacker<'_> {
         Ok(tree::find(&layers, OsStr::from_bytes(path))?)
     }
 
-    /// Lets a directory that has no entry yet look as that of the layers below; tells whether they
-    /// have one.
+    /// Gives a directory without an entry the attributes that it has in the layers below. Returns
+    /// whether they have it.
     pub(super) fn look_as_below(found: Option<&Found>, dir: &Dir) -> Result<bool> {
         let Some(found) = found else {
             return Ok(false);

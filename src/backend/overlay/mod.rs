@@ -479,7 +479,7 @@ impl Overlay {
         })
     }
 
-    /// The state of a volume of which we hold no mount.
+    /// The state of a volume whose mount this process does not hold.
     fn unpinned(&self, volume: &Dir) -> Result<Freeze> {
         Ok(if self.in_use(volume)? {
             Freeze::Busy(None)

@@ -1,5 +1,5 @@
-//! The directories that an overlay volume has beside its content: `work.N/`, and what the kernel
-//! makes in them.
+//! The work directories of an overlay volume, beside its content: `work.N/`, and the entries that
+//! the kernel makes in them.
 
 use std::path::Path;
 

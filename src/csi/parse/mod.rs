@@ -71,9 +71,7 @@ pub(super) enum Invalid {
     },
     #[error("{field} is {value}; it must not be negative")]
     Negative { field: &'static str, value: i64 },
-    #[error(
-        "capacity_range holds nothing: required_bytes {required} is more than limit_bytes {limit}"
-    )]
+    #[error("capacity_range is empty: required_bytes {required} is more than limit_bytes {limit}")]
     EmptyRange { required: i64, limit: i64 },
     #[error("volume_content_source has no type: a snapshot or a volume")]
     NoSourceType,
@@ -88,13 +86,13 @@ pub(super) enum Invalid {
         snapshots: Vec<String>,
     },
     #[error(
-        "volume_context has {0:?}, but a persistent volume has no attributes there; set parameters in \
-         its StorageClass"
+        "volume_context has {0:?}, but a persistent volume has no attributes there; set parameters \
+         in its StorageClass"
     )]
     ClaimAttribute(String),
     #[error(
-        "publish_context is not from ControllerPublishVolume of this driver, which returns nothing or \
-         readOnly=true"
+        "publish_context is not from ControllerPublishVolume of this driver, which returns nothing \
+         or readOnly=true"
     )]
     PublishContext,
     #[error("parameter {0:?} is unknown; a snapshot's class has none")]
@@ -115,8 +113,8 @@ pub(super) enum Invalid {
     #[error("access mode {0} is not possible: a volume lives on one node; use a SINGLE_NODE mode")]
     ManyNodes(&'static str),
     #[error(
-        "fs_type is given; a volume has the filesystem of its node's pool: remove `fsType` from the \
-         volume"
+        "fs_type is given; a volume has the filesystem of its node's pool: remove `fsType` from \
+         the volume"
     )]
     FsType,
     #[error(
@@ -127,10 +125,10 @@ pub(super) enum Invalid {
     #[error("volume_mount_group must be a group id, a number from 0 to {HIGHEST_GROUP}")]
     MountGroup,
     #[error(
-        "volume_id is no claim's (vol-…), and the request is not marked as an inline volume's: \
-         volume_context lacks {KUBELET}ephemeral=true, which kubelet adds when the pod has the \
-         volume inline (`volumes[].csi`) and the CSIDriver object says podInfoOnMount: true and \
-         lists Ephemeral"
+        "volume_id is not a persistent volume's (vol-…), and the request is not marked as an \
+         inline volume's: volume_context lacks {KUBELET}ephemeral=true, which kubelet adds when \
+         the pod has the volume inline (`volumes[].csi`) and the CSIDriver object says \
+         podInfoOnMount: true and lists Ephemeral"
     )]
     NotEphemeral,
     #[error(
@@ -156,9 +154,9 @@ pub(super) enum Invalid {
     )]
     OtherPod,
     #[error(
-        "volume_id is not the one that kubelet makes of this pod's uid and the volume's name, so the \
-         volume's attributes are not trusted; remove the {KUBELET}… keys from the pod's spec, and \
-         check that the CSIDriver object says podInfoOnMount: true"
+        "volume_id is not the one that kubelet makes of this pod's uid and the volume's name, so \
+         the volume's attributes are not trusted; remove the {KUBELET}… keys from the pod's spec, \
+         and check that the CSIDriver object says podInfoOnMount: true"
     )]
     OtherVolume,
     #[error(transparent)]

@@ -175,10 +175,13 @@ fn each_mistake_has_its_own_message() {
             |r| mount(r).volume_mount_group = "4294967295".into(),
             "volume_mount_group must be a group id",
         ),
-        (|r| context(r, "ephemeral", None), "volume_id is no claim's"),
+        (
+            |r| context(r, "ephemeral", None),
+            "volume_id is not a persistent volume's",
+        ),
         (
             |r| context(r, "ephemeral", Some("false")),
-            "volume_id is no claim's",
+            "volume_id is not a persistent volume's",
         ),
         (
             |r| context(r, "pod.uid", None),

@@ -101,13 +101,15 @@ impl Pipeline<'_> {
         );
         self.claim(
             third == fetched,
-            "a fork shows exactly what `get` fetched, and the sealed tree did not change under its forks",
+            "a fork shows exactly what `get` fetched, and the sealed tree did not change under its \
+             forks",
             seen,
         );
         self.claim(
             left && right,
             "two steps changed the same input at once, and did not see each other",
-            "one file edited by both, one made by each, a directory deleted by one: each saw its own only",
+            "one file edited by both, one made by each, a directory deleted by one: each saw its \
+             own only",
         );
         Ok(())
     }
@@ -171,7 +173,8 @@ impl Pipeline<'_> {
         };
         self.claim(
             received == built && said.starts_with("1 "),
-            "an output of one step is an input of the next, byte for byte, and the program in it runs",
+            "an output of one step is an input of the next, byte for byte, and the program in it \
+             runs",
             format!("{}, {digests}", bytes(built.bytes)),
         );
         Ok(said)

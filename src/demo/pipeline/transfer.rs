@@ -69,8 +69,13 @@ impl Pipeline<'_> {
         ));
         self.claim(
             received == built && runs == said && !digest.is_empty(),
-            "an artifact goes to another pool as an archive, byte for byte, and the program in it runs there",
-            format!("{}, {}", bytes(built.bytes), digest.get(..19).unwrap_or("no digest")),
+            "an artifact goes to another pool as an archive, byte for byte, and the program in it \
+             runs there",
+            format!(
+                "{}, {}",
+                bytes(built.bytes),
+                digest.get(..19).unwrap_or("no digest")
+            ),
         );
         Ok(())
     }

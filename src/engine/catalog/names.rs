@@ -8,7 +8,7 @@ use crate::model::{Artifact, ArtifactId, Name, takes_name};
 
 impl Catalog {
     /// Makes an artifact visible that the index does not have yet, and enters it among the owners
-    /// of its name. Tells whether it is the current owner.
+    /// of its name. Returns whether it is the current owner.
     pub(in crate::engine) fn add_artifact(&mut self, artifact: Artifact) -> bool {
         let name = artifact.name();
         let mut owners = self.owners(&name);
@@ -130,8 +130,8 @@ impl Catalog {
         Some(sealed)
     }
 
-    /// Takes an artifact out of sight that is to be deleted, and tells whether it had its name. The
-    /// name then has no owner.
+    /// Hides an artifact that is to be deleted. Returns whether it had its name; the name then has
+    /// no owner.
     pub(in crate::engine) fn take_out(&mut self, id: ArtifactId) -> Option<(Artifact, bool)> {
         let artifact = &self.artifacts.get(&id)?.artifact;
         let (name, had_name) = (artifact.name(), self.is_named(artifact));

@@ -1,6 +1,6 @@
-//! What may change of a claim that exists: its capacity, what its class lets one modify, and where
-//! it is attached. Each is one transaction on one claim; its content is not touched, its limit
-//! follows.
+//! Changes to an existing claim: its capacity, its mutable parameters, and its attachments. Each
+//! change is one transaction on one claim. It does not touch the content; the size limit follows
+//! the capacity.
 
 use std::sync::Arc;
 
@@ -95,19 +95,19 @@ pub(super) async fn expand(
     change(inner, id, grow).await
 }
 
-/// What is more than there is: of a volume that exists, a range that it cannot have (CSI
+/// The pool is too small for the capacity: for an existing volume, CSI calls this OUT_OF_RANGE (CSI
 /// specification, "ControllerExpandVolume Errors").
 fn out_of_range(error: Error) -> Error {
     match error {
         Error::TooLarge { wanted, pool } => Error::OutOfRange {
             wanted,
-            why: format!("the pool is of {pool}"),
+            why: format!("the pool has {pool}"),
         },
         error => error,
     }
 }
 
-/// Changes what may be changed, and of that what is named (CSI specification,
+/// Changes the mutable parameters that the request names (CSI specification,
 /// `ControllerModifyVolumeRequest.mutable_parameters`).
 pub(super) async fn modify(
     inner: Arc<Inner>,

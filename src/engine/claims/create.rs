@@ -1,7 +1,7 @@
-//! Claims come and go: made empty, or as a clone of a snapshot or of another claim; deleted.
+//! Creates and deletes claims. A new claim is empty, or a clone of a snapshot or of another claim.
 //!
-//! Making one is one index transaction: its directory is made when it is first mounted. Deleting
-//! one is a transaction and then a rename; what was made of it keeps the layers.
+//! Creation is one index transaction: the claim's directory is made when it is first mounted.
+//! Deletion is a transaction and then a rename. Clones and snapshots keep the layers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -54,13 +54,13 @@ fn made_before(inner: &Inner, id: &VolumeId) -> Option<PersistentVolume> {
     state.claims.get(id).map(|held| held.claim.clone())
 }
 
-/// Whether there is a claim of that name. What cannot be used is there all the same.
+/// Whether there is a claim of that name, usable or not.
 pub(super) fn has(inner: &Inner, name: &str) -> bool {
     let id = lookup::id_of(lookup::CLAIM, name);
     inner.state.lock().claims.contains(&id)
 }
 
-/// What a repeated request finds, if it is the same request.
+/// The claim that a repeated request finds, if it is the same request.
 fn repeated(claim: PersistentVolume, request: &CreateClaim) -> Result<PersistentVolume> {
     let too_small = claim.capacity < request.required_bytes;
     let too_large = request
@@ -94,7 +94,7 @@ fn fits(claim: &PersistentVolume, mutable: MutableParameters) -> bool {
 struct Content {
     layers: Vec<LayerId>,
     view: OwnerView,
-    /// The capacity of what it is a clone of.
+    /// The capacity of the clone's source.
     size: u64,
     _pins: Pins,
 }
@@ -151,7 +151,7 @@ async fn insert(
     made
 }
 
-/// Makes a claim of what another one holds at this moment.
+/// Creates a clone of another claim's content at this moment.
 async fn clone(
     inner: &Arc<Inner>,
     id: VolumeId,
@@ -225,7 +225,7 @@ fn capacity(request: &CreateClaim, source: u64) -> Result<u64> {
     if required > 0 && required < source {
         return Err(Error::OutOfRange {
             wanted: required,
-            why: format!("what it is made of has {source}"),
+            why: format!("its source has {source}"),
         });
     }
     let capacity = required.max(source);
@@ -238,7 +238,7 @@ fn capacity(request: &CreateClaim, source: u64) -> Result<u64> {
     }
 }
 
-/// How the owners of a clone are seen: as its class says, else as those of what it is a clone of.
+/// How the owners of a clone are shown: as its class says, else as in its source.
 fn view(inner: &Inner, content: &Content, wanted: &RootAttributes) -> Result<OwnerView> {
     let Some(newest) = content.layers.first() else {
         // It is made with these owners.
@@ -324,7 +324,9 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     }
     point(Point::ClaimUnindexed);
     if let Err(error) = data_dir::put_aside(inner, id) {
-        tracing::error!(volume.id = %id, %error, "what it held stays until the next start, and no volume of that name is made");
+        tracing::error!(volume.id = %id, %error,
+            "the volume is deleted, but its data could not be moved to trash/: the data stays \
+             until the next start, and no volume of this name can be created before that");
     }
     point(Point::ClaimTrashed);
     tracing::info!(volume.id = %id, name = held.claim.name, "volume deleted");

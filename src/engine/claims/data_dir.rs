@@ -1,9 +1,9 @@
 //! A claim's directory: made whole when the claim is first mounted, or mounted again after its
 //! content became a layer.
 //!
-//! It is made in `incoming/` and renamed: what lies in `volumes/` under a claim's id is the claim's
-//! content, also after a power cut, when the content of a file that was not synced may be anything
-//! but a name is in order with other names.
+//! It is made in `incoming/` and then renamed. So a directory in `volumes/` under a claim's id is
+//! the claim's content, also after a power cut: the content of unsynced files is then undefined,
+//! but the filesystem keeps the order of renames.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -35,8 +35,8 @@ pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir
     Ok(None)
 }
 
-/// Refuses to make anything of layers of which one is gone, by whatever hand: it would be answered
-/// as made, and no pod could mount it. One stat each.
+/// Refuses a stack with a missing layer. Otherwise the call would succeed, and no pod could mount
+/// the result. Costs one stat per layer.
 pub(super) fn refuse_lost(inner: &Inner, of: &VolumeId, layers: &[LayerId]) -> Result<()> {
     for layer in layers {
         let there = inner.dirs.layers.has(layer.to_string());
@@ -61,16 +61,16 @@ fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-/// Puts aside what lies where the directory of a claim would, of which the index has none: what is
-/// left of one that was deleted. An id is made of a name, so the next claim of that name would show
-/// it.
+/// Moves to the trash what lies at the place of a claim's directory when the index has no such
+/// claim: the rest of a deleted one. An id is made from a name, so the next claim of that name
+/// would show this content.
 pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
     if inner.state.lock().volumes.live(id).is_some() {
         let (name, what) = (id.to_string(), "owner: it is a pod's volume");
         return Err(Error::Exists { name, what });
     }
     let thrown = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref());
-    thrown.context("put aside what a deleted volume of that name held")
+    thrown.context("move the data of a deleted volume of that name to trash/")
 }
 
 /// Makes the claim's directory, with its content; and why its limit does not hold.
@@ -88,7 +88,8 @@ pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Opti
     if made.is_err()
         && let Err(error) = inner.throw_away(incoming, Path::new(&name))
     {
-        tracing::error!(volume.id = %claim.id, %error, "a half-made volume stays until the next start");
+        tracing::error!(volume.id = %claim.id, %error,
+            "an incomplete volume could not be moved to trash/; it stays until the next start");
     }
     let limit_unenforced = made?;
     keep_place(inner)?;
@@ -142,8 +143,8 @@ pub(super) fn warn_unenforced(id: &VolumeId, why: &str) {
     tracing::warn!(volume.id = %id, %why, "the volume's size limit is not enforced");
 }
 
-/// What a claim's directory says of it: where it is mounted in this boot, and whether its limit
-/// holds.
+/// The record in a claim's directory: where the claim is mounted in this boot, and whether its
+/// limit is enforced.
 pub(super) fn record(inner: &Inner, held: &VolumeEntry) -> ClaimRecord {
     new_record(
         inner,
@@ -180,10 +181,12 @@ pub(super) fn write(dir: &Dir, record: &ClaimRecord) -> Result<()> {
     store::write_claim(dir, record).context("write the volume's record")
 }
 
-/// Its record names a target where it is not mounted, for want of room: `maintenance` writes it
-/// again.
+/// The record could not be written because the disk is full, so it still lists a target where the
+/// volume is not mounted. `maintenance` writes it again.
 pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
-    tracing::warn!(volume.id = %claim, %error, "its record names a target where it is not mounted");
+    tracing::warn!(volume.id = %claim, %error,
+        "the volume's record still lists a target where it is not mounted; the record is written \
+         again later");
     if let Some(held) = inner.state.lock().claims.get_mut(claim) {
         held.stale = true;
     }
@@ -206,15 +209,19 @@ pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
     let Some(record) = record else { return };
     let written = dir.and_then(|dir| write(&dir, &record));
     if let Err(error) = written {
-        tracing::warn!(volume.id = %id, %error, "its record names layers that it has no more");
+        tracing::warn!(volume.id = %id, %error,
+            "the volume's record could not be written; it still lists layers that the volume no \
+             longer has");
     }
 }
 
-/// Puts away what is left of a claim's directory when its content has moved: records and work
+/// Moves the rest of a claim's directory to the trash after its content has moved: records and work
 /// directories.
 pub(super) fn clear(inner: &Inner, id: &VolumeId) {
     if let Err(error) = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref()) {
-        tracing::warn!(volume.id = %id, %error, "an empty volume's directory stays until the next start");
+        tracing::warn!(volume.id = %id, %error,
+            "the directory of an empty volume could not be moved to trash/; it stays until the \
+             next start");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Persistent volumes in memory, with their snapshots and groups: what the index has of them, and
-//! how they are used in this boot. Operations on them are beside.
+//! Persistent volumes in memory, with their snapshots and groups: their entries in the index, and
+//! how they are used in this boot. The other modules here have the operations.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -85,7 +85,8 @@ pub(in crate::engine) struct ClaimMount {
     pub(in crate::engine) asked: Option<MountCapability>,
 }
 
-/// What is taken, and deleted, in one transaction: a snapshot, or a group with all of its own.
+/// The unit of one transaction, for creation and deletion: a snapshot, or a group with all its
+/// members.
 #[derive(Debug, Clone)]
 pub(in crate::engine) struct SnapshotSet {
     pub(in crate::engine) snapshots: Vec<Snapshot>,
@@ -211,7 +212,7 @@ impl PersistentVolumes {
         self.groups.insert(group.id.clone(), group);
     }
 
-    /// Takes snapshots out of sight.
+    /// Hides snapshots from all callers.
     pub(in crate::engine) fn leave(&mut self, set: &SnapshotSet) {
         for snapshot in &set.snapshots {
             self.snapshots.remove(&snapshot.id);

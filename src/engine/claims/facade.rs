@@ -1,5 +1,5 @@
-//! What callers can do with claims and snapshots: the methods of [`Engine`] for them.
-//! Each one checks what it is given and calls the module that does it.
+//! The methods of [`Engine`] for claims and snapshots. Each method checks its arguments and calls
+//! the module that does the work.
 
 use std::future::Future;
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::model::{Attachment, MutableChange, PersistentVolume, Snapshot, Snapsh
 
 /// Claims as objects: what a Controller service needs of the node that they are on.
 impl Engine {
-    /// Makes a claim, empty or a clone; the same request again gives the same claim, another one of
-    /// that name [`Error::Exists`].
+    /// Creates a claim, empty or as a clone. A repeated request returns the same claim; another
+    /// request with that name fails with [`Error::Exists`].
     pub async fn create_claim(&self, request: CreateClaim) -> Result<PersistentVolume> {
         self.finish(create::create(self.inner.clone(), request))
             .await
@@ -26,8 +26,8 @@ impl Engine {
         create::has(&self.inner, name)
     }
 
-    /// Deletes a claim; what is not there is deleted. Clones and snapshots stay whole.
-    /// [`Error::ClaimInUse`] when it is mounted, held open or attached.
+    /// Deletes a claim; succeeds if there is none. Clones and snapshots stay whole. Fails with
+    /// [`Error::ClaimInUse`] if it is mounted, held open or attached.
     pub async fn delete_claim(&self, id: &str) -> Result<()> {
         self.finish(create::delete(self.inner.clone(), id.to_owned()))
             .await
@@ -67,36 +67,38 @@ impl Engine {
             .await
     }
 
-    /// Changes what may be changed; what is not named stays.
+    /// Changes mutable parameters. Those that the request does not name keep their values.
     pub async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume> {
         let id = lookup::parse(id)?;
         self.finish(change::modify(self.inner.clone(), id, mutable))
             .await
     }
 
-    /// Notes an attachment; the same again is Ok, another one on that node [`Error::Exists`].
+    /// Records an attachment. A repeated request succeeds; a different one for that node fails with
+    /// [`Error::Exists`].
     pub async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()> {
         let id = lookup::parse(id)?;
         self.finish(change::attach(self.inner.clone(), id, attachment))
             .await
     }
 
-    /// Forgets an attachment; `None`: all. What is not there is forgotten.
+    /// Removes an attachment; `None`: all of them. Succeeds if there is none.
     pub async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()> {
         let node = node.map(str::to_owned);
         self.finish(change::detach(self.inner.clone(), id.to_owned(), node))
             .await
     }
 
-    /// Takes a snapshot; the same name and source again gives the same, another source
-    /// [`Error::Exists`].
+    /// Takes a snapshot. A repeated name and source returns the same snapshot; another source fails
+    /// with [`Error::Exists`].
     pub async fn create_snapshot(&self, name: &str, source: &str) -> Result<Snapshot> {
         let (name, source) = (name.to_owned(), source.to_owned());
         self.finish(snapshot::create(self.inner.clone(), name, source))
             .await
     }
 
-    /// Deletes a snapshot; what is not there is deleted. [`Error::OfGroup`] for one of a group.
+    /// Deletes a snapshot; succeeds if there is none. Fails with [`Error::OfGroup`] for a member of
+    /// a group.
     pub async fn delete_snapshot(&self, id: &str) -> Result<()> {
         self.finish(snapshot::delete(self.inner.clone(), id.to_owned()))
             .await
@@ -113,15 +115,15 @@ impl Engine {
         Ok(page)
     }
 
-    /// Takes snapshots of several claims at one instant; the same name and sources again gives the
-    /// same, other sources [`Error::Exists`].
+    /// Takes snapshots of several claims at one instant. A repeated name and sources returns the
+    /// same group; other sources fail with [`Error::Exists`].
     pub async fn create_group(&self, name: &str, sources: &[String]) -> Result<Group> {
         let (name, sources) = (name.to_owned(), sources.to_vec());
         self.finish(snapshot::create_group(self.inner.clone(), name, sources))
             .await
     }
 
-    /// Deletes a group and its snapshots; what is not there is deleted.
+    /// Deletes a group and its snapshots; succeeds if there is none.
     pub async fn delete_group(&self, id: &str) -> Result<()> {
         self.finish(snapshot::delete_group(self.inner.clone(), id.to_owned()))
             .await

@@ -1,11 +1,11 @@
-//! Freezing: the content of claims at one moment as stacks of layers, of which a snapshot or a
-//! clone is made.
+//! Freezing: turns the content of claims at one moment into stacks of layers, from which a snapshot
+//! or a clone is made.
 //!
-//! A claim that was not mounted since the last time is its stack already. Otherwise its private
-//! content becomes a layer: by a rename where it is not mounted (overlay), by a snapshot
-//! (btrfs), by a copy. Several claims are frozen first and committed together: one `syncfs`, one
-//! index transaction. Until that transaction everything is taken back if a step fails, here or at
-//! the next start; `docs/on-disk.md` has the table.
+//! A claim that was not mounted since its last freeze is a stack already. Otherwise its private
+//! content becomes a layer: by a rename where it is not mounted (overlay), by a snapshot (btrfs),
+//! by a copy. Several claims are frozen first and committed together: one `syncfs`, one index
+//! transaction. If a step before that transaction fails, everything is undone, here or at the next
+//! start; `docs/on-disk.md` has the table.
 
 use std::sync::Arc;
 
@@ -48,21 +48,22 @@ pub(super) struct Frozen {
 pub(super) struct Freezing {
     pub(super) inner: Arc<Inner>,
     pub(super) frozen: Vec<Frozen>,
-    /// When this began, which is when the claims were used last. Not later: what was used before a
-    /// write-back began, and is not mounted, is on the disk after it.
+    /// When the freeze began; it counts as the claims' last use. A later time would be wrong:
+    /// content that was last used before a write-back began, and is not mounted, is on the disk
+    /// after it.
     since: Timestamp,
     pins: Pins,
     ended: bool,
-    /// Last: what is taken back is taken back under them.
+    /// The last field, so that it is dropped last: undoing a freeze needs the guards.
     guards: Vec<Guard>,
 }
 
-/// Of which moment the content is to be.
+/// The moment whose content the freeze captures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// One where the backend can; else as the claim's class says.
+    /// One moment if the backend can; otherwise as the claim's class says.
     AsItCan,
-    /// One, the same for all claims, or it fails.
+    /// The same moment for all claims, or the freeze fails.
     One,
 }
 
@@ -144,7 +145,8 @@ impl Freezing {
         result
     }
 
-    /// Whether the disk lost bytes since this began, or before, of what is frozen here.
+    /// Whether the disk may have lost bytes of the frozen content, before or since the freeze
+    /// began.
     fn is_tainted(&self, state: &State) -> bool {
         let made = self.frozen.iter().filter(|frozen| frozen.layer.is_some());
         let mut held = made.filter_map(|frozen| state.claims.get(&frozen.claim.id));
@@ -211,13 +213,13 @@ impl Freezing {
         // the lock.
         if self.is_tainted(&inner.state.lock()) {
             let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
-            return Err(error).context("write back what the pool holds");
+            return Err(error).context("write back the pool's data");
         }
         Ok(())
     }
 
-    /// The claims whose content moved stack it from now on, and all of them were used. Of those
-    /// whose content stays the index hears of that later (`maintenance`).
+    /// Claims whose content moved stack the new layer from now on. All claims count as used; for
+    /// those whose content did not move, `maintenance` tells the index later.
     fn restack(&self, state: &mut State) {
         for frozen in &self.frozen {
             let Some(held) = state.claims.get_mut(&frozen.claim.id) else {
@@ -235,18 +237,18 @@ impl Freezing {
         }
     }
 
-    /// Says in layers that they are named.
+    /// Confirms layers: their records say that the index names them.
     fn confirm(&self, which: impl Fn(&Frozen) -> bool) {
         let which = self.frozen.iter().filter(|frozen| which(frozen));
         for layer in which.filter_map(|frozen| frozen.layer) {
             if let Err(error) = layers::confirm(&self.inner, layer) {
-                tracing::warn!(%layer, %error, "a rebuilt index would not know this layer");
+                tracing::warn!(%layer, %error,
+                    "the layer could not be confirmed: an index rebuilt now would not include it");
             }
         }
     }
 
-    /// Says that the layers which the claims stack are named, and puts away what they have left
-    /// behind.
+    /// Confirms the layers that the claims stack, and removes the claims' old directories.
     fn tidy(self) {
         self.confirm(|frozen| frozen.moved);
         point(Point::FreezeConfirmed);
@@ -265,8 +267,8 @@ impl Freezing {
         self.frozen.iter().filter(|frozen| frozen.moved)
     }
 
-    /// It could not be taken back: the claims whose content moved cannot be used, and where that is
-    /// now stays, until the next start.
+    /// The freeze could not be undone. The claims whose content moved cannot be used until the next
+    /// start, and the moved content stays where it is.
     fn leave_as_it_is(&self, error: &Error) {
         let mut state = self.inner.state.lock();
         for layer in self.layers() {
@@ -275,7 +277,7 @@ impl Freezing {
         for frozen in self.moved() {
             if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
                 held.problem = Some(Problem::Broken(format!(
-                    "a snapshot of it failed and could not be taken back ({error}); restart the driver"
+                    "a snapshot of it failed and could not be undone ({error}); restart the driver"
                 )));
             }
         }
@@ -294,13 +296,13 @@ impl Freezing {
             return Ok(());
         }
         let why = if can_freeze_one {
-            "each would have its own; stop their pods first".to_owned()
+            "each volume would have another moment; stop their pods first".to_owned()
         } else {
             let kind = self.inner.backend.kind();
             format!("the {kind} backend cannot freeze a volume under its pods; stop them first")
         };
         Err(Error::Unsupported {
-            what: format!("one moment of a group of which {mounted} volume(s) are mounted"),
+            what: format!("a snapshot at one moment of a group with {mounted} mounted volume(s)"),
             why,
         })
     }
@@ -339,7 +341,9 @@ impl Freezing {
         if damaged {
             return Err(Error::ClaimInUse {
                 claim: id.clone(),
-                how: format!("{DAMAGED}: read it in a pod, and put what is whole into a new one"),
+                how: format!(
+                    "{DAMAGED}; read it in a pod, and copy what is intact to a new volume"
+                ),
             });
         }
         if backend.has_snapshots() || !(mounted || backend.stacks()) {
@@ -351,7 +355,7 @@ impl Freezing {
         self.move_away(&volume)
     }
 
-    /// What of the frozen claims is the newest.
+    /// The claim that was frozen last.
     fn last(&mut self) -> &mut Frozen {
         self.frozen.last_mut().expect("`add` has just pushed one")
     }
@@ -367,7 +371,8 @@ impl Freezing {
                 claim.id
             ),
             why: format!(
-                "the {} backend cannot freeze it under its pods; stop them first, or set `liveClone: copy` in its class",
+                "the {} backend cannot freeze it under its pods; stop them first, or set \
+                 `liveClone: copy` in its class",
                 self.inner.backend.kind()
             ),
         })
@@ -428,7 +433,7 @@ impl Freezing {
         let marker = marker(self.last().layer);
         volume
             .create_dir(&marker, 0o700)
-            .context("say where the content goes")?;
+            .context("note the layer that the content moves to")?;
         point(Point::FreezeMarked);
         self.last().moved = true;
         inner
@@ -464,7 +469,7 @@ fn marker(layer: Option<LayerId>) -> String {
     format!("{}{layer}", layout::FREEZING_PREFIX)
 }
 
-/// The content is such that it cannot be a layer: not a failure of ours.
+/// The content cannot become a layer. This is not a failure of the driver.
 fn refused(error: backend::Error) -> backend::Error {
     match error {
         backend::Error::Refused { path, why } => backend::Error::Unsupported {
@@ -475,8 +480,8 @@ fn refused(error: backend::Error) -> backend::Error {
     }
 }
 
-/// Takes a freeze back that is not in the index, here or after a crash: what moved is the claim's
-/// again.
+/// Undoes a freeze that is not in the index, at once or after a crash: moved content returns to the
+/// claim.
 pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
     let layers = &inner.dirs.layers;
     let dir = layers.open_if_there(layer.to_string());
@@ -488,12 +493,14 @@ pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<(
                 .has_content(volume)
                 .context("look at the volume's content")?
         {
-            backend.unseal(&dir, volume).context("take a freeze back")?;
+            backend
+                .unseal(&dir, volume)
+                .context("undo a snapshot or clone")?;
             point(Point::RecoverContentBack);
         }
     }
     match volume.remove_dir(marker(Some(layer))) {
-        Err(error) if !error.is(Errno::ENOENT) => Err(error).context("take a freeze back"),
+        Err(error) if !error.is(Errno::ENOENT) => Err(error).context("undo a snapshot or clone"),
         _ => Ok(()),
     }
 }
@@ -509,7 +516,7 @@ pub(super) fn going_to(volume: &Dir) -> Result<Option<LayerId>> {
 }
 
 impl Freezing {
-    /// The claims are as they were. Renames.
+    /// Puts the claims back as they were. Only renames.
     fn take_back(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
             self.undo();
@@ -531,10 +538,12 @@ impl Freezing {
             let back = back.and_then(|()| {
                 let thrown =
                     inner.throw_away_if_there(&inner.dirs.layers, layer.to_string().as_ref());
-                thrown.context("throw a layer away")
+                thrown.context("move a layer to trash/")
             });
             if let Err(error) = back {
-                tracing::error!(volume.id = %id, %error, "a freeze could not be taken back");
+                tracing::error!(volume.id = %id, %error,
+                    "a failed snapshot or clone could not be undone; the volume cannot be used \
+                     until the driver restarts");
                 failed.get_or_insert(error);
             }
         }

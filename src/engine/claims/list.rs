@@ -66,7 +66,7 @@ pub(super) fn claim_use(inner: &Inner, id: &VolumeId) -> Result<ClaimUse> {
         let problem = held.problem.iter().map(|problem| problem.why().to_owned());
         let mut problems: Vec<String> = problem.collect();
         problems.extend(held.damaged.then(|| lookup::DAMAGED.to_owned()));
-        let unbounded = |why| format!("the volume's size limit does not hold: {why}");
+        let unbounded = |why| format!("the volume's size limit is not enforced: {why}");
         problems.extend(held.limit_unenforced.as_ref().map(unbounded));
         (held.mounts.clone(), problems)
     };
@@ -74,7 +74,7 @@ pub(super) fn claim_use(inner: &Inner, id: &VolumeId) -> Result<ClaimUse> {
         let found = Target::open(path)?.map(|target| target.look()).transpose();
         if !matches!(found, Ok(Some(Found::Mount(point))) if point.id == mount.id) {
             problems.push(format!(
-                "it was mounted at {} and is not there any more",
+                "it was mounted at {}, and is no longer mounted there",
                 path.display()
             ));
         }

@@ -1,4 +1,4 @@
-//! What operations on claims begin with: an id from a name, and one claim for oneself.
+//! The first steps of operations on claims: derive an id from a name, look a claim up, reserve it.
 //! Nothing here touches the pool.
 
 use std::fmt::Write as _;
@@ -14,22 +14,24 @@ use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::model::{PersistentVolume, VolumeId};
 
-/// What the id of a claim begins with.
+/// The prefix of a claim's id.
 pub(super) const CLAIM: &str = "vol-";
-/// What the id of a snapshot begins with.
+/// The prefix of a snapshot's id.
 pub(super) const SNAPSHOT: &str = "snap-";
-/// What the id of a snapshot of a group begins with: not as that of a single one, whose name may be
-/// any text, also one that a group gives a member. (Older versions gave both the same; such groups
-/// keep their ids.)
+/// The prefix of the id of a group's member. It differs from that of a single snapshot, whose name
+/// may be any text, also a name that a group gives a member. (Older versions used one prefix for
+/// both; such groups keep their ids.)
 pub(super) const MEMBER: &str = "member-";
-/// What the id of a group of snapshots begins with.
+/// The prefix of a group's id.
 pub(super) const GROUP: &str = "group-";
 
-/// What is said of a claim of which nothing may be made any more.
-pub(super) const DAMAGED: &str = "not to be snapshotted or cloned, since the disk failed to write something back while it held its content";
+/// The message for a claim that may be damaged, so it cannot be snapshotted or cloned.
+pub(super) const DAMAGED: &str = "possibly damaged, so it cannot be snapshotted or cloned: the \
+                                  disk failed to write back data while the volume had unsaved \
+                                  content";
 
-/// The id of what has this name: always the same, so that a repeated request finds what the first
-/// one made.
+/// The id for a name. A name always gives the same id, so a repeated request finds the object of
+/// the first one.
 pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
     let digest = Sha256::digest(name.as_bytes());
     let mut id = prefix.to_owned();
@@ -102,8 +104,8 @@ pub(super) fn refuse_broken(held: &VolumeEntry) -> Result<()> {
 pub(super) fn held_open(id: &VolumeId) -> Error {
     Error::ClaimInUse {
         claim: id.clone(),
-        how: "not mounted any more, but a process still holds files of it open, of a pod that was deleted by force most often; \
-              try again when that has ended"
+        how: "no longer mounted, but a process still holds files of it open (often of a pod that \
+              was deleted by force); try again when that process has ended"
             .to_owned(),
     }
 }

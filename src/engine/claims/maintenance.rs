@@ -148,7 +148,7 @@ fn expire(inner: &Arc<Inner>) -> (usize, Result<()>) {
         }
         match delete_now(inner, &id) {
             Ok(()) => {
-                tracing::info!(volume.id = %id, "the volume's ttl is over");
+                tracing::info!(volume.id = %id, "deleted the volume: its ttl has expired");
                 deleted += 1;
             }
             Err(Error::ClaimInUse { .. }) => {}
@@ -163,7 +163,8 @@ fn expire(inner: &Arc<Inner>) -> (usize, Result<()>) {
                 break;
             }
             Err(error) => {
-                tracing::warn!(volume.id = %id, %error, "the volume's ttl is over, and it cannot be deleted");
+                tracing::warn!(volume.id = %id, %error,
+                    "the volume's ttl has expired, but the volume could not be deleted");
                 failure.get_or_insert(error);
             }
         }

@@ -1,4 +1,4 @@
-//! Claims: volumes that outlive pods, their clones, snapshots, and groups of snapshots.
+//! Claims: persistent volumes, their clones, snapshots, and groups of snapshots.
 //!
 //! An [`Engine`](super::Engine) holds those of its own pool and knows of no other node. The
 //! Controller service talks to [`Claims`], which does (`placement`).

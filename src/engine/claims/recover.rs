@@ -1,8 +1,8 @@
-//! Claims at the start: what the index says of them, and what of it lies in `volumes/`.
+//! Recovery of claims at the start, from the index and from `volumes/`.
 //!
-//! A claim's directory stays whatever the boot; only where it was mounted is forgotten. A freeze
-//! that did not get into the index is taken back. A directory of a claim that the index does not
-//! have was being deleted, and the recovery of `volumes/` moves it to the trash.
+//! A claim's directory outlives a reboot; only its mounts are forgotten. A freeze that is not in
+//! the index is undone. A directory of a claim that the index does not have was being deleted, and
+//! the recovery of `volumes/` moves it to the trash.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -40,7 +40,8 @@ pub(in crate::engine) fn recover_index(
         inner.saw(claim.last_used);
         let mut held = VolumeEntry::new(claim);
         if let Some(layer) = missing(&held.claim.layers) {
-            tracing::error!(volume.id = %held.claim.id, %layer, "a layer of this volume is missing; it cannot be used");
+            tracing::error!(volume.id = %held.claim.id, %layer,
+                "a layer of this volume is missing; it cannot be used");
             held.problem = Some(Problem::Broken(format!("its layer {layer} is missing")));
         }
         state.claims.insert(held);
@@ -49,7 +50,8 @@ pub(in crate::engine) fn recover_index(
         inner.saw(snapshot.created);
         if let Some(layer) = missing(&snapshot.layers) {
             // It stays, so that a restore of it fails with the reason.
-            tracing::error!(snapshot.id = %snapshot.id, %layer, "a layer of this snapshot is missing");
+            tracing::error!(snapshot.id = %snapshot.id, %layer,
+                "a layer of this snapshot is missing; it cannot be restored");
         }
         state.claims.put_snapshot(snapshot);
     }
@@ -72,7 +74,8 @@ pub(in crate::engine) fn recover_volume(
     if let Some(layer) = going_to(dir)?
         && !held.claim.layers.contains(&layer)
     {
-        tracing::info!(volume.id = %id, %layer, "a snapshot or clone of it that was cut short is taken back");
+        tracing::info!(volume.id = %id, %layer,
+            "undoing an interrupted snapshot or clone of the volume");
         take_back(inner, dir, layer)?;
     }
     if !inner
@@ -87,13 +90,13 @@ pub(in crate::engine) fn recover_volume(
     super::data_dir::keep_place(inner)?;
     held.damaged = dir
         .has(layout::DAMAGED)
-        .context("look whether the volume's content is whole")?;
+        .context("look whether the volume is marked as damaged")?;
     bound(inner, held, dir);
     let record = store::read_claim(dir).context("read a volume's record")?;
     if let Ok(record) = &record
         && record.claim.last_used > held.claim.last_used
     {
-        // The index is told later, and by a killed driver never.
+        // The driver updates the index later, and not at all if it is killed before.
         inner.saw(record.claim.last_used);
         held.claim.last_used = record.claim.last_used;
         held.used = true;
@@ -107,20 +110,23 @@ pub(in crate::engine) fn recover_volume(
         }
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
         Err(why) => {
-            // What was unmounted just before may still be held open; the kernel is asked before
-            // anything is done.
+            // A process may still have files of a recent mount open. The driver asks the kernel
+            // before each operation.
             held.busy_layers = Some(BusyLayers::assumed(held.claim.layers.clone()));
             held.mounts = unrecorded(inner, mounts, id)?;
             if held.mounts.is_empty() {
                 // After a power cut a file may have its name and not its content.
                 let written = data_dir::write(dir, &data_dir::record(inner, held));
                 if let Err(error) = written {
-                    tracing::warn!(volume.id = %id, %error, "its record cannot be read, nor written again");
+                    tracing::warn!(volume.id = %id, %error,
+                        "the volume's record is unreadable and could not be written again");
                 }
             } else {
-                tracing::error!(volume.id = %id, %why, "it is mounted, and whether for reading only is unknown");
+                tracing::error!(volume.id = %id, %why,
+                    "the record of a mounted volume is unreadable: it is unknown whether the mount \
+                     is read-only; unmount it everywhere");
                 let why = format!(
-                    "{why}, so it is unknown whether it is mounted for reading only; unmount it everywhere"
+                    "{why}, so it is unknown whether the mount is read-only; unmount it everywhere"
                 );
                 held.problem.get_or_insert(Problem::Unrecorded(why));
             }
@@ -133,8 +139,8 @@ pub(in crate::engine) fn recover_volume(
     Ok(())
 }
 
-/// Sets the size limit that the index has: the driver may have been killed after it changed the
-/// index and before it set the limit, and no caller need repeat that.
+/// Sets the size limit that the index has. The driver may have been killed after it changed the
+/// index and before it set the limit, and no caller has to repeat the call.
 fn bound(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     let limit = inner.backend.set_limit(dir, held.claim.limit());
     held.limit_unenforced = match limit {
@@ -146,7 +152,8 @@ fn bound(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
             why
         }
         Err(error) => {
-            tracing::warn!(volume.id = %held.claim.id, %error, "what bounds it may not be its size limit");
+            tracing::warn!(volume.id = %held.claim.id, %error,
+                "the volume's size limit could not be set; an earlier limit may still apply");
             Some(error.to_string())
         }
     };
@@ -187,8 +194,8 @@ fn of_this_boot(
         .collect();
     let id = &held.claim.id;
     let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, id.as_str(), &paths)?;
-    // What was unmounted just before may still be held open; the kernel is asked before anything is
-    // done.
+    // A process may still have files of a recent mount open. The driver asks the kernel before each
+    // operation.
     held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
     let (there, gone): (Vec<_>, Vec<_>) = record
         .targets
@@ -218,7 +225,9 @@ fn was_used_until_now(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     held.claim.last_used = inner.now();
     held.used = true;
     if let Err(error) = data_dir::write(dir, &data_dir::record(inner, held)) {
-        tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");
+        tracing::warn!(volume.id = %held.claim.id, %error,
+            "the volume's record still lists a target where it is not mounted; the record is \
+             written again later");
         held.stale = true;
     }
 }

@@ -86,7 +86,7 @@ fn describe(
     }
 }
 
-/// Deletes a snapshot; what is no id of one is deleted already.
+/// Deletes a snapshot; succeeds if the id is not that of a snapshot.
 pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<SnapshotId>() else {
         return Ok(());
@@ -214,7 +214,8 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
     remove(&inner, taken, guards).await
 }
 
-/// Takes snapshots out of sight, out of the index, and then what they alone kept out of its place.
+/// Removes snapshots from memory and from the index, then moves layers to the trash that only they
+/// referred to.
 async fn remove(inner: &Arc<Inner>, taken: SnapshotSet, guards: Vec<Guard>) -> Result<()> {
     let engine = inner.clone();
     let job = move || {

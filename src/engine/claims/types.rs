@@ -1,5 +1,5 @@
-//! What callers ask for of claims and snapshots, and what they are told.
-//! Types without behaviour only.
+//! Requests and answers for claims and snapshots.
+//! Plain types without behaviour.
 
 use std::path::PathBuf;
 

@@ -60,7 +60,7 @@ impl Export {
         self.view
     }
 
-    /// What it costs on disk, if that is known: about as much as there will be in the archive.
+    /// Its size on disk, if known: about the size of the archive.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         self.usage
@@ -85,7 +85,8 @@ pub struct Exported {
     pub packed: Packed,
 }
 
-/// What keeps the content there. Dropped in this order: the view, then what it needs.
+/// Guards that keep the content in place. Dropped in this order: the view, then the layers and
+/// directories that it needs.
 #[derive(Debug)]
 struct Held {
     root: Dir,
@@ -134,9 +135,12 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let (incoming, name) = (&self.inner.dirs.incoming, self.name.as_ref());
         if let Err(error) = self.inner.backend.delete(incoming, name, &|| false) {
-            tracing::debug!(%error, "what an export needed goes to the trash");
+            tracing::debug!(%error,
+                "the temporary directory of an export could not be deleted; moving it to trash/");
             if let Err(error) = self.inner.throw_away(incoming, name) {
-                tracing::error!(%error, "what an export needed stays until the next start");
+                tracing::error!(%error,
+                    "the temporary directory of an export could not be moved to trash/; it stays \
+                     until the next start");
             }
         }
     }
@@ -228,7 +232,9 @@ fn live(
     let state = inner.state.lock();
     let Some(volume) = state.volumes.live(id) else {
         if state.volumes.records().any(|record| record.id == *id) {
-            return Err(not("its pod is done with it; export what it was sealed as"));
+            return Err(not(
+                "its pod has released it; export the artifact that it was sealed as",
+            ));
         }
         return Err(Error::NoSuchClaim(id.to_string()));
     };
@@ -321,7 +327,7 @@ fn still_there(inner: &Inner, id: &VolumeId, made: Timestamp) -> Result<()> {
     }
     Err(Error::NotExportable {
         volume: id.clone(),
-        why: "its pod ended meanwhile; export what it was sealed as".to_owned(),
+        why: "its pod ended meanwhile; export the artifact that it was sealed as".to_owned(),
     })
 }
 
@@ -338,6 +344,7 @@ fn note_digest(inner: &Inner, id: ArtifactId, digest: Sha256) {
     if let Some((true, change)) = change
         && let Err(error) = inner.transact(&[change]).result()
     {
-        tracing::warn!(artifact.id = %id, %error, "its digest is not kept");
+        tracing::warn!(artifact.id = %id, %error,
+            "the artifact's digest could not be saved in the index");
     }
 }

@@ -14,7 +14,7 @@ use crate::model::{Artifact, LayerId, LayerRecord, Timestamp};
 use crate::store::{self, Change};
 use crate::sys::Dir;
 
-/// A layer that is being made. Dropped before it is named, it is thrown away.
+/// A layer that is being made. If it is dropped before the index names it, it is discarded.
 pub(super) struct Half<'a> {
     inner: &'a Inner,
     pub(super) id: LayerId,
@@ -77,13 +77,15 @@ impl Drop for Half<'_> {
         }
         if self.placed {
             drop(self.pins.take());
-            // It may have been forked already: then it goes with the last fork.
+            // It may have been forked already: then it is deleted with the last fork.
             layers::trash_unreferenced(self.inner, &[self.id]);
         } else {
             let name = self.id.to_string();
             let incoming = &self.inner.dirs.incoming;
             if let Err(error) = self.inner.throw_away(incoming, name.as_ref()) {
-                tracing::error!(layer = %self.id, %error, "a half-made layer stays until the next start");
+                tracing::error!(layer = %self.id, %error,
+                    "an incomplete layer could not be moved to trash/; it stays until the next \
+                     start");
             }
         }
         self.inner.wake_reaper();
@@ -151,7 +153,8 @@ pub(super) fn enter(
         half.done = true;
         if let Err(error) = layers::confirm(inner, half.id) {
             // It is tried again when the layer is measured.
-            tracing::warn!(layer = %half.id, %error, "a rebuilt index would not know this layer");
+            tracing::warn!(layer = %half.id, %error,
+                "the layer could not be confirmed: an index rebuilt now would not include it");
         }
     }
     point(points.confirmed);

@@ -6,7 +6,7 @@
 //! | space is asked for | nothing |
 //! | `incoming/<layer id>` made, the archive unpacked there | incomplete: swept at a start |
 //! | digest compared, `sealing.json` written | the same |
-//! | rename to `layers/<layer id>` (pinned) | not named by the index: thrown away at a start |
+//! | rename to `layers/<layer id>` (pinned) | not in the index: discarded at start |
 //! | `syncfs` | durable, and still without a name |
 //! | index transaction | **an artifact** |
 //! | `sealing.json` → `layer.json` | the same |
@@ -32,7 +32,7 @@ use crate::model::{
 };
 use crate::sys::Dir;
 
-/// What an archive is to become.
+/// The target of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportRequest {
     /// Whose it will be.
@@ -58,12 +58,12 @@ impl ImportRequest {
     }
 }
 
-/// What an archive became.
+/// The result of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Imported {
     /// The artifact.
     pub artifact: ArtifactId,
-    /// What was in the archive, and its digests.
+    /// Counts of the archive's content, and its digests.
     pub unpacked: Unpacked,
     /// Whether the name points at it. If not, newer content took the name meanwhile.
     pub named: bool,
@@ -127,7 +127,7 @@ fn import_now(
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
         digest = imported(&unpacked).map(tracing::field::display), "imported");
     inner.state.notify();
-    // What had the name before may go.
+    // The previous owner of the name may be deleted.
     inner.wake_reaper();
     Ok(Imported {
         artifact: artifact.id,
@@ -160,7 +160,7 @@ fn receive(
     };
     let root = inner.backend.receive(layer);
     let root = root.context("make a place for the archive's content")?;
-    // What a root has that the archive does not mention, whatever the umask and the clock.
+    // The root's attributes if the archive has none, independent of umask and clock.
     let dressed = root.set_mode(0o755).and_then(|()| {
         root.set_times(&Timestamps {
             last_access: EPOCH,
@@ -225,7 +225,7 @@ fn describe(
 ) -> Artifact {
     let state = inner.state.lock();
     let holder = state.catalog.owner(&request.name());
-    // Newer than what has the name, whatever a clock said that was wrong then.
+    // Newer than the owner of the name, even if a wrong clock dated that.
     let after_holder = holder.map_or(0, |holder| holder.artifact.created.0 + 1);
     let created = Timestamp(inner.now().0.max(after_holder));
     drop(state);

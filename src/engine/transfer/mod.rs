@@ -1,8 +1,7 @@
 //! Transfer: content leaves the pool as an archive (`export`) and enters it as one (`import`).
 //!
-//! Both run on threads of their own, at most four at a time: what they read and write is as large
-//! as a tenant likes, and the other end may be slow. What an archive is, `archive` knows; who is at
-//! the other end, the caller.
+//! Both run on threads of their own, at most four at a time: the content may be large, and the
+//! other end slow. `archive` knows the format; the caller knows the other end.
 
 mod export;
 mod half;

@@ -83,7 +83,8 @@ fn open_layer(inner: &Inner, layer: LayerId) -> Result<Option<OpenLayer>> {
     let temporary = &inner.dirs.incoming;
     let table = match Table::open(file, Some(digest.0), temporary, Limits::default(), &stop) {
         Err(error @ (archive::Error::Malformed { .. } | archive::Error::Truncated { .. })) => {
-            tracing::warn!(%layer, %error, "the layer's table of contents is damaged; it is made again");
+            tracing::warn!(%layer, %error,
+                "the layer's table of contents is damaged; it is made again");
             match dir.remove_file(layout::TABLE) {
                 Err(error) if error.is(Errno::ENOENT) => {}
                 removed => removed.context("delete a damaged table of contents")?,

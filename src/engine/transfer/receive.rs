@@ -4,9 +4,9 @@
 //! | step | on disk |
 //! |---|---|
 //! | layers that are here are pinned, space is asked for | nothing |
-//! | each missing layer, oldest first: made in `incoming/<layer id>` | incomplete: swept at a start |
+//! | each missing layer, oldest first: made in `incoming/<layer id>` | incomplete: deleted at start |
 //! | its table of contents and `sealing.json` written | the same |
-//! | rename to `layers/<layer id>` (pinned) | not named by the index: thrown away at a start |
+//! | rename to `layers/<layer id>` (pinned) | not in the index: discarded at start |
 //! | `syncfs`, one index transaction | **an artifact** |
 //! | `sealing.json` → `layer.json` | the same |
 //!

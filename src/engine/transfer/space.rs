@@ -1,8 +1,8 @@
-//! Space for what is being received: asked for first, and again and again while it comes in.
+//! Space for content that is being received: requested first, and checked again while it arrives.
 //!
-//! An import never takes the last of the disk: what runs on it needs some. While there is too
-//! little, unused caches are evicted, and the import waits for that a while. What is too large for
-//! the pool is refused at once.
+//! An import never takes the last space of the disk, because running pods need some. While there is
+//! too little, unused caches are evicted and the import waits for a limited time. An import that is
+//! too large for the pool is refused at once.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -20,7 +20,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// on disk.
 const STEP: u64 = 8 << 20;
 
-/// What a transfer leaves free when it begins: a thirty-second of the pool, and at most 64 MiB.
+/// The space that a transfer leaves free when it begins: a thirty-second of the pool, and at most
+/// 64 MiB.
 fn margin(space: &Space) -> u64 {
     (space.bytes / 32).min(64 << 20)
 }
@@ -115,7 +116,7 @@ fn wait_for_btrfs(inner: &Inner, bytes: u64, left: Duration) {
     }
 }
 
-/// Looks at the space as an archive comes in, and stops it where there is none to be had.
+/// Checks the space while an archive arrives, and stops the import if none can be made.
 pub(super) struct Gate<'a> {
     inner: &'a Inner,
     plain: &'a dyn Fn() -> u64,
@@ -156,7 +157,7 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// Why it stopped, if for want of space.
+    /// Why it stopped, if space was the reason.
     pub(super) fn why(&self) -> Option<Error> {
         self.failed.take()
     }

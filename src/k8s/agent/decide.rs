@@ -153,7 +153,7 @@ pub(in crate::k8s) fn deleted(volume: &Volume, pool: &str, error: Option<Refusal
 fn lost(volume: &Volume, pool: &str) -> VolumeStatus {
     let error = Refusal {
         code: "FAILED_PRECONDITION".to_owned(),
-        message: format!("the volume is not in pool {pool} of this node; it is not made again"),
+        message: format!("the volume is not in pool {pool} of this node; it is not created again"),
     };
     match &volume.status {
         Some(before) => VolumeStatus {

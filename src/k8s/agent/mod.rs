@@ -10,8 +10,8 @@
 //! | `decide` | the next step for an object, pure |
 //! | `pool` | the node's `Pool` |
 //!
-//! It needs `get`, `list` and `watch` on `volumes` and `snapshots`, `create` on `pools`, and `patch`
-//! on the `status` of all three.
+//! It needs `get`, `list` and `watch` on `volumes` and `snapshots`, `create` on `pools`, and
+//! `patch` on the `status` of all three.
 
 pub(super) mod decide;
 mod pool;
@@ -58,7 +58,7 @@ pub async fn run(
         let pool = loop {
             match engine.status().await {
                 Ok(status) => break status.pool_id,
-                Err(error) => tracing::warn!(%error, "the pool does not tell its id yet"),
+                Err(error) => tracing::warn!(%error, "could not read the pool's id; retrying"),
             }
             tokio::time::sleep(TRY_AGAIN).await;
         };
@@ -80,7 +80,7 @@ pub async fn run(
         let volumes = volumes.run(volume, retry, agent.clone());
         let snapshots = snapshots.with_config(config);
         let snapshots = snapshots.run(snapshot, retry, agent);
-        tracing::info!(node = %name, "persistent volumes: the controller's orders are carried out");
+        tracing::info!(node = %name, "persistent volumes: carrying out the controller's orders");
         tokio::join!(
             volumes.for_each(note),
             snapshots.for_each(note),
@@ -98,7 +98,7 @@ fn note<T>(done: Result<T, controller::Error<Error, watcher::Error>>) -> std::fu
     match done {
         // An object that was deleted before its job began.
         Ok(_) | Err(controller::Error::ObjectNotFound(_)) => {}
-        Err(error) => tracing::warn!(%error, "an order of the controller waits"),
+        Err(error) => tracing::warn!(%error, "an order of the controller failed; retrying"),
     }
     std::future::ready(())
 }
@@ -176,7 +176,7 @@ async fn volume(volume: Arc<Volume>, agent: Arc<Agent>) -> Result<Action, Error>
                 engine.modify_claim(&id, change).await
             };
             let error = finally(changed.await)?.err();
-            // What an error left undone shows here.
+            // Work that an error left undone shows here.
             decide::reported(&volume, &agent.pool, &engine.claim(&id)?, error)
         }
         VolumeStep::Delete => {

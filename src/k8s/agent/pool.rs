@@ -59,7 +59,7 @@ pub(super) async fn publish(client: Client, engine: Engine, node: Node, pool: St
             Ok::<_, Error>(())
         };
         if let Err(error) = next.await {
-            tracing::warn!(%error, "the Pool of this node is not up to date");
+            tracing::warn!(%error, "the Pool object of this node could not be updated; retrying");
         }
         tokio::time::sleep(LOOK).await;
     }

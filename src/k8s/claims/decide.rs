@@ -139,7 +139,8 @@ impl Asked<'_> {
             return Err(refusal(
                 Code::ResourceExhausted,
                 format!(
-                    "the driver on node {} did not make the volume in time; look at its pod in the namespace of the driver",
+                    "the driver on node {} did not make the volume in time; look at its pod in the \
+                     namespace of the driver",
                     nodes.join(", ")
                 ),
             ));
@@ -217,8 +218,9 @@ fn not_at_source(source: &Node) -> Error {
     refusal(
         Code::ResourceExhausted,
         format!(
-            "a clone is made where its source is, on node {}, and the request asks for another node. Use a StorageClass with \
-             volumeBindingMode: Immediate for clones, such as baggageclaim-clone: pods then follow the clone",
+            "a clone is created on the node of its source, {}, and the request asks for another \
+             node. Use a StorageClass with volumeBindingMode: Immediate for clones, such as \
+             baggageclaim-clone: pods then follow the clone",
             source.id.as_str()
         ),
     )
@@ -229,8 +231,8 @@ pub(in crate::k8s) fn lost(volume: &Volume) -> Error {
     refusal(
         Code::FailedPrecondition,
         format!(
-            "the data of volume {} is not on node {} any more, where it was; it is not made again empty. Delete the claim, or \
-             bring back the disk",
+            "the data of volume {} is no longer on node {}; the volume is not created again empty. \
+             Delete the claim, or bring back the disk",
             volume.metadata.name.as_deref().unwrap_or_default(),
             volume.spec.node_name
         ),
@@ -373,7 +375,7 @@ pub(in crate::k8s) fn take(snapshot: &Snapshot, sources: &[String], group: bool)
     Ok(match snapshot.phase() {
         Some(Phase::Ready) => Taking::Done,
         Some(Phase::Lost) => {
-            let message = format!("the snapshot is not on node {node} any more, where it was");
+            let message = format!("the snapshot is no longer on node {node}");
             return Err(refusal(Code::FailedPrecondition, message));
         }
         _ => match snapshot.answer().and_then(|status| status.error.as_ref()) {

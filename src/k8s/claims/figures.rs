@@ -52,7 +52,7 @@ impl Counters {
     /// Counts and logs the failure of a watch, which begins again.
     pub(super) fn watch_failed(&self, kind: &'static str, error: &watcher::Error) {
         self.watch_errors.get_or_create(&Kind { kind }).inc();
-        tracing::warn!(%kind, %error, "the watch failed, and begins again");
+        tracing::warn!(%kind, %error, "the watch failed; restarting it");
     }
 
     fn register(&self, registry: &mut Registry) {
@@ -145,11 +145,11 @@ impl Cluster {
         let states = volumes
             .iter()
             .map(|one| state(one.spec.wanted, one.phase()));
-        let help = "Volume objects, by what became of them";
+        let help = "Volume objects, by state";
         registry.register("cluster_volumes", help, by_state(states));
         let states = snapshots.iter();
         let states = states.map(|one| state(one.spec.wanted, one.phase()));
-        let help = "Snapshot objects, by what became of them";
+        let help = "Snapshot objects, by state";
         registry.register("cluster_snapshots", help, by_state(states));
         let unanswered = volumes.iter().filter(|one| one.answer().is_none());
         let unanswered = unanswered.map(|one| (one.uid(), one.metadata.generation));
@@ -161,7 +161,8 @@ impl Cluster {
         let (count, oldest) = self.orders.look(Instant::now(), unanswered);
         let help = "Orders that no node has answered yet";
         gauge(registry, "cluster_orders_waiting", help, number(count));
-        let help = "How long the oldest of them has waited, since a request for metrics saw it";
+        let help =
+            "The age of the oldest unanswered order, counted from the first scrape that saw it";
         let seconds = number(oldest.as_secs());
         gauge(registry, "cluster_oldest_order_seconds", help, seconds);
         self.register_nodes(registry);

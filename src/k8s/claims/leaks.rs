@@ -85,7 +85,7 @@ impl Cluster {
                 && let Err(error) = self.mark(&named).await
             {
                 // The next look marks it.
-                tracing::warn!(%error, "a volume is not marked as bound yet");
+                tracing::warn!(%error, "a volume could not be marked as bound; retrying");
             }
         });
         marked.await;
@@ -97,7 +97,7 @@ impl Cluster {
         let is_marked = |volume: &Volume| volume.annotations().contains_key(BOUND);
         match self.seen_volumes.get(id) {
             Some(seen) if is_marked(&seen) => return Ok(()),
-            // What is no id has no object, and cannot be part of a path.
+            // A text that is not an id has no object, and cannot be part of a path.
             None if id.parse::<crate::model::VolumeId>().is_err() => return Ok(()),
             // The watch can be late.
             None if self.volumes.get(id).await?.is_none() => return Ok(()),
@@ -133,7 +133,8 @@ impl Cluster {
                 first.is_some_and(|first| now.duration_since(first) >= grace)
             };
             if let Err(error) = self.delete_leaks(is_due).await {
-                tracing::warn!(%error, "volumes without a claim stay for now");
+                tracing::warn!(%error,
+                    "volumes whose claims were given up could not be deleted; retrying");
             }
             tokio::time::sleep(pause).await;
         }
@@ -165,7 +166,8 @@ impl Cluster {
                 self.counters.leaks.inc();
                 let (id, node) = (volume.name_any(), &volume.spec.node_name);
                 let name = &volume.spec.name;
-                tracing::info!(volume = %id, %name, %node, "its claim was given up: deleting it");
+                tracing::info!(volume = %id, %name, %node,
+                    "the volume's claim was given up: deleting the volume");
             }
         }
         Ok(())

@@ -70,7 +70,7 @@ const LONGEST: Duration = Duration::from_secs(25);
 /// A node with the one label that says where its volumes are.
 pub type FindPlace = fn(&NodeId) -> Node;
 
-/// What a cluster's volumes are set up by.
+/// The settings of a cluster's volumes.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     /// The driver's name in PersistentVolumes.
@@ -187,7 +187,8 @@ impl Cluster {
             for volume in self.seen_volumes.all() {
                 let is_gone = volume.phase() == Some(Phase::Gone);
                 if is_gone && volume.spec.wanted == Wanted::Absent {
-                    // A call that runs deletes the object itself. Without one, it would order again.
+                    // A call that runs deletes the object itself. Without one, it would order
+                    // again.
                     let id = volume.metadata.name.as_deref().unwrap_or_default();
                     if let Ok(id) = id.parse()
                         && let Ok(_alone) = self.running.take(id)
@@ -216,14 +217,15 @@ impl Cluster {
 
 fn note(removed: Result<bool>) {
     if let Err(error) = removed {
-        tracing::warn!(%error, "the object of deleted data stays for now");
+        tracing::warn!(%error, "the object of deleted data could not be deleted; retrying later");
     }
 }
 
 /// The error of a call whose node has not answered in time.
 fn late(node: &str) -> Error {
     let message = format!(
-        "the driver on node {node} has not answered yet; try again. If this lasts, look at its pod in the namespace of the driver"
+        "the driver on node {node} has not answered yet; try again. If this lasts, look at its pod \
+         in the namespace of the driver"
     );
     refusal(Code::Aborted, message)
 }

@@ -51,7 +51,8 @@ impl Cluster {
                     // If something is made for it again, its time begins again.
                     Ok(()) => drop(since.remove(&node)),
                     Err(error) => {
-                        tracing::warn!(%node, %error, "it is gone, and is not given up yet");
+                        tracing::warn!(%node, %error,
+                            "the node is gone, but could not be given up; retrying");
                     }
                 }
             }
@@ -85,7 +86,7 @@ impl Cluster {
 
     async fn give_up(&self, node: &str) -> Result<()> {
         let pool = self.pools.get(node).await?;
-        // Read after all else: what is deleted was read while the Node was missing.
+        // The Node is read last: only objects that were read while it was missing are deleted.
         let volumes = self.volumes.select("spec.nodeName", node).await?;
         let snapshots = self.snapshots.select("spec.nodeName", node).await?;
         if self.has_node(node).await? {
@@ -106,7 +107,9 @@ impl Cluster {
             && self.pools.remove(&pool).await?
         {
             self.counters.given_up.inc();
-            tracing::warn!(%node, "its Node object is missing for --node-grace: the node is given up; volumes with a PersistentVolume stay for a return of its disk");
+            tracing::warn!(%node,
+                "the Node object was missing for --node-grace: the node is given up; volumes with \
+                 a PersistentVolume are kept in case its disk returns");
         }
         Ok(())
     }
@@ -126,8 +129,8 @@ impl Cluster {
             return Ok(());
         }
         let message = format!(
-            "the source {source} is on node {node}, which was deleted from the cluster; it can be copied again when the node \
-             is back with its disk"
+            "the source {source} is on node {node}, which was deleted from the cluster; it can be \
+             copied again when the node is back with its disk"
         );
         Err(refusal(Code::FailedPrecondition, message))
     }

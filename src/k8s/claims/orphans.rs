@@ -96,7 +96,8 @@ impl Cluster {
         loop {
             for done in [self.keep_volumes().await, self.keep_snapshots().await] {
                 if let Err(error) = done {
-                    tracing::warn!(%error, "data without an object waits for its object");
+                    tracing::warn!(%error,
+                        "the object of existing data could not be created again; retrying");
                 }
             }
             sleep(PAUSE).await;
@@ -137,7 +138,9 @@ impl Cluster {
 
     async fn keep_volume(&self, node: &str, orphan: &OrphanVolume, named: &Named) -> Result<()> {
         let Some(order) = volume_order(node, orphan, Wanted::Kept) else {
-            tracing::warn!(volume = %orphan.id, name = %orphan.name, %node, "it has no object, and its id is not that of its name: it stays without one");
+            tracing::warn!(volume = %orphan.id, name = %orphan.name, %node,
+                "the volume has no object, and its id does not belong to its name: no object is \
+                 created");
             return Ok(());
         };
         let Ok(id) = orphan.id.parse() else {
@@ -151,7 +154,8 @@ impl Cluster {
         let is_needed = now.is_some_and(|now| now.id == orphan.id && !now.is_ending);
         if is_needed && self.volumes.make(&order).await?.is_some() {
             self.counters.kept.inc();
-            tracing::info!(volume = %orphan.id, name = %orphan.name, %node, "its object was lost, and is made again: the data is there");
+            tracing::info!(volume = %orphan.id, name = %orphan.name, %node,
+                "created an object again that was lost: its data still exists");
         }
         Ok(())
     }
@@ -191,7 +195,8 @@ impl Cluster {
             };
             if self.snapshots.make(&order).await?.is_some() {
                 self.counters.kept.inc();
-                tracing::info!(snapshot = %orphan.id, name = %orphan.name, %node, "its object was lost, and is made again: the data is there");
+                tracing::info!(snapshot = %orphan.id, name = %orphan.name, %node,
+                    "created an object again that was lost: its data still exists");
             }
         }
         Ok(())

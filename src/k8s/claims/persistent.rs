@@ -14,7 +14,7 @@ use super::objects::failed;
 use crate::engine::Result;
 use crate::model::NODE_LABEL;
 
-/// What a PersistentVolume of the driver says.
+/// The facts in a PersistentVolume of the driver.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::k8s) struct Named {
     pub(in crate::k8s) name: String,

@@ -60,12 +60,14 @@ impl Trouble {
     fn message(self, id: &str, node: &str) -> String {
         match self {
             Self::Lost => format!(
-                "the data of volume {id} is not in the pool of node {node} any more, where it was: the pool or its disk was \
-                 replaced. It is not made again empty. Bring the disk back, or delete the claim and its pods to begin empty"
+                "the data of volume {id} is no longer in the pool of node {node}: the pool or its \
+                 disk was replaced. The volume is not created again empty. Bring the disk back, or \
+                 delete the claim and its pods to begin empty"
             ),
             Self::NodeGone => format!(
-                "node {node}, which has the data of volume {id}, was deleted from the cluster. The claim works again when a \
-                 node of this name is back with the same disk. Otherwise delete the claim and its pods to begin empty"
+                "node {node}, which has the data of volume {id}, was deleted from the cluster. The \
+                 claim works again when a node of this name is back with the same disk. Otherwise \
+                 delete the claim and its pods to begin empty"
             ),
         }
     }
@@ -201,7 +203,8 @@ impl Cluster {
             // It was said before, or its namespace is being deleted.
             Err(kube::Error::Api(status)) if [403, 404, 409].contains(&status.code) => true,
             Err(error) => {
-                tracing::warn!(volume = %id, %error, "an event on its claim could not be sent; trying again");
+                tracing::warn!(volume = %id, %error,
+                    "an event on its claim could not be sent; trying again");
                 false
             }
         }

@@ -105,7 +105,8 @@ impl Cluster {
         let mut order = object(request, &self.node(&node));
         if order.metadata.name.as_ref() != Some(&named.id) {
             let message = format!(
-                "PersistentVolume {:?} exists, and names volume {}, which was not provisioned for it",
+                "PersistentVolume {:?} exists, and names volume {}, which was not provisioned for \
+                 it",
                 named.name, named.id
             );
             return Err(refusal(Code::AlreadyExists, message));
@@ -165,7 +166,7 @@ impl Cluster {
     /// A volume that is not to be deleted.
     pub(super) async fn wanted_volume(&self, id: &str) -> Result<Volume> {
         let none = || Error::NoSuchClaim(id.to_owned());
-        // What is no id has no object, and cannot be part of a path.
+        // A text that is not an id has no object, and cannot be part of a path.
         id.parse::<VolumeId>().map_err(|_| none())?;
         let found = self.volumes.get(id).await?;
         found
@@ -199,8 +200,8 @@ impl Cluster {
             let answer = answer.map(|status| (status.phase, status.error.as_ref()));
             let node = &volume.spec.node_name;
             match decide::delete(volume.spec.wanted, answer) {
-                // If it was changed meanwhile, such as marked as bound, look again: the sweep leaves
-                // the objects of running calls alone.
+                // If it was changed meanwhile, such as marked as bound, look again: the sweep
+                // leaves the objects of running calls alone.
                 Deletion::Done => {
                     if self.volumes.remove(&volume).await? {
                         return Ok(());
@@ -234,7 +235,8 @@ impl Cluster {
             let order = self.orphan_volume(id).await?;
             let message = || {
                 format!(
-                    "volume {id} has no Volume object, and PersistentVolume {:?} was not provisioned for it; delete the data                      on node {node} by hand",
+                    "volume {id} has no Volume object, and PersistentVolume {:?} was not \
+                     provisioned for it; delete the data on node {node} by hand",
                     named.name
                 )
             };

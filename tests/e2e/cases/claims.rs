@@ -346,7 +346,8 @@ impl<'a> Controller<'a> {
             let name = |volume: Value| volume["metadata"]["name"].as_str().map(str::to_owned);
             let mut ready: Vec<String> = ready.filter_map(name).collect();
             ready.sort();
-            // Not the directories of the pool: a claim that no pod mounted since its last copy has none.
+            // Not the directories of the pool: a claim that no pod mounted since its last copy has
+            // none.
             let pools = self.objects("pools").into_iter();
             let on_nodes = pools.filter_map(|pool| pool["status"]["volumes"].as_u64());
             let on_nodes: u64 = on_nodes.sum();

@@ -1,5 +1,5 @@
-//! Claims in memory, on two nodes, for tests of what stands above them: right in what they answer,
-//! and able to fail on purpose. How claims are really held is the engine's affair and tested there.
+//! Claims in memory, on two nodes, for tests of the services above them. They answer correctly, and
+//! can fail on purpose. The engine has its own tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
