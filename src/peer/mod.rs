@@ -83,23 +83,6 @@ pub enum Members {
     },
 }
 
-impl Members {
-    fn open(self) -> Result<(Key, Arc<dyn Roster>, Arc<dyn Access>), Error> {
-        match self {
-            Self::Files { list, key } => {
-                let key = Key::open(&key)?;
-                let list = Arc::new(PeerList::read(&list, &key.name())?);
-                Ok((key, list.clone(), list))
-            }
-            Self::Given {
-                key,
-                roster,
-                access,
-            } => Ok((key, roster, access)),
-        }
-    }
-}
-
 /// Why this node cannot be a peer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -139,7 +122,6 @@ pub struct Node {
 impl Node {
     /// Reads the files, if there are any, and binds the address.
     pub async fn open(config: Config) -> Result<Self, Error> {
-        let (key, roster, access) = config.members.open()?;
         let listener = match config.listen {
             None => None,
             Some(address) => {
@@ -147,7 +129,19 @@ impl Node {
                 Some(bound.map_err(|source| Error::Listen { address, source })?)
             }
         };
-        Ok(Self::new(key, roster, access, listener, config.bandwidth))
+        let bandwidth = config.bandwidth;
+        Ok(match config.members {
+            Members::Files { list, key } => {
+                let key = Key::open(&key)?;
+                let list = Arc::new(PeerList::read(&list, &key.name())?);
+                Self::new(key, list.clone(), list, listener, bandwidth)
+            }
+            Members::Given {
+                key,
+                roster,
+                access,
+            } => Self::new(key, roster, access, listener, bandwidth),
+        })
     }
 
     /// A node whose peers and rights these are. Without a listener it only asks.

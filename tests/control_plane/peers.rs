@@ -121,10 +121,6 @@ async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
 }
 
 #[tokio::test]
-#[expect(
-    clippy::too_many_lines,
-    reason = "one cluster, and what it gives and refuses"
-)]
 async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     let Some(plane) = ControlPlane::start().await else {
         return;
