@@ -49,7 +49,7 @@ fn the_driver_gets_its_flags_and_says_its_port() {
 
 #[test]
 fn the_driver_reads_pools_and_only_drivers_reach_the_port() {
-    let rule: Rule = (
+    let reads: Rule = (
         &["baggageclaim.concourse-ci.org"],
         &["pools"],
         &["get", "list", "watch"],
@@ -57,7 +57,7 @@ fn the_driver_reads_pools_and_only_drivers_reach_the_port() {
     let [role, binding] = &objects("components/peers/rbac.yaml")[..] else {
         panic!("a role and its binding");
     };
-    assert_eq!(role["rules"], json!([as_written(&rule)]));
+    assert_eq!(role["rules"], json!([as_written(&reads)]));
     assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
     let own = objects("node/rbac.yaml");
     let own = own.iter().find(|it| it["kind"] == "ClusterRoleBinding");
