@@ -27,8 +27,8 @@ use crate::api::Pool;
 use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
 use crate::model::{NodeId, Sha256, Tenant, VolumeSpec};
 
-/// How long the API server may take to tell a pod: the peer waits, and behind it a pod.
-const ANSWER: Duration = Duration::from_secs(2);
+/// How long the API server may take to tell a pod. No peer waits as long as this.
+const ANSWER: Duration = Duration::from_secs(10);
 /// A pod that kubelet made on its own, and whose object kubelet may make in any namespace.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Kubelet's keys among the attributes of a volume.

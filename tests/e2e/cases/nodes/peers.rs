@@ -11,6 +11,8 @@ use crate::cluster::{Cluster, eventually, succeed};
 use crate::env::Env;
 
 const COMPONENT: &str = "deploy/components/peers";
+/// Where the driver gets a flag more: a cache waits for every answer, however busy the machine is.
+const ENV: &str = "/spec/template/spec/containers/0/env/-";
 
 pub(in crate::cases) fn peers(env: &Env) {
     let cluster = env.cluster;
@@ -87,6 +89,10 @@ impl<'a> Installed<'a> {
 kind: Kustomization
 resources: [../{base}]
 components: [{}]
+patches:
+- target: {{kind: DaemonSet, name: baggageclaim-node}}
+  patch: |
+    - {{op: add, path: {ENV}, value: {{name: BAGGAGECLAIM_ASK, value: 60s}}}}
 ",
             component.trim()
         );
