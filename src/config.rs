@@ -23,7 +23,7 @@ use crate::telemetry::metrics::Rpcs;
 use crate::{controller, driver, engine, k8s, node, telemetry};
 
 pub use demo::{Demo, DemoFilesystem};
-pub use peers::{PeerKey, Peers};
+pub use peers::{NodePeers, PeerBandwidth, PeerKey, Peers};
 pub use shared::{Share, Shared};
 
 /// The default of `--pool`.
@@ -256,6 +256,9 @@ pub struct Node {
     /// The flags of every role.
     #[command(flatten)]
     pub driver: Driver,
+    /// The other nodes.
+    #[command(flatten)]
+    pub peers: NodePeers,
 }
 
 /// The address of the HTTP port, or `off`.
@@ -387,6 +390,16 @@ pub enum Error {
     /// Content is to be served, and to no one.
     #[error("--peer-listen needs --peers: the file of the nodes that may ask")]
     NoPeers,
+    /// A node without a Pool cannot be found.
+    #[error(
+        "--peer-listen needs --cluster on and --kubernetes on: nodes find each other by their Pool objects"
+    )]
+    NoCluster,
+    /// No other node can connect to that.
+    #[error(
+        "other nodes cannot connect to {0}: give this node's IP with --peer-address, and a port with --peer-listen"
+    )]
+    PeerAddress(SocketAddr),
     /// The machine's name cannot be a node's.
     #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
     HostName(NodeIdError),
@@ -433,6 +446,8 @@ impl Node {
             ..csi::Features::default()
         };
         let driver = self.driver.resolve(self.pool, socket, features)?;
+        let in_cluster = self.cluster == Switch::On && self.kubernetes == Switch::On;
+        let peers = self.peers.resolve(in_cluster)?;
         let kubernetes = (self.kubernetes == Switch::On).then(|| k8s::Config {
             node: driver.csi.node.as_str().to_owned(),
             reporter: csi::DRIVER_NAME.to_owned(),
@@ -449,6 +464,7 @@ impl Node {
             http: self.http.0,
             kubernetes,
             cluster: self.cluster == Switch::On,
+            peers,
         })
     }
 }

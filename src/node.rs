@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +14,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::api::PoolPeer;
 use crate::csi::{self, ProbeError, Readiness};
 use crate::engine::{Engine, Notice, Notices};
 use crate::kubelet::{self, Registration};
+use crate::model::NodeId;
 use crate::server::Drain;
-use crate::{driver, http, k8s};
+use crate::{driver, http, k8s, peer};
 
 /// How a node is set up.
 #[derive(Debug, Clone)]
@@ -32,6 +35,53 @@ pub struct Config {
     pub kubernetes: Option<k8s::Config>,
     /// Whether to carry out the orders of a controller. Needs `kubernetes`.
     pub cluster: bool,
+    /// How this node is a peer of the others, if it is one. Needs `cluster`.
+    pub peers: Option<Peers>,
+}
+
+/// How a node of a cluster is a peer of the others.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    /// The address that serves content to them.
+    pub listen: SocketAddr,
+    /// The address that they connect to.
+    pub address: SocketAddr,
+    /// The most bytes per second that are sent to all of them; `None`: no limit.
+    pub bandwidth: Option<NonZeroU64>,
+}
+
+impl Peers {
+    /// This node as a peer; what its `Pool` says of it; and the watch over the others. The key is
+    /// made for this run only: a `Pool` tells the others a new one as soon as a new address.
+    fn open(
+        self,
+        node: &NodeId,
+        kubeconfig: Option<PathBuf>,
+    ) -> Result<
+        (
+            peer::Config,
+            PoolPeer,
+            impl Future<Output = ()> + Send + 'static,
+        ),
+        Error,
+    > {
+        let key = peer::Key::generate().map_err(|error| driver::Error::Peer(error.into()))?;
+        let published = PoolPeer {
+            address: self.address.to_string(),
+            key: key.name().to_string(),
+        };
+        let (others, watch) = k8s::peers::Peers::new(node.clone(), csi::DRIVER_NAME, kubeconfig);
+        let config = peer::Config {
+            listen: Some(self.listen),
+            members: peer::Members::Given {
+                key,
+                roster: others.clone(),
+                access: others,
+            },
+            bandwidth: self.bandwidth,
+        };
+        Ok((config, published, watch))
+    }
 }
 
 /// Why the node does not run.
@@ -99,12 +149,19 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         .filter(|_| config.cluster)
         .map(|(kubernetes, _)| kubernetes.kubeconfig.clone());
     let id = driver.csi.node.clone();
+    let (mut published, mut _watch) = (None, None);
+    if let (Some(peers), Some(kubeconfig)) = (config.peers, &orders) {
+        let (config, pool, watch) = peers.open(&id, kubeconfig.clone())?;
+        (driver.peers, published) = (Some(config), Some(pool));
+        // It begins while the pool is opened, and ends with this function.
+        _watch = Some(AbortOnDropHandle::new(tokio::spawn(watch)));
+    }
     let role = |engine: Option<Engine>, drain: Drain| async move {
         let ours = engine.clone();
         let agent = async {
             if let (Some(engine), Some(kubeconfig)) = (ours, orders) {
                 let node = csi::node_of(&id, engine.backend());
-                k8s::agent::run(kubeconfig, engine, node, drain.begun()).await;
+                k8s::agent::run(kubeconfig, engine, node, published, drain.begun()).await;
             }
         };
         let watch = async {

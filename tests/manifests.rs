@@ -14,6 +14,8 @@
 mod controller;
 #[path = "common/docs.rs"]
 mod docs;
+#[path = "manifests/peers.rs"]
+mod peers;
 #[path = "manifests/platforms.rs"]
 mod platforms;
 #[path = "manifests/policy.rs"]

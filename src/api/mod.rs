@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use convert::{bytes, number};
-pub use pool::{OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolSpec, PoolStatus};
+pub use pool::{OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus};
 pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};
 pub use volume::{Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus};
 

@@ -59,6 +59,19 @@ pub struct PoolStatus {
     /// Persistent volumes and snapshots in the pool that no object names
     #[serde(default)]
     pub orphans: Orphans,
+    /// How other nodes reach this one for content, if it is a peer
+    // Without one it is written as null: else a merge would keep the last one.
+    #[serde(default)]
+    pub peer: Option<PoolPeer>,
+}
+
+/// How other nodes reach a node for content.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct PoolPeer {
+    /// IP:PORT
+    pub address: String,
+    /// The SHA-256 of its public key, as sha256:DIGITS
+    pub key: String,
 }
 
 /// Data that no object names. The driver keeps it. The controller makes the object again for what a

@@ -35,6 +35,7 @@ mod offered;
 mod pace;
 mod peers;
 mod queue;
+pub mod roster;
 mod search;
 mod types;
 mod upload;

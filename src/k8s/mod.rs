@@ -12,6 +12,7 @@
 //! | `events` | the engine's notices as events on pods |
 //! | `client` | the client of the API server |
 //! | `agent` | the controller's orders for this node's persistent volumes, carried out |
+//! | `peers` | the other nodes as peers, and the rights of each |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //!
 //! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot
@@ -22,6 +23,7 @@ pub mod claims;
 mod client;
 mod events;
 mod outcomes;
+pub mod peers;
 mod pod;
 #[cfg(test)]
 mod simulation;

@@ -21,9 +21,9 @@ use tonic::{Code, Status, Streaming};
 
 use super::counters::{Counters, add};
 use super::key::Key;
-use super::list::{Peer, Roster};
 use super::{messages, tls};
 use crate::archive::toc::{Table, Want};
+use crate::distribution::roster::{Peer, Roster};
 use crate::distribution::{Holding, PeerFigures, Peers};
 use crate::model::{ArtifactId, Name, NodeId, Pod, Reference, Sha256, Tenant};
 use crate::proto::peer::v1 as wire;

@@ -1,5 +1,5 @@
-//! The key by which other nodes know this one: P-256, kept in a file. Its name is the SHA-256 of
-//! its SubjectPublicKeyInfo, which is what TLS shows of it.
+//! The key by which other nodes know this one: P-256, kept in a file or in memory only. Its name is
+//! the SHA-256 of its SubjectPublicKeyInfo, which is what TLS shows of it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -46,6 +46,9 @@ pub enum KeyError {
         /// What is wrong.
         cause: String,
     },
+    /// No key can be made.
+    #[error("a key for peers: {0}")]
+    Generate(String),
 }
 
 /// A private key, with its public part as TLS shows it.
@@ -64,6 +67,12 @@ impl Key {
 
     pub(super) fn certified(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.certified)
+    }
+
+    /// A new key, in memory only.
+    pub fn generate() -> Result<Self, KeyError> {
+        let key = generate().and_then(Self::of);
+        key.map_err(KeyError::Generate)
     }
 
     /// Reads the key, or makes the file if it is missing. Its directory must exist.
@@ -97,15 +106,16 @@ impl Key {
     }
 
     fn parse(path: &Path, bytes: Vec<u8>) -> Result<Self, KeyError> {
-        let invalid = |cause: String| KeyError::Invalid {
+        Self::of(bytes).map_err(|cause| KeyError::Invalid {
             path: path.to_owned(),
             cause,
-        };
+        })
+    }
+
+    fn of(bytes: Vec<u8>) -> Result<Self, String> {
         let private = PrivatePkcs8KeyDer::from(bytes).into();
-        let signing = any_ecdsa_type(&private).map_err(|error| invalid(error.to_string()))?;
-        let public = signing
-            .public_key()
-            .ok_or_else(|| invalid("it has no public part".to_owned()))?;
+        let signing = any_ecdsa_type(&private).map_err(|error| error.to_string())?;
+        let public = signing.public_key().ok_or("it has no public part")?;
         let name = name_of(&public);
         // A raw public key travels in the place of a certificate.
         let shown = CertificateDer::from(public.to_vec());

@@ -18,7 +18,7 @@ use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
 use super::key::name_of;
-use super::list::Roster;
+use crate::distribution::roster::Roster;
 use crate::model::Sha256;
 use crate::server::Drain;
 

@@ -1,5 +1,5 @@
-//! Who the peers are, what their keys are, and what each may read: two traits, and the file of a
-//! standalone driver that answers both. In Kubernetes the API server will answer.
+//! The file of a standalone driver: who the peers are, what their keys are, and what each may read.
+//! In Kubernetes the API server tells that (`k8s::peers`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -7,46 +7,8 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 
-use crate::model::{Name, NodeId, Pod, Sha256, Tenant};
-
-/// Another node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// Its name.
-    pub name: NodeId,
-    /// HOST:PORT.
-    pub address: String,
-    /// The SHA-256 of its public key.
-    pub key: Sha256,
-}
-
-/// Who the peers are.
-pub trait Roster: std::fmt::Debug + Send + Sync {
-    /// The peers that are asked about content of a tenant, in the order of preference.
-    fn peers(&self, tenant: &Tenant) -> Vec<Peer>;
-
-    /// How many peers there are.
-    fn count(&self) -> u64;
-
-    /// The name of the peer that has this key.
-    fn named(&self, key: &Sha256) -> Option<NodeId>;
-}
-
-/// What a peer asks for, and for which of its pods.
-#[derive(Debug, Clone)]
-pub struct Asked {
-    /// The name.
-    pub name: Name,
-    /// The pod that waits, as the peer tells it.
-    pub pod: Pod,
-}
-
-/// What each peer may read.
-#[async_trait]
-pub trait Access: std::fmt::Debug + Send + Sync {
-    /// Whether this peer may have this content now. The error is the reason, for the log.
-    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), String>;
-}
+use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
+use crate::model::{NodeId, Sha256, Tenant};
 
 /// Why a list of peers cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -171,14 +133,14 @@ impl Roster for PeerList {
 /// Every peer of the file is trusted with the namespaces of its line, whatever pod it names.
 #[async_trait]
 impl Access for PeerList {
-    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), String> {
+    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
         let tenant = &asked.name.tenant;
         let line = self.0.iter().find(|line| line.peer.name == *peer);
         match line {
             Some(line) if line.covers(tenant) => Ok(()),
-            _ => Err(format!(
+            _ => Err(Refusal::Denied(format!(
                 "the list of peers does not give it namespace {tenant}"
-            )),
+            ))),
         }
     }
 }

@@ -2,12 +2,11 @@
 //! here; digests are checked where content arrives.
 
 use crate::archive::toc::Want;
+use crate::distribution::roster::Asked;
 use crate::engine::OpenArtifact;
 use crate::model::{ArtifactId, Maker, Name, Pod, RootAttributes, Sha256, Sharing, Timestamp};
 use crate::proto::peer::v1 as wire;
 use crate::shared::{FORMAT, Found, Known, LayerRef, Manifest, NameRecord, NameState, ObjectId};
-
-use super::list::Asked;
 
 /// The most layers of an artifact, and the most wants of a request.
 const MOST_LAYERS: usize = 4096;

@@ -5,9 +5,9 @@
 //! distribution ─▶ client ─▶ TLS, pinned key ─▶ link ─▶ serve ─▶ Engine::open_layers (lease)
 //! ```
 //!
-//! Two traits of `list` are the seam to what runs the nodes: [`Roster`] says who the peers are and
-//! what their keys are, [`Access`] says what each may read. A standalone driver has a file for both
-//! ([`PeerList`]); in Kubernetes the API server is to answer.
+//! Two traits of `distribution` are the seam to what runs the nodes: [`Roster`] says who the peers
+//! are and what their keys are, [`Access`] says what each may read. A standalone driver has a file
+//! for both ([`PeerList`]). In Kubernetes the API server answers (`k8s::peers`).
 //!
 //! Nothing here verifies content or decides what is fetched: `shared::fetch` and `distribution` do.
 
@@ -32,7 +32,9 @@ use tokio_stream::wrappers::ReceiverStream;
 
 pub use client::connect;
 pub use key::{Key, KeyError, name_of};
-pub use list::{Access, Asked, ListError, Peer, PeerList, Roster};
+pub use list::{ListError, PeerList};
+
+pub use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
 
 use crate::distribution::{Pace, Peers};
 use crate::engine::Engine;
@@ -54,12 +56,31 @@ const ANSWER: Duration = Duration::from_secs(10);
 pub struct Config {
     /// The address that serves content to peers; `None`: this node only asks.
     pub listen: Option<SocketAddr>,
-    /// The list of peers.
-    pub list: PathBuf,
-    /// The key of this node. Made if it is missing.
-    pub key: PathBuf,
+    /// The other nodes, and the key by which they know this one.
+    pub members: Members,
     /// The most bytes per second that are sent to all peers; `None`: no limit.
     pub bandwidth: Option<NonZeroU64>,
+}
+
+/// The other nodes, and the key of this one.
+#[derive(Debug, Clone)]
+pub enum Members {
+    /// Files of this machine.
+    Files {
+        /// The list of peers.
+        list: PathBuf,
+        /// The key of this node. Made if it is missing.
+        key: PathBuf,
+    },
+    /// The role has them from elsewhere.
+    Given {
+        /// The key of this node.
+        key: Key,
+        /// Who the peers are.
+        roster: Arc<dyn Roster>,
+        /// What each may read.
+        access: Arc<dyn Access>,
+    },
 }
 
 /// Why this node cannot be a peer.
@@ -99,10 +120,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Reads key and list, and binds the address.
+    /// Reads the files, if there are any, and binds the address.
     pub async fn open(config: Config) -> Result<Self, Error> {
-        let key = Key::open(&config.key)?;
-        let list = Arc::new(PeerList::read(&config.list, &key.name())?);
         let listener = match config.listen {
             None => None,
             Some(address) => {
@@ -110,13 +129,19 @@ impl Node {
                 Some(bound.map_err(|source| Error::Listen { address, source })?)
             }
         };
-        Ok(Self::new(
-            key,
-            list.clone(),
-            list,
-            listener,
-            config.bandwidth,
-        ))
+        let bandwidth = config.bandwidth;
+        Ok(match config.members {
+            Members::Files { list, key } => {
+                let key = Key::open(&key)?;
+                let list = Arc::new(PeerList::read(&list, &key.name())?);
+                Self::new(key, list.clone(), list, listener, bandwidth)
+            }
+            Members::Given {
+                key,
+                roster,
+                access,
+            } => Self::new(key, roster, access, listener, bandwidth),
+        })
     }
 
     /// A node whose peers and rights these are. Without a listener it only asks.

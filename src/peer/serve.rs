@@ -17,10 +17,10 @@ use tonic::{Request, Response, Status};
 use super::counters::{Counters, add};
 use super::lease::Leases;
 use super::link::Who;
-use super::list::{Access, Asked, Roster};
 use super::messages;
 use crate::archive::toc::Want;
 use crate::distribution::Pace;
+use crate::distribution::roster::{Access, Asked, Refusal, Roster};
 use crate::engine::{Engine, OpenArtifact};
 use crate::model::{ArtifactId, NodeId, Sha256};
 use crate::proto::peer::v1 as wire;
@@ -126,20 +126,24 @@ impl Inner {
             add(&self.counters.refused, 1);
             tracing::warn!(address = %who.address, key = %who.key, "refused: no peer has this key");
             return Err(Status::permission_denied(
-                "the list of peers of this node does not have your key",
+                "this node knows no peer that has your key",
             ));
         };
         let asked = messages::asked(ask).map_err(Status::invalid_argument)?;
         match self.access.check(&peer, &asked).await {
             Ok(()) => Ok((peer, asked)),
-            Err(why) => {
+            Err(refusal) => {
                 add(&self.counters.refused, 1);
                 tracing::warn!(
                     peer = peer.as_str(), address = %who.address, tenant = %asked.name.tenant,
-                    reference = %asked.name.reference, pod = asked.pod.name, %why,
+                    reference = %asked.name.reference, why = %refusal,
+                    pod = crate::sys::printable(&asked.pod.name),
                     "refused: the peer may not have this content"
                 );
-                Err(Status::permission_denied(why))
+                Err(match refusal {
+                    Refusal::Denied(why) => Status::permission_denied(why),
+                    Refusal::Unknown(why) => Status::unavailable(why),
+                })
             }
         }
     }

@@ -49,9 +49,14 @@ impl Process {
         self.daemon = Some(Daemon(child.expect("the driver starts")));
     }
 
+    /// All that it said.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
     /// The end of what it said.
     pub(crate) fn tail(&self) -> String {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         let from = lines.len().saturating_sub(60);
         lines[from..].join("\n")
@@ -76,8 +81,7 @@ impl Process {
     pub(crate) async fn ready(&self) {
         let began = std::time::Instant::now();
         while !probe(&self.socket, PATIENCE).await.is_ok_and(|ready| ready) {
-            let log = || std::fs::read_to_string(&self.log).unwrap_or_default();
-            assert!(began.elapsed() < PATIENCE, "not ready:\n{}", log());
+            assert!(began.elapsed() < PATIENCE, "not ready:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -121,6 +125,11 @@ pub(crate) async fn client(controller: &Process) -> ControllerClient<Channel> {
 
 /// A node with a pool at `pool`.
 pub(crate) fn node(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
+    node_with(plane, name, pool, &[])
+}
+
+/// A node with more flags.
+pub(crate) fn node_with(plane: &ControlPlane, name: &str, pool: &Path, flags: &[&str]) -> Process {
     let kubelet = kubelet_dir(plane, name);
     std::fs::create_dir_all(kubelet.join("plugins")).expect("mkdir");
     std::fs::create_dir_all(kubelet.join("plugins_registry")).expect("mkdir");
@@ -139,7 +148,7 @@ pub(crate) fn node(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
         "--kubelet-dir",
         kubelet,
     ];
-    let arguments = arguments(plane, &role);
+    let arguments = arguments(plane, &[&role[..], flags].concat());
     Process::new(plane, name, socket, arguments)
 }
 

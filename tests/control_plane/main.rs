@@ -17,6 +17,7 @@ mod leaks;
 mod nodes;
 mod objects;
 mod orphans;
+mod peers;
 mod plane;
 #[path = "../sanity/report.rs"]
 mod report;

@@ -180,6 +180,11 @@ impl Cluster {
         overlay.expect("cluster.sh wrote it").trim().to_owned()
     }
 
+    /// The directory of the overlay that is installed on several nodes (`updown.sh`).
+    pub(crate) fn installed_overlay(&self) -> PathBuf {
+        self.home.join("node/overlay-of-several")
+    }
+
     /// Kubelet's directory on the node: elsewhere where an overlay is for such a one (`lib.sh`).
     pub(crate) fn kubelet(&self) -> &'static str {
         match &*self.overlay() {

@@ -13,7 +13,7 @@ use baggageclaim::distribution::{Distribution, PeerFigures, Peers, Settings};
 use baggageclaim::engine::notice::What;
 use baggageclaim::engine::{Error, Notice, Notices, Published};
 use baggageclaim::model::{Name, NodeId, Outcome, Sha256, Tenant};
-use baggageclaim::peer::{self, Access, Asked, Key, Peer, Roster};
+use baggageclaim::peer::{self, Access, Asked, Key, Peer, Refusal, Roster};
 use baggageclaim::server::Drain;
 use baggageclaim::shared::Store;
 use parking_lot::Mutex;
@@ -62,13 +62,15 @@ impl Roster for Known {
 
 #[async_trait]
 impl Access for Known {
-    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), String> {
+    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
         let known = self.0.lock();
         let found = known.iter().find(|(it, _)| it.name == *peer);
         match found {
             Some((_, None)) => Ok(()),
             Some((_, Some(tenants))) if tenants.contains(&asked.name.tenant) => Ok(()),
-            _ => Err("it has no pod of that namespace".to_owned()),
+            _ => Err(Refusal::Denied(
+                "it has no pod of that namespace".to_owned(),
+            )),
         }
     }
 }

@@ -30,7 +30,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::api::{Refusal, Snapshot, SnapshotStatus, Volume, VolumeStatus};
+use crate::api::{PoolPeer, Refusal, Snapshot, SnapshotStatus, Volume, VolumeStatus};
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
 use crate::model::{MutableChange, Node, Ttl};
@@ -46,11 +46,12 @@ const TRY_AGAIN: Duration = Duration::from_secs(5);
 /// The same, when another operation on the volume runs.
 const SOON: Duration = Duration::from_millis(500);
 
-/// Carries out orders until `stop`.
+/// Carries out orders until `stop`, and publishes the `Pool`, with how this node is a peer.
 pub async fn run(
     kubeconfig: Option<std::path::PathBuf>,
     engine: Engine,
     node: Node,
+    peer: Option<PoolPeer>,
     stop: impl Future<Output = ()>,
 ) {
     let work = async {
@@ -84,7 +85,7 @@ pub async fn run(
         tokio::join!(
             volumes.for_each(note),
             snapshots.for_each(note),
-            pool::publish(client, engine, node, pool, seen),
+            pool::publish(client, engine, node, pool, peer, seen),
         );
     };
     tokio::select! {

@@ -11,7 +11,8 @@ use serde_json::json;
 
 use super::{Error, names};
 use crate::api::{
-    self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolSpec, PoolStatus, Volume, number,
+    self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus, Volume,
+    number,
 };
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
@@ -34,7 +35,14 @@ pub(super) struct Seen {
 }
 
 /// Publishes the pool, at first and when it changes.
-pub(super) async fn publish(client: Client, engine: Engine, node: Node, pool: String, seen: Seen) {
+pub(super) async fn publish(
+    client: Client,
+    engine: Engine,
+    node: Node,
+    pool: String,
+    peer: Option<PoolPeer>,
+    seen: Seen,
+) {
     let pools: Api<Pool> = Api::all(client);
     // Without both lists, every claim would look like an orphan.
     let _ = seen.volumes.wait_until_ready().await;
@@ -49,7 +57,8 @@ pub(super) async fn publish(client: Client, engine: Engine, node: Node, pool: St
             if is_due {
                 turn += 1;
             }
-            let status = look(&engine, &node, &pool, &seen, turn).await?;
+            let mut status = look(&engine, &node, &pool, &seen, turn).await?;
+            status.peer.clone_from(&peer);
             let is_known = written.as_ref();
             let is_known = is_known.is_some_and(|(before, _)| before.orphans == status.orphans);
             if is_due || !is_known {
@@ -96,6 +105,7 @@ async fn look(
             volumes: some(lonely_claims, turn),
             snapshots: some(lonely_snapshots, turn),
         },
+        peer: None,
     })
 }
 

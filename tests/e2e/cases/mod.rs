@@ -48,6 +48,10 @@ pub(crate) fn of_several_nodes() -> Vec<Case> {
             nodes::one_nodes_token,
         ),
         case(
+            "peers: a pod starts from another node's cache, and no bucket exists",
+            nodes::peers,
+        ),
+        case(
             "a node is cut off: its pods go on, and a new claim is made elsewhere",
             nodes::cut_off,
         ),

@@ -14,6 +14,7 @@ use tempfile::NamedTempFile;
 use crate::cluster::{Cluster, PATIENCE, eventually, succeed};
 use crate::env::{Env, condition, items};
 
+pub(super) use peers::peers;
 pub(crate) use report::report;
 
 const GROUP: &str = "baggageclaim.concourse-ci.org";
@@ -535,4 +536,5 @@ impl<'a> Driver<'a> {
     }
 }
 
+mod peers;
 mod report;

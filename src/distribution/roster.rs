@@ -1,0 +1,58 @@
+//! Who the peers are and what each may read: two traits, without an implementation. `peer` has the
+//! file of a standalone driver, `k8s` has the API server.
+
+use std::fmt;
+
+use async_trait::async_trait;
+
+use crate::model::{Name, NodeId, Pod, Sha256, Tenant};
+
+/// Another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name.
+    pub name: NodeId,
+    /// HOST:PORT.
+    pub address: String,
+    /// The SHA-256 of its public key.
+    pub key: Sha256,
+}
+
+/// Who the peers are.
+pub trait Roster: fmt::Debug + Send + Sync {
+    /// The peers that are asked about content of a tenant, in the order of preference.
+    fn peers(&self, tenant: &Tenant) -> Vec<Peer>;
+
+    /// How many peers there are.
+    fn count(&self) -> u64;
+
+    /// The name of the peer that has this key.
+    fn named(&self, key: &Sha256) -> Option<NodeId>;
+}
+
+/// What a peer asks for, and for which of its pods.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The name.
+    pub name: Name,
+    /// The pod that waits, as the peer tells it.
+    pub pod: Pod,
+}
+
+/// Why a peer does not get content, for the log and for the peer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It may not have the content.
+    #[error("{0}")]
+    Denied(String),
+    /// It cannot be found out now whether it may. The peer can ask again.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// What each peer may read.
+#[async_trait]
+pub trait Access: fmt::Debug + Send + Sync {
+    /// Whether this peer may have this content now.
+    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal>;
+}

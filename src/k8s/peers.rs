@@ -1,0 +1,387 @@
+//! The nodes of a cluster as peers: who they are, from a watch over `Pool` objects, and what each
+//! may read, from a live read of the pod that it names. Both are decided by functions without I/O.
+//!
+//! A node publishes the address and the key of its peer service in the status of its own `Pool`. The
+//! admission policy of deploy/ lets no other driver write there. A `Pool` that goes or changes its
+//! key takes effect with the event of the watch.
+//!
+//! It needs `get`, `list` and `watch` on `pools`, and `get` on `pods`.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt as _};
+
+use super::client;
+use crate::api::Pool;
+use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
+use crate::model::{NodeId, Sha256, Tenant, VolumeSpec};
+
+/// How long the API server may take to tell a pod. No peer waits as long as this.
+const ANSWER: Duration = Duration::from_secs(10);
+/// A pod that kubelet made on its own, and whose object kubelet may make in any namespace.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+/// Kubelet's keys among the attributes of a volume.
+const KUBELET: &str = "csi.storage.k8s.io/";
+/// The longest name of a pod.
+const MOST_NAME: usize = 253;
+
+/// The other nodes of the cluster. [`Peers::watch`] has to run.
+pub struct Peers {
+    /// This node.
+    own: NodeId,
+    /// The driver of the volumes that give a right.
+    driver: &'static str,
+    pools: Store<Pool>,
+    client: OnceLock<Client>,
+}
+
+impl fmt::Debug for Peers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let own = &self.own;
+        f.debug_struct("Peers")
+            .field("own", own)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Peers {
+    /// The peers of `own`, and the watch that keeps them up to date until it is dropped.
+    pub fn new(
+        own: NodeId,
+        driver: &'static str,
+        kubeconfig: Option<PathBuf>,
+    ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
+        let (pools, writer) = reflector::store();
+        let peers = Arc::new(Self {
+            own,
+            driver,
+            pools,
+            client: OnceLock::new(),
+        });
+        let watched = Arc::clone(&peers);
+        let watch = async move {
+            let client = client::connect(kubeconfig.as_deref()).await;
+            watched.client.get_or_init(|| client.clone());
+            watch(client, writer).await;
+        };
+        (peers, watch)
+    }
+}
+
+async fn watch(client: Client, writer: Writer<Pool>) {
+    let events = watcher(Api::all(client), watcher::Config::default()).default_backoff();
+    // Only the peer is read, and the rest is long.
+    let events = events.modify(|pool: &mut Pool| {
+        pool.managed_fields_mut().clear();
+        if let Some(status) = &mut pool.status {
+            status.orphans = crate::api::Orphans::default();
+        }
+    });
+    let fill = reflector::reflector(writer, events).for_each(|event| {
+        if let Err(error) = event {
+            tracing::warn!(%error, "the watch over the nodes that are peers failed; it goes on");
+        }
+        std::future::ready(())
+    });
+    fill.await;
+}
+
+/// What a node published, if it can be used.
+fn published(pool: &Pool) -> Option<Peer> {
+    let peer = pool.status.as_ref()?.peer.as_ref()?;
+    Some(Peer {
+        name: NodeId::new(pool.metadata.name.as_deref()?).ok()?,
+        address: peer.address.parse::<SocketAddr>().ok()?.to_string(),
+        key: peer.key.parse().ok()?,
+    })
+}
+
+/// The peers of a node, in its order of preference. The order is stable, and another one on each
+/// node, so that a node is not the first choice of all others.
+fn peers_of(own: &NodeId, pools: &[Arc<Pool>]) -> Vec<Peer> {
+    let peers = pools.iter().filter_map(|pool| published(pool));
+    let mut peers: Vec<Peer> = peers.filter(|peer| peer.name != *own).collect();
+    peers.sort_by_cached_key(|peer| {
+        let mut hasher = DefaultHasher::new();
+        (own.as_str(), peer.name.as_str()).hash(&mut hasher);
+        (hasher.finish(), peer.name.as_str().to_owned())
+    });
+    peers
+}
+
+/// The other node that has this key. A key that two nodes publish is no node's: one of them took it
+/// from the other.
+fn named(own: &NodeId, pools: &[Arc<Pool>], key: &Sha256) -> Option<NodeId> {
+    let peers = pools.iter().filter_map(|pool| published(pool));
+    let mut found = peers.filter(|peer| peer.key == *key);
+    let peer = found.next()?;
+    (found.next().is_none() && peer.name != *own).then_some(peer.name)
+}
+
+impl Roster for Peers {
+    fn peers(&self, _tenant: &Tenant) -> Vec<Peer> {
+        peers_of(&self.own, &self.pools.state())
+    }
+
+    fn count(&self) -> u64 {
+        let pools = self.pools.state();
+        let peers = pools.iter().filter_map(|pool| published(pool));
+        peers.filter(|peer| peer.name != self.own).count() as u64
+    }
+
+    fn named(&self, key: &Sha256) -> Option<NodeId> {
+        named(&self.own, &self.pools.state(), key)
+    }
+}
+
+#[async_trait]
+impl Access for Peers {
+    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
+        let name = &asked.pod.name;
+        // It becomes a part of a URL.
+        if !is_pod_name(name) {
+            return Err(Refusal::Denied("the name of the pod is no name".to_owned()));
+        }
+        let unknown = |error: &dyn fmt::Display| {
+            Refusal::Unknown(format!("pod {name} cannot be looked up: {error}"))
+        };
+        let client = self.client.get();
+        let client = client.ok_or_else(|| unknown(&"the driver starts"))?;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &asked.name.tenant.to_string());
+        let pod = tokio::time::timeout(ANSWER, pods.get_opt(name)).await;
+        let pod = pod
+            .map_err(|_| unknown(&"no answer of the API server"))?
+            .map_err(|error| unknown(&error))?;
+        may_read(self.driver, peer, asked, pod.as_ref()).map_err(Refusal::Denied)
+    }
+}
+
+/// Whether a text can be the name of a pod: a DNS subdomain.
+fn is_pod_name(text: &str) -> bool {
+    let of_name = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+    let is_label = |label: &str| !label.is_empty() && label.bytes().all(of_name);
+    text.len() <= MOST_NAME && text.split('.').all(is_label)
+}
+
+/// Whether a peer may read what it asks for, given the pod of that name in the namespace of the
+/// content. The error is the reason.
+fn may_read(driver: &str, peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Result<(), String> {
+    let (tenant, name) = (&asked.name.tenant, &asked.pod.name);
+    let because = |why: &str| Err(format!("pod {name} of namespace {tenant} {why}"));
+    let Some(pod) = pod else {
+        return because("does not exist");
+    };
+    if pod.metadata.uid.as_deref() != Some(&asked.pod.uid.to_string()) {
+        return because("has another uid");
+    }
+    if pod.annotations().contains_key(MIRROR) {
+        return because("is a mirror pod, which a node can make in any namespace");
+    }
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return because("has ended");
+    }
+    let spec = pod.spec.as_ref();
+    if spec.and_then(|spec| spec.node_name.as_deref()) != Some(peer.as_str()) {
+        return because("does not run on that node");
+    }
+    let volumes = spec.and_then(|spec| spec.volumes.as_deref());
+    let ours = volumes.unwrap_or_default().iter().filter_map(|volume| {
+        let volume = volume.csi.as_ref().filter(|csi| csi.driver == driver)?;
+        let mut attributes = volume.volume_attributes.clone().unwrap_or_default();
+        attributes.retain(|key, _| !key.starts_with(KUBELET));
+        VolumeSpec::parse(&attributes).ok()
+    });
+    let mut names = ours.flat_map(|volume| volume.kind.starts_from());
+    if names.any(|it| it == asked.name.reference) {
+        return Ok(());
+    }
+    because("has no volume that starts from this content")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::{PoolPeer, PoolSpec, PoolStatus};
+    use crate::model::{Name, Pod as AskedPod};
+
+    const DRIVER: &str = "driver.example.org";
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name).expect("a node")
+    }
+
+    fn key(byte: u8) -> Sha256 {
+        Sha256([byte; 32])
+    }
+
+    fn pool(name: &str, address: &str, key: &str) -> Arc<Pool> {
+        let mut pool = Pool::new(name, PoolSpec {});
+        pool.status = Some(PoolStatus {
+            peer: Some(PoolPeer {
+                address: address.to_owned(),
+                key: key.to_owned(),
+            }),
+            ..PoolStatus::default()
+        });
+        Arc::new(pool)
+    }
+
+    fn pools(count: u8) -> Vec<Arc<Pool>> {
+        let pools = (1..=count).map(|number| {
+            let address = format!("10.0.0.{number}:9810");
+            pool(
+                &format!("node-{number}"),
+                &address,
+                &key(number).to_string(),
+            )
+        });
+        pools.collect()
+    }
+
+    #[test]
+    fn a_peer_is_each_other_node_that_has_published_an_address_and_a_key() {
+        let mut all = pools(3);
+        all.push(Arc::new(Pool::new("new", PoolSpec {})));
+        all.push(pool("wrong", "10.0.0.9", &key(9).to_string()));
+        all.push(pool("wrong-too", "10.0.0.9:9810", "sha256:9"));
+        let own = node("node-2");
+        let mut names: Vec<String> = peers_of(&own, &all)
+            .into_iter()
+            .map(|peer| format!("{} {}", peer.name.as_str(), peer.address))
+            .collect();
+        names.sort();
+        assert_eq!(names, ["node-1 10.0.0.1:9810", "node-3 10.0.0.3:9810"]);
+        assert_eq!(named(&own, &all, &key(3)), Some(node("node-3")));
+        assert_eq!(named(&own, &all, &key(2)), None, "that is this node");
+        assert_eq!(named(&own, &all, &key(9)), None);
+        // It publishes another key: the old one is no node's at once.
+        all[2] = pool("node-3", "10.0.0.3:9810", &key(33).to_string());
+        assert_eq!(named(&own, &all, &key(3)), None);
+        assert_eq!(named(&own, &all, &key(33)), Some(node("node-3")));
+        // A node that publishes the key of another does not speak for it.
+        all[0] = pool("node-1", "10.0.0.1:9810", &key(33).to_string());
+        assert_eq!(named(&own, &all, &key(33)), None);
+    }
+
+    #[test]
+    fn each_node_prefers_others_in_an_order_of_its_own() {
+        let all = pools(40);
+        let order = |own: &str, pools: &[Arc<Pool>]| -> Vec<String> {
+            let peers = peers_of(&node(own), pools).into_iter();
+            peers.map(|peer| peer.name.as_str().to_owned()).collect()
+        };
+        let mut reversed = all.clone();
+        reversed.reverse();
+        let first = |number: usize| order(&format!("node-{number}"), &all).remove(0);
+        assert_eq!(order("node-1", &all), order("node-1", &reversed));
+        let firsts: std::collections::BTreeSet<String> = (1..=40).map(first).collect();
+        assert!(firsts.len() > 10, "{firsts:?}");
+    }
+
+    #[test]
+    fn what_is_no_name_never_becomes_a_url() {
+        for name in ["a", "build-1", "a.b-c.d", &"a".repeat(253)] {
+            assert!(is_pod_name(name), "{name}");
+        }
+        for name in [
+            "", ".", "..", "a/b", "../x", "a..b", "A", "a?b", "a%2f", "ä",
+        ] {
+            assert!(!is_pod_name(name), "{name}");
+        }
+        assert!(!is_pod_name(&"a".repeat(254)));
+    }
+
+    /// A pod that may read `task-cache/go`, `task-cache/main` and `artifact/built`.
+    fn right() -> serde_json::Value {
+        let volume = |name: &str, attributes| json!({"name": name, "csi": {"driver": DRIVER, "volumeAttributes": attributes}});
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "step", "namespace": "ci", "uid": "uid-1"},
+            "spec": {
+                "nodeName": "node-2",
+                "containers": [],
+                "volumes": [
+                    {"name": "other", "emptyDir": {}},
+                    volume("cache", json!({"type": "task-cache", "key": "go", "restoreKeys": "main"})),
+                    volume("input", json!({"type": "input", "from": "artifact/built",
+                                           "csi.storage.k8s.io/pod.uid": "forged"})),
+                    volume("output", json!({"type": "output", "name": "made"})),
+                ],
+            },
+            "status": {"phase": "Pending"},
+        })
+    }
+
+    fn decided(reference: &str, pod: Option<&serde_json::Value>) -> Result<(), String> {
+        let asked = Asked {
+            name: Name {
+                tenant: "ci".parse().expect("a label"),
+                reference: reference.parse().expect("a reference"),
+            },
+            pod: AskedPod {
+                uid: "uid-1".parse().expect("a uid"),
+                name: "step".to_owned(),
+                service_account: None,
+            },
+        };
+        let pod = pod.map(|pod| serde_json::from_value(pod.clone()).expect("a pod"));
+        may_read(DRIVER, &node("node-2"), &asked, pod.as_ref())
+    }
+
+    #[test]
+    fn a_node_reads_what_a_pod_of_its_own_starts_from() {
+        let pod = right();
+        for reference in ["task-cache/go", "task-cache/main", "artifact/built"] {
+            decided(reference, Some(&pod)).expect(reference);
+        }
+        for reference in ["task-cache/x", "resource-cache/go", "artifact/made"] {
+            let why = decided(reference, Some(&pod)).expect_err(reference);
+            assert!(why.contains("no volume that starts from"), "{why}");
+        }
+    }
+
+    #[test]
+    fn any_other_pod_gives_no_right() {
+        let why = decided("task-cache/go", None).expect_err("no pod");
+        assert!(why.contains("does not exist"), "{why}");
+        for (pointer, value, expected) in [
+            ("/metadata/uid", json!("uid-2"), "another uid"),
+            ("/metadata/annotations", json!({MIRROR: "x"}), "mirror pod"),
+            ("/status/phase", json!("Succeeded"), "has ended"),
+            ("/status/phase", json!("Failed"), "has ended"),
+            ("/spec/nodeName", json!("node-3"), "does not run on"),
+            ("/spec/nodeName", json!(null), "does not run on"),
+            ("/spec/volumes", json!([]), "no volume that starts from"),
+            (
+                "/spec/volumes/1/csi/driver",
+                json!("other"),
+                "no volume that",
+            ),
+        ] {
+            let mut pod = right();
+            let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
+            let parent = pod.pointer_mut(parent).expect("it is there");
+            parent[field] = value;
+            let why = decided("task-cache/go", Some(&pod)).expect_err(pointer);
+            assert!(why.contains(expected), "{pointer}: {why}");
+        }
+    }
+}

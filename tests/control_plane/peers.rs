@@ -1,0 +1,209 @@
+//! Nodes that are peers: content of one node for the pods of another, and for nothing else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use baggageclaim::api::Pool;
+use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions};
+use baggageclaim::peer::{Key, connect};
+use baggageclaim::proto::peer::v1 as wire;
+use kube::Api;
+use serde_json::Value;
+use tonic::{Code, Status};
+use wire::peer_client::PeerClient;
+
+use crate::common::{Fs, require_lab};
+use crate::driver::{Process, kubelet, node_with};
+use crate::plane::{ControlPlane, free_port};
+use crate::{await_pools, eventually};
+
+const CACHE: &str = "{type: task-cache, key: go}";
+const OUTPUT: &str = "{type: output, name: built}";
+const INPUT: &str = "{type: input, from: artifact/built}";
+const SCRATCH: &str = "{type: scratch}";
+/// What kubelet says of such a volume. The ones that a test reads through are never kept.
+const MADE: [[(&str, &str); 3]; 2] = [
+    [("type", "task-cache"), ("key", "go"), ("commit", "always")],
+    [("type", "output"), ("name", "built"), ("commit", "always")],
+];
+const READ: [(&str, &str); 3] = [("type", "task-cache"), ("key", "go"), ("commit", "never")];
+const READ_INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
+
+/// A node that is a peer, on its own port. No chance decides: every answer is waited for.
+fn peer(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
+    let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
+    node_with(plane, name, pool, &[&listen, "--ask=60s"])
+}
+
+/// The counters of a node's peers.
+fn figures(pool: &Path) -> Value {
+    let status = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args(["status", "--output=json", "--pool"])
+        .arg(pool)
+        .output()
+        .expect("it runs");
+    let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
+    status["peers"].clone()
+}
+
+/// Waits until a node knows so many others.
+async fn knows(pool: &Path, others: u64) {
+    eventually("the node knows the others", async || {
+        figures(pool)["peers"] == others
+    })
+    .await;
+}
+
+/// Makes the object of a pod on a node, with one volume; returns its uid.
+fn object(plane: &ControlPlane, namespace: &str, name: &str, node: &str, volume: &str) -> String {
+    let text = format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {namespace}}}, \
+         spec: {{nodeName: {node}, containers: [{{name: step, image: busybox}}], \
+         volumes: [{{name: work, csi: {{driver: baggageclaim.csi.concourse-ci.org, \
+         volumeAttributes: {volume}}}}}]}}}}"
+    );
+    plane.apply(&format!("{namespace}-{name}"), &text);
+    let namespace = format!("--namespace={namespace}");
+    let uid = "-o=jsonpath={.metadata.uid}";
+    plane.kubectl(&["get", "pod", name, &namespace, uid])
+}
+
+async fn publish(pod: &Pod, attributes: &[(&str, &str)]) -> PathBuf {
+    let attributes = attributes.iter().copied();
+    let published = pod.publish("work", attributes, PublishOptions::default());
+    published.await.expect("published").target
+}
+
+async fn unpublish(pod: &Pod) {
+    pod.unpublish("work").await.expect("unpublished");
+    pod.remove().expect("removed");
+}
+
+/// Both pods of node 1 end, and what they made is durable.
+async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
+    for (name, volume, attributes) in [("cache", CACHE, MADE[0]), ("output", OUTPUT, MADE[1])] {
+        let uid = object(plane, "ci", name, "node-1", volume);
+        let pod = kubelet.pod_with_uid("ci", name, uid);
+        let target = publish(&pod, &attributes).await;
+        fs::write(target.join("text"), name).expect("write");
+        unpublish(&pod).await;
+    }
+    eventually("both are durable", async || {
+        let listed = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+            .args(["artifacts", "--output=json", "--pool"])
+            .arg(pool)
+            .output()
+            .expect("it runs");
+        let listed: Value = serde_json::from_slice(&listed.stdout).expect("JSON");
+        let listed = listed.as_array().expect("a list");
+        listed.len() == 2 && listed.iter().all(|one| one["durable"] == true)
+    })
+    .await;
+}
+
+/// Asks a node as a program that has this key.
+async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
+    let peer = to.status.as_ref().and_then(|status| status.peer.clone());
+    let peer = peer.expect("it is published");
+    let pinned = peer.key.parse().expect("a key");
+    let channel = connect(key, pinned, peer.address).expect("TLS");
+    let request = wire::GetArtifactRequest {
+        ask: Some(wire::Ask {
+            tenant: "ci".to_owned(),
+            reference: "task-cache/go".to_owned(),
+            pod: pod.to_owned(),
+            pod_uid: uid.to_owned(),
+        }),
+    };
+    let answer = PeerClient::new(channel).get_artifact(request).await;
+    answer.map(drop)
+}
+
+#[tokio::test]
+async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let (pool_one, pool_two) = (lab.dir("one"), lab.dir("two"));
+    let one = peer(&plane, "node-1", &pool_one);
+    let mut two = peer(&plane, "node-2", &pool_two);
+    let kubelet_one = kubelet(&plane, "node-1", &one).await;
+    let kubelet_two = kubelet(&plane, "node-2", &two).await;
+    await_pools(&plane, 2).await;
+    for namespace in ["ci", "other"] {
+        plane.kubectl(&["create", "namespace", namespace]);
+    }
+    knows(&pool_one, 1).await;
+    knows(&pool_two, 1).await;
+    make(&plane, &kubelet_one, &pool_one).await;
+
+    // What node 2 asks for pods that give it no right. Each starts empty.
+    let elsewhere = object(&plane, "ci", "elsewhere", "node-1", CACHE);
+    let stranger = object(&plane, "other", "stranger", "node-2", CACHE);
+    let without = object(&plane, "ci", "without", "node-2", SCRATCH);
+    let right = object(&plane, "ci", "right", "node-2", CACHE);
+    for (pod, uid, why) in [
+        ("elsewhere", &elsewhere, "does not run on that node"),
+        ("stranger", &stranger, "of namespace ci does not exist"),
+        ("without", &without, "has no volume that starts from"),
+        ("right", &stranger, "has another uid"),
+    ] {
+        let refused = figures(&pool_one)["refused"].as_u64().expect("a number");
+        let forged = kubelet_two.pod_with_uid("ci", pod, uid);
+        let target = publish(&forged, &READ).await;
+        assert!(!target.join("text").exists(), "{pod} got content");
+        unpublish(&forged).await;
+        let now = figures(&pool_one)["refused"].as_u64();
+        assert_eq!(now, Some(refused + 1), "{pod}:\n{}", one.tail());
+        eventually("the refusal is logged", async || {
+            let log = one.log();
+            let mut lines = log.lines();
+            lines.any(|line| line.contains("refused:") && line.contains(why))
+        })
+        .await;
+    }
+    // An honest pod of another namespace has the same name there, which is another one.
+    let honest = kubelet_two.pod_with_uid("other", "stranger", &stranger);
+    let target = publish(&honest, &READ).await;
+    assert!(
+        !target.join("text").exists(),
+        "content of another namespace"
+    );
+    unpublish(&honest).await;
+    // A program without a node's key, that knows a pod which has the right.
+    let pools: Api<Pool> = Api::all(plane.client.clone());
+    let pool = pools.get("node-1").await.expect("its Pool");
+    let key = Key::generate().expect("a key");
+    let refused = ask(&pool, &key, "right", &right).await;
+    let refused = refused.expect_err("no node has this key");
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    assert_eq!(figures(&pool_one)["offered"], 0, "{}", one.tail());
+
+    let reader = kubelet_two.pod_with_uid("ci", "right", &right);
+    let target = publish(&reader, &READ).await;
+    let text = fs::read_to_string(target.join("text"));
+    assert_eq!(text.expect("it came"), "cache", "{}", two.tail());
+    unpublish(&reader).await;
+
+    // A new key takes effect, here and there.
+    let before = pools.get("node-2").await.expect("its Pool").status;
+    two.kill();
+    two.start();
+    let kubelet_two = kubelet(&plane, "node-2", &two).await;
+    let uid = object(&plane, "ci", "input", "node-2", INPUT);
+    let reader = kubelet_two.pod_with_uid("ci", "input", uid);
+    let target = publish(&reader, &READ_INPUT).await;
+    let text = fs::read_to_string(target.join("text"));
+    assert_eq!(text.expect("it came"), "output", "{}", two.tail());
+    unpublish(&reader).await;
+    let after = pools.get("node-2").await.expect("its Pool").status;
+    let key = |status: Option<baggageclaim::api::PoolStatus>| {
+        status
+            .and_then(|status| status.peer)
+            .expect("it is published")
+            .key
+    };
+    assert_ne!(key(before), key(after));
+}

@@ -1,0 +1,148 @@
+//! The nodes as peers: deploy/ with the component, as docs/peers.md shows it. What a step on one
+//! node commits, a step on another node starts from.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{objects, only_on};
+use crate::cluster::{Cluster, eventually, succeed};
+use crate::env::Env;
+
+const COMPONENT: &str = "deploy/components/peers";
+/// Where the driver gets a flag more: a cache waits for every answer, however busy the machine is.
+const ENV: &str = "/spec/template/spec/containers/0/env/-";
+
+pub(in crate::cases) fn peers(env: &Env) {
+    let cluster = env.cluster;
+    let (one, two) = (cluster.node(1), cluster.node(2));
+    let _installed = Installed::new(cluster);
+    let counted = |node: &Cluster, what: &str| figures(node)[what].clone();
+
+    env.apply_text(&step(
+        "writes",
+        &one,
+        "[ ! -e /cache/text ]; echo of-1 > /cache/text",
+    ));
+    env.succeeded("writes");
+    env.sealed("task-cache/go");
+    env.apply_text(&step("reads", &two, "grep of-1 /cache/text"));
+    env.succeeded("reads");
+    env.event("reads", &["task-cache/go", "peer node-1"]);
+    assert_eq!(counted(&two, "fetches"), 1);
+    let offered = counted(&one, "offered");
+    assert_ne!(offered, 0);
+
+    // The same name of another namespace is another one.
+    let neighbour = env.neighbour();
+    neighbour.apply_text(&step("stranger", &two, "[ ! -e /cache/text ]"));
+    neighbour.succeeded("stranger");
+    assert_eq!(counted(&one, "offered"), offered);
+    assert_eq!(counted(&one, "refused"), 0);
+}
+
+/// A pod with a task cache, on a node.
+fn step(name: &str, node: &Cluster, command: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 0
+  {place}
+  containers:
+  - name: step
+    image: docker.io/library/busybox:1
+    command: [sh, -ceu, {command:?}]
+    volumeMounts: [{{name: cache, mountPath: /cache}}]
+  volumes:
+  - name: cache
+    csi:
+      driver: baggageclaim.csi.concourse-ci.org
+      volumeAttributes: {{type: task-cache, key: go}}
+",
+        place = only_on(node),
+    )
+}
+
+/// The drivers with the component. When this is dropped they are as they were: the next case needs
+/// that.
+struct Installed<'a> {
+    cluster: &'a Cluster,
+    before: PathBuf,
+    ours: tempfile::TempDir,
+}
+
+impl<'a> Installed<'a> {
+    fn new(cluster: &'a Cluster) -> Self {
+        let before = cluster.installed_overlay();
+        let beside = before.parent().expect("a directory");
+        let ours = tempfile::TempDir::new_in(beside).expect("a directory beside it");
+        let path = ours.path().display();
+        let component = format!("realpath --relative-to '{path}' '{COMPONENT}'");
+        let component = cluster.shell(&component, false);
+        let base = before.file_name().expect("a name").display();
+        let overlay = format!(
+            "apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../{base}]
+components: [{}]
+patches:
+- target: {{kind: DaemonSet, name: baggageclaim-node}}
+  patch: |
+    - {{op: add, path: {ENV}, value: {{name: BAGGAGECLAIM_ASK, value: 60s}}}}
+",
+            component.trim()
+        );
+        fs::write(ours.path().join("kustomization.yaml"), overlay).expect("write");
+        let installed = Self {
+            cluster,
+            before,
+            ours,
+        };
+        installed.apply(installed.ours.path());
+        let nodes = cluster.nodes();
+        for node in &nodes {
+            eventually("each node knows the others", || {
+                let others = &figures(node)["peers"];
+                (*others == nodes.len() - 1).then_some(())
+            });
+        }
+        installed
+    }
+
+    fn apply(&self, overlay: &Path) {
+        let apply = &["apply", "--validate=strict", "--kustomize"];
+        succeed(self.cluster.kubectl(apply).arg(overlay));
+        for node in self.cluster.nodes() {
+            node.driver_ready();
+        }
+    }
+}
+
+/// The counters of a node's peers; null while it has none.
+fn figures(node: &Cluster) -> Value {
+    let status = node.driver(&["status", "--output=json"]);
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
+    status["peers"].clone()
+}
+
+impl Drop for Installed<'_> {
+    fn drop(&mut self) {
+        self.apply(&self.before);
+        for file in ["rbac.yaml", "networkpolicy.yaml"] {
+            let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join(COMPONENT)
+                .join(file);
+            let delete = &["delete", "--ignore-not-found", "--wait", "--filename"];
+            succeed(self.cluster.kubectl(delete).arg(file));
+        }
+        eventually("no node says that it is a peer", || {
+            let pools = objects(self.cluster, "pools");
+            let none = |pool: &Value| pool["status"]["peer"].is_null();
+            pools.iter().all(none).then_some(())
+        });
+    }
+}
