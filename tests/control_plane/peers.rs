@@ -15,8 +15,8 @@ use wire::peer_client::PeerClient;
 
 use crate::common::{Fs, require_lab};
 use crate::driver::{Process, kubelet, node_with};
+use crate::eventually;
 use crate::plane::{ControlPlane, free_port};
-use crate::{await_pools, eventually};
 
 const CACHE: &str = "{type: task-cache, key: go}";
 const OUTPUT: &str = "{type: output, name: built}";
@@ -131,7 +131,6 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     let mut two = peer(&plane, "node-2", &pool_two);
     let kubelet_one = kubelet(&plane, "node-1", &one).await;
     let kubelet_two = kubelet(&plane, "node-2", &two).await;
-    await_pools(&plane, 2).await;
     for namespace in ["ci", "other"] {
         plane.kubectl(&["create", "namespace", namespace]);
     }
