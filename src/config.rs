@@ -1,6 +1,7 @@
 //! Every flag, every name of the environment and every default of the command line.
 //! Every flag's meaning and default; other modules implement the flags.
 
+mod controller;
 mod demo;
 mod peers;
 mod shared;
@@ -20,8 +21,9 @@ use crate::csi;
 use crate::model::{NodeId, NodeIdError};
 use crate::shared::UrlError;
 use crate::telemetry::metrics::Rpcs;
-use crate::{controller, driver, engine, k8s, node, telemetry};
+use crate::{driver, engine, k8s, node, telemetry};
 
+pub use controller::Controller;
 pub use demo::{Demo, DemoFilesystem};
 pub use peers::{NodePeers, PeerBandwidth, PeerKey, Peers};
 pub use shared::{Share, Shared};
@@ -465,65 +467,6 @@ impl Node {
             kubernetes,
             cluster: self.cluster == Switch::On,
             peers,
-        })
-    }
-}
-
-/// The flags of `controller`.
-#[derive(Debug, Clone, Args)]
-#[command(mut_args(hide_env_value))]
-pub struct Controller {
-    /// The unix socket of the CSI services, which the controller makes. At most 107 bytes
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "BAGGAGECLAIM_SOCKET",
-        default_value = "/run/baggageclaim/csi.sock"
-    )]
-    pub socket: PathBuf,
-    /// ADDRESS:PORT that serves /healthz, /readyz and /metrics, or `off`
-    #[arg(
-        long,
-        value_name = "ADDR",
-        env = "BAGGAGECLAIM_HTTP",
-        default_value = "[::]:9808"
-    )]
-    pub http: Http,
-    /// The kubeconfig for the API server [default: the service account of this pod]
-    #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = path_or_empty())]
-    pub kubeconfig: Option<PathBuf>,
-    /// How long a volume stays whose claim was given up before it had a PersistentVolume
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m",
-        value_parser = parse_duration)]
-    pub leak_grace: Duration,
-    /// How long a Node object must be missing before the controller gives the node up
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_NODE_GRACE", default_value = "10m",
-        value_parser = parse_duration)]
-    pub node_grace: Duration,
-    /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The
-    /// URL is that of the nodes; the identity needs the right to delete objects [default: no tier]
-    #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]
-    pub shared: Option<String>,
-    /// How long shutdown may take, to answer running calls
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s",
-        value_parser = parse_duration)]
-    pub grace: Duration,
-    /// The flags of every process that serves.
-    #[command(flatten)]
-    pub process: Process,
-}
-
-impl Controller {
-    /// The flags as what runs takes them.
-    pub fn resolve(self) -> Result<controller::Config, Error> {
-        Ok(controller::Config {
-            socket: self.socket,
-            http: self.http.0,
-            kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
-            leak_grace: self.leak_grace,
-            shared: shared::url(self.shared)?,
-            node_grace: self.node_grace,
-            grace: self.grace,
         })
     }
 }

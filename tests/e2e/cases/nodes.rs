@@ -245,7 +245,7 @@ pub(super) fn clone_in_the_other_class(env: &Env) {
     told_on_claim(
         env,
         "there",
-        &["on node node-2", "volumeBindingMode: Immediate"],
+        &["node of its source, node-2", "volumeBindingMode: Immediate"],
     );
     no_claim_is_left(env);
 }

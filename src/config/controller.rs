@@ -1,0 +1,69 @@
+//! The flags of the controller plugin, and the settings that they mean. All other flags are in
+//! `config`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{Error, Http, Process, parse_duration, shared};
+use crate::controller;
+
+/// The flags of `controller`.
+#[derive(Debug, Clone, Args)]
+#[command(mut_args(super::hide_env_value))]
+pub struct Controller {
+    /// The unix socket of the CSI services, which the controller makes. At most 107 bytes
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "BAGGAGECLAIM_SOCKET",
+        default_value = "/run/baggageclaim/csi.sock"
+    )]
+    pub socket: PathBuf,
+    /// ADDRESS:PORT that serves /healthz, /readyz and /metrics, or `off`
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "BAGGAGECLAIM_HTTP",
+        default_value = "[::]:9808"
+    )]
+    pub http: Http,
+    /// The kubeconfig for the API server [default: the service account of this pod]
+    #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = super::path_or_empty())]
+    pub kubeconfig: Option<PathBuf>,
+    /// How long a volume stays whose claim was given up before it had a PersistentVolume
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m",
+        value_parser = parse_duration)]
+    pub leak_grace: Duration,
+    /// How long a Node object must be missing before the controller gives the node up
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_NODE_GRACE", default_value = "10m",
+        value_parser = parse_duration)]
+    pub node_grace: Duration,
+    /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The
+    /// URL is that of the nodes; the identity needs the right to delete objects [default: no tier]
+    #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]
+    pub shared: Option<String>,
+    /// How long shutdown may take, to answer running calls
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s",
+        value_parser = parse_duration)]
+    pub grace: Duration,
+    /// The flags of every process that serves.
+    #[command(flatten)]
+    pub process: Process,
+}
+
+impl Controller {
+    /// The flags as what runs takes them.
+    pub fn resolve(self) -> Result<controller::Config, Error> {
+        Ok(controller::Config {
+            socket: self.socket,
+            http: self.http.0,
+            kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
+            leak_grace: self.leak_grace,
+            shared: shared::url(self.shared)?,
+            node_grace: self.node_grace,
+            grace: self.grace,
+        })
+    }
+}
