@@ -176,6 +176,9 @@ impl Node {
         .await;
         let drained = self.distribution.drain(NEVER).await;
         assert_eq!(drained.left, 0);
+        // The counters and the events of an upload follow its entry in the index.
+        let is_told = || self.distribution.status().uploading.is_none();
+        eventually("the last upload is told", is_told).await;
     }
 
     /// The text that a new volume starts with; `None`: it starts empty.
