@@ -28,9 +28,7 @@ use super::shared::Inner;
 use super::state::State;
 use super::teardown_queue::Teardown;
 use super::volumes::Volume;
-use crate::model::{
-    Artifact, ArtifactId, LayerId, Outcome, Timestamp, VolumeId, VolumeRecord, layout,
-};
+use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord, layout};
 use crate::store::{self, Change, Contents, Unreadable};
 use crate::sys::{self, Dir, Errno, MountEntry};
 
@@ -303,18 +301,6 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     }
 }
 
-/// When its pod ended; `None`: there is no readable record. Then its seal counts as the end.
-fn end_of(dir: &Dir) -> Result<Option<Timestamp>> {
-    match store::read_end(dir) {
-        Err(error) if !error.is_of_this_process() => {
-            tracing::error!(path = %dir.path().display(), %error,
-                "the recorded end of the pod is unreadable; the time of the seal is used instead");
-            Ok(None)
-        }
-        ended => ended.context("read when a volume's pod ended"),
-    }
-}
-
 /// The mount of a volume, as far as that can be seen. Otherwise it counts as not mounted: it is
 /// still unmounted when kubelet asks, and the kernel is asked before anything is done to it.
 fn mount_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Result<Option<u64>> {
@@ -383,11 +369,7 @@ fn recover_pending(
             continue;
         }
         let chosen = chosen(inner, key, &record, state)?;
-        let mut volume = Volume::found(record, TO_BE_SEALED, outcome_of(&dir)?);
-        volume.ended = end_of(&dir)?;
-        if let Some(ended) = volume.ended {
-            inner.saw(ended);
-        }
+        let volume = Volume::found(record, TO_BE_SEALED, outcome_of(&dir)?);
         state.volumes.add_retiring(key, volume);
         state.volumes.choose(key, &chosen);
         recovered.leaving.push(Teardown { key, pin: None });

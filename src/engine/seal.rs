@@ -432,25 +432,14 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         layers.extend(state.catalog.parent_layers(record));
         state.volumes.choose(key, &layers);
     }
+    // Newer than the owner of the name, even if the clock was wrong when that one was sealed.
     let name = Name {
         tenant: record.tenant.clone(),
         reference: plan.reference.clone(),
     };
-    let now = inner.now();
-    // Seals of one name may end in another order than their pods.
-    let ended = state.volumes.retiring(key).and_then(|volume| volume.ended);
-    let owner = state
-        .catalog
-        .owner(&name)
-        .map(|owner| owner.artifact.created);
-    let created = match owner {
-        // The first that was sealed keeps a resource cache. A time ahead of the clock is wrong: any
-        // later commit is newer.
-        Some(owner) if plan.reference.first_writer_wins() || owner > now => {
-            now.max(Timestamp(owner.0 + 1))
-        }
-        _ => ended.unwrap_or(now),
-    };
+    let owner = state.catalog.owner(&name);
+    let after_owner = owner.map_or(0, |owner| owner.artifact.created.0 + 1);
+    let created = Timestamp(inner.now().0.max(after_owner));
     drop(state);
     let pods = inner.config.pods.as_ref();
     let images = pods.map_or_else(Vec::new, |pods| pods.images(&record.pod.uid));
@@ -461,7 +450,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         layers,
         created,
         ttl_seconds: plan.keep.ttl.map(|ttl| ttl.as_secs()),
-        last_used: now,
+        last_used: created,
         made_by: Some(Box::new(Maker::new(record.pod.clone(), images))),
         digests: crate::model::Digests::default(),
         sharing: Sharing {
@@ -475,7 +464,9 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
 fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
     let state = inner.state.lock();
     let owner = state.catalog.owner(&artifact.name());
-    owner.is_some_and(|owner| !takes_name(artifact, &owner.artifact))
+    owner.is_some_and(|owner| {
+        artifact.reference.first_writer_wins() && !takes_name(artifact, &owner.artifact)
+    })
 }
 
 /// Says why a volume is not sealed, and moves it to the trash.

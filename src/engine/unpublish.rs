@@ -21,7 +21,6 @@ use super::target::Target;
 use super::teardown;
 use super::teardown_queue::{Pin, Teardown};
 use crate::model::{LayerId, VolumeId};
-use crate::store;
 use crate::sys::{Errno, MountPoint};
 
 /// Unpublishes whatever is at `target`, and retires the volume unless it is mounted elsewhere.
@@ -183,16 +182,9 @@ fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
         None => (Goal::Discard, &inner.dirs.trash),
     };
     let key = layer.unwrap_or_else(|| LayerId::from_bits(inner.random()));
-    let volumes = &inner.dirs.volumes;
-    let ended = inner.now();
     // A directory may need a block for one more name.
-    let moved = inner.with_reserve(|| {
-        if goal == Goal::Seal {
-            store::write_end(&volumes.open_beneath(id)?, ended)?;
-        }
-        volumes.rename(id, to, key.to_string())
-    });
-    match moved {
+    let rename = || inner.dirs.volumes.rename(id, to, key.to_string());
+    match inner.with_reserve(rename) {
         Ok(()) => {}
         // Another program removed it: there is nothing to seal, and kubelet must not wait for ever.
         Err(error) if error.is(Errno::ENOENT) => {
@@ -206,6 +198,6 @@ fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
     }
     point(Point::UnpublishPromised);
     let mut state = inner.state.lock();
-    state.volumes.retired(id, key, goal, ended);
+    state.volumes.retired(id, key, goal);
     Ok(Some(key))
 }

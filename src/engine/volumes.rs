@@ -11,8 +11,7 @@ use super::error::{Error, Result};
 use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
 use super::types::{Measured, VolumeState};
 use crate::model::{
-    ArtifactId, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp, VolumeId,
-    VolumeRecord,
+    ArtifactId, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, VolumeId, VolumeRecord,
 };
 
 /// An inline volume.
@@ -21,9 +20,6 @@ pub(super) struct Volume {
     pub(super) record: VolumeRecord,
     /// How its pod's work ended, if that was told.
     outcome: Option<Outcome>,
-    /// When its pod ended: the order of commits to one name. Only of one to be sealed; `None` if a
-    /// start could not read it.
-    pub(super) ended: Option<Timestamp>,
     pub(super) measured: Measured,
     lifecycle: Lifecycle,
     /// The layers of the artifact that it is becoming.
@@ -40,7 +36,6 @@ impl Volume {
         Self {
             record,
             outcome,
-            ended: None,
             measured: Measured::default(),
             lifecycle,
             chosen: Vec::new(),
@@ -186,18 +181,11 @@ impl Volumes {
     }
 
     /// Its directory is now in `pending/` or `trash/` under the name of `key`.
-    pub(super) fn retired(
-        &mut self,
-        id: &VolumeId,
-        key: LayerId,
-        goal: Goal,
-        ended: Timestamp,
-    ) -> Action {
+    pub(super) fn retired(&mut self, id: &VolumeId, key: LayerId, goal: Goal) -> Action {
         let action = self.observe(id, Observation::Retired(goal));
         if action == Action::Quiesce
-            && let Some(mut volume) = self.live.remove(id)
+            && let Some(volume) = self.live.remove(id)
         {
-            volume.ended = Some(ended);
             self.retiring.insert(key, volume);
         }
         action

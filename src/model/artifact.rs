@@ -24,7 +24,7 @@ pub struct Artifact {
     pub reference: Reference,
     /// Its layers, newest first; never empty.
     pub layers: Vec<LayerId>,
-    /// When the pod that made it ended, or when it was imported. The order of commits to one name.
+    /// When it was sealed.
     pub created: Timestamp,
     /// Its time to live: since the seal (output) or last use (cache). `None`: until space is
     /// needed.

@@ -11,8 +11,6 @@ use crate::sys::{self, Dir, Errno};
 /// Records are small. A larger file is not one.
 const LIMIT: usize = 256 * 1024;
 const OUTCOME: &str = "outcome";
-/// In a volume to be sealed: when its pod ended.
-const ENDED: &str = "ended";
 const DOOMED: &str = "doomed";
 
 /// Why a directory has no valid record.
@@ -140,28 +138,6 @@ pub fn read_outcome(volume: &Dir) -> sys::Result<Option<Outcome>> {
             // A crash tore it between open and write. Remove it for the next report.
             volume.remove_file(OUTCOME)?;
             Ok(None)
-        }
-        Err(error) if error.is(Errno::ENOENT) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Writes when the volume's pod ended, in place of what an earlier attempt wrote.
-pub fn write_end(volume: &Dir, end: Timestamp) -> sys::Result<()> {
-    let text = format!("{}\n", end.0);
-    match volume.write_new(ENDED, text.as_bytes()) {
-        Err(error) if error.is(Errno::EEXIST) => volume.replace(ENDED, text.as_bytes()),
-        result => result,
-    }
-}
-
-/// When the volume's pod ended, if that was written. A torn record does not count.
-pub fn read_end(volume: &Dir) -> sys::Result<Option<Timestamp>> {
-    match volume.read(ENDED, 64) {
-        Ok(bytes) => {
-            let text = String::from_utf8(bytes).unwrap_or_default();
-            let time = text.strip_suffix('\n').and_then(|text| text.parse().ok());
-            Ok(time.map(Timestamp))
         }
         Err(error) if error.is(Errno::ENOENT) => Ok(None),
         Err(error) => Err(error),

@@ -194,34 +194,6 @@ async fn a_clock_that_was_wrong_stops_no_cache() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_last_pod_that_ended_has_the_name_though_an_earlier_one_is_sealed_later() {
-    let mut bench = require_bench!();
-    for restarts in [false, true] {
-        let mut held = Vec::new();
-        for pod in ["first", "second"] {
-            let (target, _) = bench.publish(pod, pod, OUTPUT).await;
-            fs::write(target.join("f"), pod).expect("write");
-            held.push(fs::File::create(target.join("held")).expect("create"));
-        }
-        for pod in ["first", "second"] {
-            bench.unpublish(pod).await;
-        }
-        if restarts {
-            bench = bench.restart().await;
-        }
-        drop(held.pop());
-        eventually("the second is sealed", || bench.row("second").is_none()).await;
-        drop(held);
-        bench.quiet().await;
-        let (volume, artifact) = (format!("look-{restarts}"), bench.artifact("artifact/a"));
-        assert!(artifact.is_some_and(|artifact| artifact.durable));
-        let shown = bench.look(&volume, INPUT, "f").await;
-        assert_eq!(shown.as_deref(), Some("second"), "restarts: {restarts}");
-    }
-    bench.finish().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_index_made_anew_names_what_was_durable_and_nothing_half_made() {
     let bench = require_bench!();
     bench
