@@ -243,9 +243,9 @@ pub struct Node {
         default_value = "on"
     )]
     pub kubernetes: Switch,
-    /// The kubeconfig for the API server [default: the service account of this pod]
-    #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = path_or_empty())]
-    pub kubeconfig: Option<PathBuf>,
+    /// The API server.
+    #[command(flatten)]
+    pub api_server: ApiServer,
     /// Make and delete persistent volumes by order of `baggageclaim controller`, and publish this
     /// node's Pool. Needs `--kubernetes on` and the definitions in deploy/crds
     #[arg(
@@ -261,6 +261,21 @@ pub struct Node {
     /// The other nodes.
     #[command(flatten)]
     pub peers: NodePeers,
+}
+
+/// The flag that says how to reach the API server.
+#[derive(Debug, Clone, Args)]
+pub struct ApiServer {
+    /// The kubeconfig for the API server [default: the service account of this pod]
+    #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = path_or_empty())]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+impl ApiServer {
+    /// The kubeconfig. An empty variable is as good as none.
+    fn kubeconfig(self) -> Option<PathBuf> {
+        self.kubeconfig.filter(|path| !path.as_os_str().is_empty())
+    }
 }
 
 /// The address of the HTTP port, or `off`.
@@ -394,12 +409,14 @@ pub enum Error {
     NoPeers,
     /// A node without a Pool cannot be found.
     #[error(
-        "--peer-listen needs --cluster on and --kubernetes on: nodes find each other by their Pool objects"
+        "--peer-listen needs --cluster on and --kubernetes on: nodes find each other by their Pool \
+         objects"
     )]
     NoCluster,
     /// No other node can connect to that.
     #[error(
-        "other nodes cannot connect to {0}: give this node's IP with --peer-address, and a port with --peer-listen"
+        "other nodes cannot connect to {0}: give this node's IP with --peer-address, and a port \
+         with --peer-listen"
     )]
     PeerAddress(SocketAddr),
     /// The machine's name cannot be a node's.
@@ -453,8 +470,7 @@ impl Node {
         let kubernetes = (self.kubernetes == Switch::On).then(|| k8s::Config {
             node: driver.csi.node.as_str().to_owned(),
             reporter: csi::DRIVER_NAME.to_owned(),
-            // An empty variable is as good as none.
-            kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
+            kubeconfig: self.api_server.kubeconfig(),
             look_again: k8s::LOOK_AGAIN,
             watched: watch::Sender::new(false),
             answers: watch::Sender::new(false),

@@ -66,7 +66,7 @@ pub struct PoolStatus {
 }
 
 /// How other nodes reach a node for content.
-#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PoolPeer {
     /// IP:PORT
     pub address: String,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{Error, Http, Process, parse_duration, shared};
+use super::{ApiServer, Error, Http, Process, parse_duration, shared};
 use crate::controller;
 
 /// The flags of `controller`.
@@ -29,9 +29,9 @@ pub struct Controller {
         default_value = "[::]:9808"
     )]
     pub http: Http,
-    /// The kubeconfig for the API server [default: the service account of this pod]
-    #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = super::path_or_empty())]
-    pub kubeconfig: Option<PathBuf>,
+    /// The API server.
+    #[command(flatten)]
+    pub api_server: ApiServer,
     /// How long a volume stays whose claim was given up before it had a PersistentVolume
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m",
         value_parser = parse_duration)]
@@ -59,7 +59,7 @@ impl Controller {
         Ok(controller::Config {
             socket: self.socket,
             http: self.http.0,
-            kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
+            kubeconfig: self.api_server.kubeconfig(),
             leak_grace: self.leak_grace,
             shared: shared::url(self.shared)?,
             node_grace: self.node_grace,

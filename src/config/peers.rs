@@ -1,5 +1,5 @@
-//! The flags by which a driver is a peer of others, standalone or in a cluster, and the settings that
-//! they mean. All other flags are in `config`.
+//! The flags by which a driver is a peer of others, standalone or in a cluster, and the settings
+//! that they mean. All other flags are in `config`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;

@@ -1,9 +1,9 @@
 //! The nodes of a cluster as peers: who they are, from a watch over `Pool` objects, and what each
 //! may read, from a live read of the pod that it names. Both are decided by functions without I/O.
 //!
-//! A node publishes the address and the key of its peer service in the status of its own `Pool`. The
-//! admission policy of deploy/ lets no other driver write there. A `Pool` that goes or changes its
-//! key takes effect with the event of the watch.
+//! A node publishes the address and the key of its peer service in the status of its own `Pool`.
+//! The admission policy of deploy/ lets no other driver write there. A deleted `Pool`, or one with
+//! another key, takes effect with the event of the watch.
 //!
 //! It needs `get`, `list` and `watch` on `pools`, and `get` on `pods`.
 
@@ -25,14 +25,12 @@ use kube::{Api, Client, ResourceExt as _};
 use super::client;
 use crate::api::Pool;
 use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
-use crate::model::{NodeId, Sha256, Tenant, VolumeSpec};
+use crate::model::{KUBELET, NodeId, Sha256, Tenant, VolumeSpec};
 
 /// How long the API server may take to tell a pod. No peer waits as long as this.
 const ANSWER: Duration = Duration::from_secs(10);
 /// A pod that kubelet made on its own, and whose object kubelet may make in any namespace.
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// Kubelet's keys among the attributes of a volume.
-const KUBELET: &str = "csi.storage.k8s.io/";
 /// The longest name of a pod.
 const MOST_NAME: usize = 253;
 
@@ -90,7 +88,7 @@ async fn watch(client: Client, writer: Writer<Pool>) {
     });
     let fill = reflector::reflector(writer, events).for_each(|event| {
         if let Err(error) = event {
-            tracing::warn!(%error, "the watch over the nodes that are peers failed; it goes on");
+            tracing::warn!(%error, "the watch over the Pools of peers failed; retrying");
         }
         std::future::ready(())
     });
@@ -107,11 +105,16 @@ fn published(pool: &Pool) -> Option<Peer> {
     })
 }
 
+/// The nodes that are peers of a node.
+fn others(own: &NodeId, pools: &[Arc<Pool>]) -> impl Iterator<Item = Peer> {
+    let peers = pools.iter().filter_map(|pool| published(pool));
+    peers.filter(|peer| peer.name != *own)
+}
+
 /// The peers of a node, in its order of preference. The order is stable, and another one on each
 /// node, so that a node is not the first choice of all others.
 fn peers_of(own: &NodeId, pools: &[Arc<Pool>]) -> Vec<Peer> {
-    let peers = pools.iter().filter_map(|pool| published(pool));
-    let mut peers: Vec<Peer> = peers.filter(|peer| peer.name != *own).collect();
+    let mut peers: Vec<Peer> = others(own, pools).collect();
     peers.sort_by_cached_key(|peer| {
         let mut hasher = DefaultHasher::new();
         (own.as_str(), peer.name.as_str()).hash(&mut hasher);
@@ -135,9 +138,7 @@ impl Roster for Peers {
     }
 
     fn count(&self) -> u64 {
-        let pools = self.pools.state();
-        let peers = pools.iter().filter_map(|pool| published(pool));
-        peers.filter(|peer| peer.name != self.own).count() as u64
+        others(&self.own, &self.pools.state()).count() as u64
     }
 
     fn named(&self, key: &Sha256) -> Option<NodeId> {

@@ -14,6 +14,9 @@ use super::name::{ArtifactName, CacheKey, Reference};
 use super::quantity;
 use super::root::RootAttributes;
 
+/// The prefix of the keys that kubelet adds to a pod's attributes, and sidecars to parameters.
+pub const KUBELET: &str = "csi.storage.k8s.io/";
+
 /// A volume's type and the attributes of that type.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]

@@ -27,7 +27,8 @@ pub use artifact::{
     flatten_plan, garbage, takes_name,
 };
 pub use attributes::{
-    AttributeError, Commit, DEFAULT_OUTPUT_TTL, Freshness, Keep, Share, VolumeKind, VolumeSpec,
+    AttributeError, Commit, DEFAULT_OUTPUT_TTL, Freshness, KUBELET, Keep, Share, VolumeKind,
+    VolumeSpec,
 };
 pub use budget::{Bucket, CutOff, Evictable, Limits, MAX_BUCKETS, NamespaceUsage, Unused, buckets};
 pub use class::ParameterError;

@@ -1,5 +1,5 @@
-//! The server: what this node gives to its peers. For each call it finds out which
-//! peer calls, and whether that peer may have this content. `proto/peer.proto` has the protocol.
+//! The server: what this node gives to its peers. For each call it finds out which peer calls, and
+//! whether that peer may have this content. `proto/peer.proto` has the protocol.
 
 use std::collections::HashSet;
 use std::io::{self, Write};

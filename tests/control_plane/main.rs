@@ -66,8 +66,8 @@ async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
     assert!(done.is_ok(), "never: {what}");
 }
 
-/// Waits until `node-1` to `node-COUNT` have published their pools and this controller has seen that.
-/// Its watch over a definition that was just made can begin late.
+/// Waits until `node-1` to `node-COUNT` have published their pools, and this controller has seen
+/// that. Its watch over a definition that was just made can begin late.
 async fn await_pools(controller: &ControllerClient<Channel>, count: usize) {
     for number in 1..=count {
         let topology = selected(&format!("node-{number}")).preferred.pop();

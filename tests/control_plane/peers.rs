@@ -36,15 +36,19 @@ fn peer(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
     node_with(plane, name, pool, &[&listen, "--ask=60s"])
 }
 
-/// The counters of a node's peers.
-fn figures(pool: &Path) -> Value {
-    let status = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
-        .args(["status", "--output=json", "--pool"])
+/// What the driver of a pool answers to a verb of the command line.
+fn told(pool: &Path, verb: &str) -> Value {
+    let answer = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args([verb, "--output=json", "--pool"])
         .arg(pool)
         .output()
         .expect("it runs");
-    let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
-    status["peers"].clone()
+    serde_json::from_slice(&answer.stdout).expect("JSON")
+}
+
+/// The counters of a node's peers.
+fn figures(pool: &Path) -> Value {
+    told(pool, "status")["peers"].clone()
 }
 
 /// Waits until a node knows so many others.
@@ -90,12 +94,7 @@ async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
         unpublish(&pod).await;
     }
     eventually("both are durable", async || {
-        let listed = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
-            .args(["artifacts", "--output=json", "--pool"])
-            .arg(pool)
-            .output()
-            .expect("it runs");
-        let listed: Value = serde_json::from_slice(&listed.stdout).expect("JSON");
+        let listed = told(pool, "artifacts");
         let listed = listed.as_array().expect("a list");
         listed.len() == 2 && listed.iter().all(|one| one["durable"] == true)
     })

@@ -335,7 +335,17 @@ impl<'a> Env<'a> {
     /// Waits for an event on a pod whose message has all of these words in it, and says it. The pod
     /// may be gone already.
     pub(crate) fn event(&self, pod: &str, words: &[&str]) -> String {
-        let watch = self.watch("events", &[&self.events_on(pod)]);
+        self.event_among(&self.events_on(pod), words)
+    }
+
+    /// The same of a claim.
+    pub(crate) fn claim_event(&self, claim: &str, words: &[&str]) -> String {
+        let of = "involvedObject.kind=PersistentVolumeClaim,involvedObject.name";
+        self.event_among(&format!("--field-selector={of}={claim}"), words)
+    }
+
+    fn event_among(&self, selector: &str, words: &[&str]) -> String {
+        let watch = self.watch("events", &[selector]);
         let deadline = Instant::now() + PATIENCE;
         let mut heard = Vec::new();
         while let Some(change) = watch.next(deadline) {
@@ -345,7 +355,7 @@ impl<'a> Env<'a> {
             }
             heard.push(message.to_owned());
         }
-        panic!("no event on {pod} has {words:?} in it; there were {heard:#?}")
+        panic!("no event ({selector}) has {words:?} in it; there were {heard:#?}")
     }
 
     /// The warnings on a pod, in the text of its events.

@@ -3,15 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::csi::parse::{
-    Invalid, KUBELET, bounded, capability, capacity_range, given, no_attributes,
-};
+use crate::csi::parse::{Invalid, bounded, capability, capacity_range, given, no_attributes};
 use crate::csi::status::Failure;
 use crate::csi::topology;
 use crate::engine::claims::{CreateClaim, SnapshotFilter};
 use crate::model::{
-    Attachment, ClaimParameters, ClaimSource, MutableChange, MutableParameters, Requirement,
-    VolumeId,
+    Attachment, ClaimParameters, ClaimSource, KUBELET, MutableChange, MutableParameters,
+    Requirement, VolumeId,
 };
 use crate::proto::csi::v1 as csi;
 use csi::volume_content_source::Type;

@@ -28,8 +28,8 @@ use super::hex;
 use crate::engine::PublishRequest;
 use crate::engine::claims::MountClaim;
 use crate::model::{
-    AttributeError, IdError, NameError, ParameterError, Pod, PodUid, Share, Tenant, VolumeId,
-    VolumeSpec,
+    AttributeError, IdError, KUBELET, NameError, ParameterError, Pod, PodUid, Share, Tenant,
+    VolumeId, VolumeSpec,
 };
 use crate::proto::csi::v1 as csi;
 use csi::volume_capability::access_mode::Mode;
@@ -39,9 +39,6 @@ pub(super) use claim::{
     capacity_range, expand, health, no_attributes, publish_context, stage, unstage,
 };
 pub(super) use maps::bounded;
-
-/// The prefix of the keys that kubelet adds to a pod's attributes, and sidecars to parameters.
-pub(super) const KUBELET: &str = "csi.storage.k8s.io/";
 
 /// Linux' PATH_MAX without the final NUL.
 const LONGEST_PATH: usize = 4095;

@@ -57,8 +57,7 @@ pub(super) async fn publish(
             if is_due {
                 turn += 1;
             }
-            let mut status = look(&engine, &node, &pool, &seen, turn).await?;
-            status.peer.clone_from(&peer);
+            let status = look(&engine, &node, &pool, peer.as_ref(), &seen, turn).await?;
             let is_known = written.as_ref();
             let is_known = is_known.is_some_and(|(before, _)| before.orphans == status.orphans);
             if is_due || !is_known {
@@ -78,6 +77,7 @@ async fn look(
     engine: &Engine,
     node: &Node,
     pool: &str,
+    peer: Option<&PoolPeer>,
     seen: &Seen,
     turn: usize,
 ) -> Result<PoolStatus, Error> {
@@ -105,7 +105,7 @@ async fn look(
             volumes: some(lonely_claims, turn),
             snapshots: some(lonely_snapshots, turn),
         },
-        peer: None,
+        peer: peer.cloned(),
     })
 }
 

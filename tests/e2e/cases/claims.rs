@@ -12,11 +12,9 @@ mod copies;
 mod life;
 mod removed;
 
-use std::time::Instant;
-
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, PATIENCE, eventually, feed, succeed};
+use crate::cluster::{Cluster, eventually, feed, succeed};
 use crate::env::{Env, items};
 
 pub(super) use copies::copies;
@@ -222,24 +220,6 @@ fn persistent_volume(env: &Env, claim: &str) -> Value {
 fn handle(volume: &Value) -> String {
     let handle = volume["spec"]["csi"]["volumeHandle"].as_str();
     handle.expect("a volume of a CSI driver").to_owned()
-}
-
-/// Waits for an event on a claim whose message has all of these words in it.
-fn claim_event(env: &Env, claim: &str, words: &[&str]) {
-    let about = format!(
-        "--field-selector=involvedObject.kind=PersistentVolumeClaim,involvedObject.name={claim}"
-    );
-    let watch = env.watch("events", &[&about]);
-    let deadline = Instant::now() + PATIENCE;
-    let mut heard = Vec::new();
-    while let Some(change) = watch.next(deadline) {
-        let message = change.object["message"].as_str().unwrap_or_default();
-        if words.iter().all(|word| message.contains(word)) {
-            return;
-        }
-        heard.push(message.to_owned());
-    }
-    panic!("no event on {claim} has {words:?} in it; there were {heard:#?}")
 }
 
 /// Objects that belong to no namespace, such as classes. They are deleted when this is dropped.

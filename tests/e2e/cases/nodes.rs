@@ -6,12 +6,11 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::time::Instant;
 
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-use crate::cluster::{Cluster, PATIENCE, eventually, succeed};
+use crate::cluster::{Cluster, eventually, succeed};
 use crate::env::{Env, condition, items};
 
 pub(super) use peers::peers;
@@ -43,14 +42,24 @@ spec:
 
 /// A pod that sees claims at `/claim-0` and so on, and runs a shell command.
 fn pod(name: &str, more: &str, claims: &[&str], command: &str) -> String {
+    let volumes = claims.iter().enumerate().map(|(number, claim)| {
+        let source = format!("persistentVolumeClaim: {{claimName: {claim}}}");
+        (format!("claim-{number}"), source)
+    });
+    pod_with(name, more, volumes, command)
+}
+
+/// A pod that sees each volume, a name and a source, at `/NAME`, and runs a shell command.
+fn pod_with(
+    name: &str,
+    more: &str,
+    all: impl IntoIterator<Item = (String, String)>,
+    command: &str,
+) -> String {
     let (mut mounts, mut volumes) = (String::new(), String::new());
-    for (number, claim) in claims.iter().enumerate() {
-        let volume = format!("name: claim-{number}");
-        let _ = writeln!(mounts, "    - {{{volume}, mountPath: /claim-{number}}}");
-        let _ = writeln!(
-            volumes,
-            "  - {{{volume}, persistentVolumeClaim: {{claimName: {claim}}}}}"
-        );
+    for (volume, source) in all {
+        let _ = writeln!(mounts, "    - {{name: {volume}, mountPath: /{volume}}}");
+        let _ = writeln!(volumes, "  - {{name: {volume}, {source}}}");
     }
     format!(
         "apiVersion: v1
@@ -134,22 +143,6 @@ fn no_claim_is_left(env: &Env) {
             node.in_pool("volumes").is_empty().then_some(())
         });
     }
-}
-
-/// Waits for an event on a claim whose message has all of these words in it.
-fn told_on_claim(env: &Env, claim: &str, words: &[&str]) {
-    let of = "involvedObject.kind=PersistentVolumeClaim,involvedObject.name";
-    let events = env.watch("events", &[&format!("--field-selector={of}={claim}")]);
-    let deadline = Instant::now() + PATIENCE;
-    let mut heard = Vec::new();
-    while let Some(event) = events.next(deadline) {
-        let message = event.object["message"].as_str().unwrap_or_default();
-        if words.iter().all(|word| message.contains(word)) {
-            return;
-        }
-        heard.push(message.to_owned());
-    }
-    panic!("no event on {claim} has {words:?} in it; there were {heard:#?}");
 }
 
 fn node_is_ready(env: &Env, node: &Cluster) {
@@ -242,8 +235,7 @@ pub(super) fn clone_in_the_other_class(env: &Env) {
     env.apply_text(
         &(claim("there", LATE, Some("source")) + &pod("there", &elsewhere, &["there"], read)),
     );
-    told_on_claim(
-        env,
+    env.claim_event(
         "there",
         &["node of its source, node-2", "volumeBindingMode: Immediate"],
     );
@@ -403,7 +395,7 @@ pub(super) fn deleted(env: &Env) {
             "was deleted from the cluster; it can be copied again",
         ),
     ] {
-        told_on_claim(env, claim, &[&node.name(), told]);
+        env.claim_event(claim, &[&node.name(), told]);
     }
 
     drop(off);

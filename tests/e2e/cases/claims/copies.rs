@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::{AT_ONCE, Controller, DRIVER, Extra, LATE, bound, claim, claim_event, class, pod, run};
+use super::{AT_ONCE, Controller, DRIVER, Extra, LATE, bound, claim, class, pod, run};
 use crate::cluster::{eventually, succeed};
 use crate::env::{Env, items};
 
@@ -103,7 +103,7 @@ fn while_pods_write(env: &Env) {
     clone(env, "copied", "live");
     clone(env, "refused", "base");
     bound(env, "copied");
-    claim_event(env, "refused", &["liveClone: copy"]);
+    env.claim_event("refused", &["liveClone: copy"]);
     env.delete("pod/writer");
 }
 

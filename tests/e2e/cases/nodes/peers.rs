@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{objects, only_on};
+use super::{ENDS, objects, only_on, pod_with};
 use crate::cluster::{Cluster, eventually, succeed};
 use crate::env::Env;
 
@@ -42,28 +42,16 @@ pub(in crate::cases) fn peers(env: &Env) {
     assert_eq!(counted(&one, "refused"), 0);
 }
 
-/// A pod with a task cache, on a node.
+/// A pod with a task cache at `/cache`, on a node.
 fn step(name: &str, node: &Cluster, command: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 0
-  {place}
-  containers:
-  - name: step
-    image: docker.io/library/busybox:1
-    command: [sh, -ceu, {command:?}]
-    volumeMounts: [{{name: cache, mountPath: /cache}}]
-  volumes:
-  - name: cache
-    csi:
-      driver: baggageclaim.csi.concourse-ci.org
-      volumeAttributes: {{type: task-cache, key: go}}
-",
-        place = only_on(node),
+    let source = "csi: {driver: baggageclaim.csi.concourse-ci.org, \
+                  volumeAttributes: {type: task-cache, key: go}}";
+    let more = format!("{ENDS}\n  {}", only_on(node));
+    pod_with(
+        name,
+        &more,
+        [("cache".to_owned(), source.to_owned())],
+        command,
     )
 }
 
