@@ -17,7 +17,7 @@ use super::debian::run;
 use super::facts::{Fact, Promised, Random};
 use super::init::tell;
 use super::job::{Report, Shaken};
-use super::work::{Ground, Place, Work};
+use super::work::{Ground, Place, Unproven, Work};
 
 const DEVICE: &str = "shaky";
 const AT: &str = "/tmp/disk";
@@ -166,11 +166,17 @@ pub(crate) fn shake(ground: Ground, shaken: Shaken, seed: u64) {
                 // Writes during the failure may still be reported as lost; after that everything
                 // works.
                 let mut tries = 0;
-                let mut prove = async || {
+                loop {
                     let proof = tokio::time::timeout(PATIENCE, work.prove());
-                    proof.await.expect("it fails rather than hangs")
-                };
-                while let Err(why) = prove().await {
+                    let why = match proof.await.expect("it fails rather than hangs") {
+                        Ok(()) => break,
+                        Err(Unproven::Refused(why)) => why,
+                        Err(Unproven::Degraded(why)) => {
+                            let restart = tokio::time::timeout(PATIENCE, work.restarted());
+                            work = restart.await.expect("it restarts rather than hangs");
+                            why
+                        }
+                    };
                     tries += 1;
                     tell(&Report::Said(format!("not well yet: {why}")));
                     assert!(tries < 12, "it does not work again: {why}");

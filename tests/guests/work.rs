@@ -133,6 +133,14 @@ enum Unfinished {
     Claim(Box<PersistentVolume>),
 }
 
+/// Why [`Work::prove`] failed.
+pub(crate) enum Unproven {
+    /// An operation was refused.
+    Refused(String),
+    /// The driver only unmounts until it is started again.
+    Degraded(String),
+}
+
 impl<'a> Work<'a> {
     pub(crate) async fn begin(place: &'a Place, note: &'a dyn Fn(Fact)) -> Self {
         let engine = place.open().await.expect("the engine opens");
@@ -182,33 +190,36 @@ impl<'a> Work<'a> {
     }
 
     /// Whether a step's output can be made, and is sealed.
-    pub(crate) async fn prove(&mut self) -> Result<(), String> {
+    pub(crate) async fn prove(&mut self) -> Result<(), Unproven> {
         self.number += 1;
         let name = format!("{OUTPUT}-{}-{}", self.place.seed, self.number);
         let made = match self.finish().await {
             Ok(()) => self.output().await,
             failed => failed,
         };
-        if let Err(error) = made {
-            if matches!(error, Error::Degraded(_)) {
-                self.restart().await;
-            }
-            return Err(error.to_string());
+        match made {
+            Ok(()) => {}
+            Err(error @ Error::Degraded(_)) => return Err(Unproven::Degraded(error.to_string())),
+            Err(error) => return Err(Unproven::Refused(error.to_string())),
         }
         self.settled().await;
         self.hear_of_seals();
         if self.outputs.contains(&name) {
             Ok(())
         } else {
-            Err(format!("{name} is not sealed"))
+            Err(Unproven::Refused(format!("{name} is not sealed")))
         }
     }
 
-    /// A degraded driver ends when the disk answers again, and kubelet starts it again.
-    async fn restart(&mut self) {
-        self.engine.needs_restart().await;
-        self.engine.shutdown().await;
-        self.engine = self.place.open().await.expect("the engine opens again");
+    /// A degraded driver ends when the disk answers again, and kubelet starts it again. The pool has
+    /// one owner at a time: the old engine is dropped before the new one opens it.
+    pub(crate) async fn restarted(self) -> Self {
+        let Self { place, engine, .. } = self;
+        engine.needs_restart().await;
+        engine.shutdown().await;
+        drop(engine);
+        let engine = place.open().await.expect("the engine opens again");
+        Self { engine, ..self }
     }
 
     /// Asks again for what was not answered with yes.
