@@ -419,6 +419,12 @@ pub enum Error {
          with --peer-listen"
     )]
     PeerAddress(SocketAddr),
+    /// The nodes cannot reach the catalog.
+    #[error(
+        "nodes cannot connect to {0}: give the controller's IP with --hub-address, and a port with \
+         --hub-listen"
+    )]
+    HubAddress(SocketAddr),
     /// The machine's name cannot be a node's.
     #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
     HostName(NodeIdError),

@@ -5,20 +5,21 @@
 //! conditional. Its state is in the API server, so it can be killed at any time.
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::k8s::claims::{Cluster, Setup};
+use crate::distribution::roster::Controller;
+use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
-use crate::{csi, http, k8s, node};
+use crate::{csi, http, hub, k8s, node};
 
 /// How a controller is set up.
 #[derive(Debug, Clone)]
@@ -35,8 +36,19 @@ pub struct Config {
     pub shared: Option<Url>,
     /// How long a Node object is missing before its node is given up.
     pub node_grace: Duration,
+    /// How the nodes reach the catalog, if it is served.
+    pub hub: Option<Hub>,
     /// How long the end may take.
     pub grace: Duration,
+}
+
+/// How the nodes reach the catalog.
+#[derive(Debug, Clone, Copy)]
+pub struct Hub {
+    /// The address that serves them.
+    pub listen: SocketAddr,
+    /// The IP address that they connect to; `None`: that of `listen`.
+    pub ip: Option<IpAddr>,
 }
 
 /// Why the controller does not run.
@@ -48,6 +60,9 @@ pub enum Error {
     /// The HTTP port cannot be served.
     #[error(transparent)]
     Http(#[from] http::Error),
+    /// The catalog cannot be served.
+    #[error(transparent)]
+    Hub(#[from] hub::ServeError),
     /// No thread for the collector.
     #[error("the collector of the shared tier cannot be started: {0}")]
     Collector(#[source] std::io::Error),
@@ -92,8 +107,14 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         leak_grace: config.leak_grace,
         node_grace: config.node_grace,
     };
-    let (cluster, work) = Cluster::new(client, setup);
+    let (cluster, work) = Cluster::new(client.clone(), setup);
+    let mut work = AbortOnDropHandle::new(tokio::spawn(work));
+    let hub = match config.hub {
+        Some(hub) => Some(open_hub(hub, &cluster).await?),
+        None => None,
+    };
     let figures = (cluster.clone(), collector.clone());
+    let catalog = hub.as_ref().map(|(hub, _)| hub.figures());
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
     let pages = http::Sources {
@@ -104,6 +125,9 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
             listed: listed.clone(),
             figures: Arc::new(move |registry: &mut Registry| {
                 figures.0.register(registry);
+                if let Some(catalog) = &catalog {
+                    catalog().register(registry);
+                }
                 if let Some(collector) = &figures.1 {
                     collector.register(registry);
                 }
@@ -120,15 +144,70 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     };
     let csi = csi::serve_controller(socket, rpcs, cluster.clone(), listed, drain.clone());
     let csi = AbortOnDropHandle::new(tokio::spawn(csi));
-    let mut work = AbortOnDropHandle::new(tokio::spawn(work));
+    let hub = begin_hub(hub, client, cluster.clone(), drain.clone());
     tokio::select! {
         () = drain.begun() => {}
         () = ready => {}
+        served = hub => served?,
         _ = &mut work => return Err(Error::Exited("watch over volumes")),
     }
     match drain.finish("CSI services", csi).await {
         None | Some(Ok(Ok(()))) => Ok(()),
         Some(Ok(Err(error))) => Err(error.into()),
         Some(Err(_)) => Err(Error::Exited("CSI services")),
+    }
+}
+
+/// Binds the address of the catalog. With what the nodes are told of it.
+async fn open_hub(
+    config: Hub,
+    cluster: &Arc<Cluster>,
+) -> Result<(hub::Hub, Controller), hub::ServeError> {
+    let members = Arc::new(ClusterMembers::new(Arc::clone(cluster)));
+    let hub = hub::Hub::open(config.listen, members).await?;
+    let ip = config.ip.unwrap_or(config.listen.ip());
+    let place = Controller {
+        address: SocketAddr::new(ip, config.listen.port()).to_string(),
+        key: hub.key(),
+    };
+    Ok((hub, place))
+}
+
+/// Has the catalog served in a task of its own, if there is one. The future ends when that fails.
+fn begin_hub(
+    hub: Option<(hub::Hub, Controller)>,
+    client: kube::Client,
+    cluster: Arc<Cluster>,
+    drain: Drain,
+) -> impl Future<Output = Result<(), Error>> {
+    let task = hub.map(|(hub, place)| {
+        let served = serve_hub(hub, place, client, cluster, drain);
+        AbortOnDropHandle::new(tokio::spawn(served))
+    });
+    async {
+        match task {
+            Some(task) => task.await.unwrap_or(Err(Error::Exited("catalog"))),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Serves the catalog, and tells the nodes where it is once the nodes are known.
+async fn serve_hub(
+    hub: hub::Hub,
+    place: Controller,
+    client: kube::Client,
+    cluster: Arc<Cluster>,
+    drain: Drain,
+) -> Result<(), Error> {
+    let began = SystemTime::now().duration_since(UNIX_EPOCH);
+    let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
+    let publish = async {
+        cluster.ready().await;
+        k8s::endpoint::publish(client, place, began).await;
+    };
+    tokio::select! {
+        served = hub.serve(drain) => Ok(served?),
+        () = publish => Ok(()),
     }
 }

@@ -22,10 +22,12 @@
 //! | [`backend`] | how copy-on-write is done on one pool |
 //! | [`store`] | what a pool remembers: index and records |
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
-//! | [`catalog`] | which nodes of a cluster have which content; pure, not connected yet |
+//! | [`catalog`] | which nodes of a cluster have which content; pure |
 //! | [`distribution`] | content between this node, its peers and the shared tier: fetched, uploaded, cleared |
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`api`] | the objects by which the controller and the nodes talk |
+//! | [`hub`] | what each node has, from the nodes to the controller, and questions about it |
+//! | [`link`] | connections between nodes: TLS with a key for each side |
 //! | [`peer`] | content straight from node to node: server and client |
 //! | [`kubelet`] | registration with kubelet |
 //! | [`http`] | health and metrics, for those who look after a node |
@@ -63,9 +65,11 @@ pub mod distribution;
 pub mod driver;
 pub mod engine;
 pub mod http;
+pub mod hub;
 pub mod k8s;
 pub mod kubelet;
 pub mod kubelet_double;
+pub mod link;
 pub mod model;
 pub mod node;
 pub mod peer;

@@ -20,7 +20,7 @@ use crate::engine::{Engine, Notice, Notices};
 use crate::kubelet::{self, Registration};
 use crate::model::NodeId;
 use crate::server::Drain;
-use crate::{driver, http, k8s, peer};
+use crate::{driver, http, hub, k8s, link, peer};
 
 /// How a node is set up.
 #[derive(Debug, Clone)]
@@ -51,37 +51,49 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// This node as a peer; what its `Pool` says of it; and the watch over the others. The key is
-    /// made for this run only: a `Pool` tells the others a new one as soon as a new address.
+    /// This node as a peer; and the watches over the others and the controller. The key is made for
+    /// this run only: a `Pool` tells the others a new one as soon as a new address.
     fn open(
         self,
         node: &NodeId,
         kubeconfig: Option<PathBuf>,
-    ) -> Result<
-        (
-            peer::Config,
-            PoolPeer,
-            impl Future<Output = ()> + Send + 'static,
-        ),
-        Error,
-    > {
-        let key = peer::Key::generate().map_err(|error| driver::Error::Peer(error.into()))?;
+    ) -> Result<(Peering, impl Future<Output = ()> + Send + 'static), Error> {
+        let key = link::Key::generate().map_err(|error| driver::Error::Peer(error.into()))?;
         let published = PoolPeer {
             address: self.address.to_string(),
             key: key.name().to_string(),
         };
+        let (controller, follow) = k8s::endpoint::watch(kubeconfig.clone());
         let (others, watch) = k8s::peers::Peers::new(node.clone(), csi::DRIVER_NAME, kubeconfig);
+        let catalog = hub::Node::new(node.clone(), key.clone(), controller);
         let config = peer::Config {
             listen: Some(self.listen),
             members: peer::Members::Given {
                 key,
                 roster: others.clone(),
                 access: others,
+                directory: Some(catalog.clone()),
             },
             bandwidth: self.bandwidth,
         };
-        Ok((config, published, watch))
+        let peering = Peering {
+            config,
+            published,
+            catalog,
+        };
+        let watches = async {
+            tokio::join!(watch, follow);
+        };
+        Ok((peering, watches))
     }
+}
+
+/// A node that is a peer of the others.
+struct Peering {
+    config: peer::Config,
+    /// What its `Pool` says of it.
+    published: PoolPeer,
+    catalog: Arc<hub::Node>,
 }
 
 /// Why the node does not run.
@@ -149,10 +161,11 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         .filter(|_| config.cluster)
         .map(|(kubernetes, _)| kubernetes.kubeconfig.clone());
     let id = driver.csi.node.clone();
-    let (mut published, mut _watch) = (None, None);
+    let (mut published, mut catalog, mut _watch) = (None, None, None);
     if let (Some(peers), Some(kubeconfig)) = (config.peers, &orders) {
-        let (config, pool, watch) = peers.open(&id, kubeconfig.clone())?;
-        (driver.peers, published) = (Some(config), Some(pool));
+        let (peering, watch) = peers.open(&id, kubeconfig.clone())?;
+        (published, catalog) = (Some(peering.published), Some(peering.catalog));
+        driver.peers = Some(peering.config);
         // It begins while the pool is opened, and ends with this function.
         _watch = Some(AbortOnDropHandle::new(tokio::spawn(watch)));
     }
@@ -164,6 +177,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
                 k8s::agent::run(kubeconfig, engine, node, published, drain.begun()).await;
             }
         };
+        let report = report(catalog, engine.clone(), &drain);
         let watch = async {
             if let Some(engine) = engine {
                 watch_pods(kubernetes, engine, &drain).await;
@@ -175,12 +189,22 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
                 () = drain.begun() => {}
             }
         };
-        tokio::join!(watch, agent, offer);
+        tokio::join!(watch, agent, report, offer);
     };
     // Until all else has ended, so that a probe sees that the driver is stopping.
     let _http = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
     driver::run(driver, drain, ready, role, shutdown).await?;
     Ok(())
+}
+
+/// Reports to the controller what this node has, until the drain begins.
+async fn report(catalog: Option<Arc<hub::Node>>, engine: Option<Engine>, drain: &Drain) {
+    if let (Some(catalog), Some(engine)) = (catalog, engine) {
+        tokio::select! {
+            () = catalog.run(engine) => {}
+            () = drain.begun() => {}
+        }
+    }
 }
 
 /// Watches pods in the API server and reports events on them, until the drain begins.

@@ -1,6 +1,6 @@
 //! The messages of the gRPC services, which `build.rs` generates from `proto/*.proto`.
 //!
-//! Only `csi`, `admin`, `peer`, `kubelet` and `kubelet_double` use them. Lower tiers do not, so
+//! Only `csi`, `admin`, `hub`, `peer`, `kubelet` and `kubelet_double` use them. Lower tiers do not, so
 //! that the engine can be read and tested without gRPC.
 
 /// The Container Storage Interface.
@@ -26,6 +26,19 @@ pub mod admin {
     )]
     pub mod v1 {
         tonic::include_proto!("baggageclaim.admin.v1");
+    }
+}
+
+/// Nodes and the controller of a cluster.
+pub mod hub {
+    /// Package `baggageclaim.hub.v1`.
+    #[allow(
+        missing_docs,
+        clippy::pedantic,
+        reason = "generated; documented in proto/hub.proto"
+    )]
+    pub mod v1 {
+        tonic::include_proto!("baggageclaim.hub.v1");
     }
 }
 

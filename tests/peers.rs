@@ -8,6 +8,7 @@
 //! | `identity` | wrong and unknown keys, content that a peer may not have |
 //! | `links` | a link that is cut at each of 100 offsets, holders that vanish or hang |
 //! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
+//! | `catalog` | a controller that knows which node has what, and is away for a while |
 //! | `drivers` | two standalone drivers; one of them is killed while it fetches |
 
 #![expect(
@@ -17,6 +18,8 @@
 
 mod common;
 
+#[path = "peers/catalog.rs"]
+mod catalog;
 #[path = "peers/drivers.rs"]
 mod drivers;
 #[path = "peers/identity.rs"]

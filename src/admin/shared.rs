@@ -63,6 +63,8 @@ pub(super) fn peers(metrics: &distribution::Metrics) -> Option<admin::Peers> {
         sent_bytes: figures.sent_bytes,
         refused: figures.refused,
         damaged: figures.damaged,
+        located: figures.located,
+        catalog: figures.connected,
     })
 }
 

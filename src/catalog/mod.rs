@@ -14,7 +14,7 @@
 //! - `apply`: what nodes say, and what follows from it.
 //! - `find`: the answer for a name.
 //! - `held`: questions that wait for another answer.
-//! - `name`: names and origins as digests. `packed`: an entry in few bytes.
+//! - `name`: names as digests. `packed`: an entry in few bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ mod packed;
 pub use apply::{Changes, Hello, Report, Supersede};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use held::Held;
-pub use name::{NameHash, origin};
+pub use name::NameHash;
 
 /// How long entries stay when their node's stream is lost.
 pub const KEEP: Duration = Duration::from_secs(120);
@@ -78,8 +78,9 @@ pub enum State {
 pub struct Version {
     /// When it was committed, in the cluster's time. A node gives each stamp once.
     pub stamp: Timestamp,
-    /// The node that made it ([`origin`]): decides between two commits of one millisecond.
-    pub origin: u32,
+    /// Decides between two commits of one millisecond: the first 32 bits of the artifact's id, which
+    /// all copies share.
+    pub tie: u32,
 }
 
 /// A name on a node. A node reports one entry for a name: its content, else what is coming.

@@ -30,13 +30,6 @@ impl NameHash {
     }
 }
 
-/// The number of a node in versions: the first 4 bytes of the SHA-256 of its name.
-#[must_use]
-pub fn origin(node: &str) -> u32 {
-    let digest: [u8; 32] = Sha256::digest(node).into();
-    u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -29,7 +29,7 @@ impl Key {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packed {
     stamp: [u8; 6],
-    origin: [u8; 4],
+    tie: [u8; 4],
     bytes: [u8; 6],
     fence: [u8; 6],
     layers: [u8; 2],
@@ -49,7 +49,7 @@ impl Packed {
         };
         Self {
             stamp: pack(entry.version.stamp.0),
-            origin: entry.version.origin.to_be_bytes(),
+            tie: entry.version.tie.to_be_bytes(),
             bytes: pack(entry.bytes),
             fence: pack(entry.fence),
             layers: entry.layers.to_be_bytes(),
@@ -72,7 +72,7 @@ impl Packed {
             },
             version: Version {
                 stamp: Timestamp(unpack(self.stamp)),
-                origin: u32::from_be_bytes(self.origin),
+                tie: u32::from_be_bytes(self.tie),
             },
             bytes: unpack(self.bytes),
             layers: u16::from_be_bytes(self.layers),
@@ -111,7 +111,7 @@ mod tests {
                 state,
                 version: Version {
                     stamp: Timestamp(1_795_400_000_123),
-                    origin: 0xdead_beef,
+                    tie: 0xdead_beef,
                 },
                 bytes: (1 << 48) - 1,
                 layers: u16::MAX,

@@ -19,7 +19,7 @@ pub(super) fn entry(text: &str, state: State, stamp: u64) -> Entry {
         state,
         version: Version {
             stamp: Timestamp(stamp),
-            origin: 1,
+            tie: 1,
         },
         bytes: 100,
         layers: 2,

@@ -25,7 +25,7 @@ use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
 use crate::sys::printable;
-use crate::{admin as socket, api, controller, driver, node, peer, standalone, telemetry};
+use crate::{admin as socket, api, controller, driver, link, node, standalone, telemetry};
 
 /// Exit code: the verb failed.
 const FAILED: u8 = 1;
@@ -97,7 +97,7 @@ pub(super) enum Failure {
     #[error(transparent)]
     Shared(#[from] shared::Failure),
     #[error(transparent)]
-    PeerKey(#[from] peer::KeyError),
+    PeerKey(#[from] link::KeyError),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -352,7 +352,7 @@ pub(super) fn only<'a>(found: &[Thing<'a>], what: &str) -> Result<Thing<'a>, Fai
 
 /// Prints a shell's completions.
 fn peer_key(flags: &config::PeerKey) -> Done {
-    let key = peer::Key::open(&flags.peer_key)?;
+    let key = link::Key::open(&flags.peer_key)?;
     print(|to| writeln!(to, "{}", key.name()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -95,6 +95,8 @@ fn peers(peers: &admin::Peers) -> Value {
         "sentBytes": peers.sent_bytes,
         "refused": peers.refused,
         "damaged": peers.damaged,
+        "located": peers.located,
+        "catalog": peers.catalog,
     })
 }
 
@@ -114,6 +116,7 @@ fn peers_lines(peers: &admin::Peers) -> Vec<(&'static str, String)> {
         ("to peers", bytes(peers.sent_bytes)),
     ];
     for (what, count) in [
+        ("located", peers.located),
         ("unanswered", peers.questions_failed),
         ("refused", peers.refused),
         ("damage found", peers.damaged),

@@ -1,6 +1,7 @@
 //! The flags of the controller plugin, and the settings that they mean. All other flags are in
 //! `config`.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -44,6 +45,13 @@ pub struct Controller {
     /// URL is that of the nodes; the identity needs the right to delete objects [default: no tier]
     #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]
     pub shared: Option<String>,
+    /// Serve the catalog to the nodes at this ADDRESS:PORT, such as [::]:9809: which node has which
+    /// content. The nodes find it by the ConfigMap baggageclaim-controller [default: no catalog]
+    #[arg(long, value_name = "ADDR", env = "BAGGAGECLAIM_HUB_LISTEN")]
+    pub hub_listen: Option<SocketAddr>,
+    /// The IP address that nodes connect to [default: that of `--hub-listen`]
+    #[arg(long, value_name = "IP", env = "BAGGAGECLAIM_HUB_ADDRESS")]
+    pub hub_address: Option<IpAddr>,
     /// How long shutdown may take, to answer running calls
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s",
         value_parser = parse_duration)]
@@ -56,7 +64,18 @@ pub struct Controller {
 impl Controller {
     /// The flags as what runs takes them.
     pub fn resolve(self) -> Result<controller::Config, Error> {
+        let hub = self.hub_listen.map(|listen| controller::Hub {
+            listen,
+            ip: self.hub_address,
+        });
+        if let Some(hub) = &hub {
+            let address = SocketAddr::new(hub.ip.unwrap_or(hub.listen.ip()), hub.listen.port());
+            if address.ip().is_unspecified() || address.port() == 0 {
+                return Err(Error::HubAddress(address));
+            }
+        }
         Ok(controller::Config {
+            hub,
             socket: self.socket,
             http: self.http.0,
             kubeconfig: self.api_server.kubeconfig(),

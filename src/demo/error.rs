@@ -42,7 +42,7 @@ pub(super) enum Error {
         status: Box<Status>,
     },
     #[error(transparent)]
-    PeerKey(#[from] baggageclaim::peer::KeyError),
+    PeerKey(#[from] baggageclaim::link::KeyError),
     #[error("content does not reach the shared tier: {0}")]
     NotShared(String),
     #[error("{failed} of {all} claims were not proved")]

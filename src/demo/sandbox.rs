@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal};
 
 use super::step::run_program;
 use super::{Error, Filesystem, Options};
-use baggageclaim::peer::Key;
+use baggageclaim::link::Key;
 
 /// The nodes that are peers.
 const FIRST: &str = "node-1";

@@ -14,6 +14,7 @@ use super::fetch::{Fetched, Fetcher};
 use super::flight::Flights;
 use super::health::say;
 use super::offered::Offered;
+use super::peers::Patience;
 use super::queue::Queue;
 use super::search::{self, search};
 use crate::engine::notice::What;
@@ -24,6 +25,8 @@ use crate::model::{Commit, Name, Pod, Reference, VolumeKind};
 /// twentieth of the time waited so far.
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(2);
+/// A question that took longer was held by the controller until something changed.
+const HELD: Duration = Duration::from_millis(500);
 
 /// Brings content.
 #[derive(Debug)]
@@ -215,7 +218,16 @@ impl Bringer {
                 nothing()
             } else {
                 let here = here.map(|here| here.artifact);
-                search(&self.context, &self.asker, &name, &request.pod, here, until).await
+                search(
+                    &self.context,
+                    &self.asker,
+                    &name,
+                    &request.pod,
+                    here,
+                    until,
+                    Patience::Now,
+                )
+                .await
             };
             Candidate {
                 name,
@@ -322,6 +334,7 @@ impl Bringer {
             if Instant::now() >= until || self.context.is_stopping() {
                 return self.gives_up(name.reference, state, began);
             }
+            let asked = Instant::now();
             let round = self.round(&name, &request.pod, pause);
             if let Ok(answer) = timeout_at(until, round).await {
                 state = self.state_of(&answer);
@@ -350,7 +363,11 @@ impl Bringer {
                     self.say_waiting(request, &name, &state);
                 }
             }
-            pause = (began.elapsed() / 20).clamp(FIRST, LONGEST);
+            // A question that the controller has held for a while needs no pause after it.
+            let is_told = self.context.peers.as_ref().is_some_and(|it| it.is_told());
+            let was_held = is_told && asked.elapsed() >= pause + HELD;
+            let longest = if was_held { FIRST } else { LONGEST };
+            pause = (began.elapsed() / 20).clamp(FIRST, longest);
         }
     }
 
@@ -383,7 +400,7 @@ impl Bringer {
                         Some(_) => settings.ask,
                     };
                     let until = Instant::now() + limit;
-                    search(&context, &asker, &name, &pod, None, until).await
+                    search(&context, &asker, &name, &pod, None, until, Patience::Waits).await
                 }
             });
         found.answer().await.unwrap_or_else(nothing).answer

@@ -14,13 +14,31 @@ use crate::shared::{Found, Source};
 
 /// The other nodes. `peer` knows where they are and how they are asked.
 pub trait Peers: fmt::Debug + Send + Sync {
-    /// Asks all peers at once what they have under a name, for a pod. The channel has an answer of
-    /// each one that has content, as it comes, and closes when all have answered or the time is
-    /// over.
-    fn find(&self, name: &Name, pod: &Pod, within: Duration) -> mpsc::Receiver<Holding>;
+    /// Asks the peers that may have it for what they have under a name, for a pod. The channel has
+    /// an answer of each one that has content, as it comes, and closes when all have answered or
+    /// the time is over.
+    fn find(
+        &self,
+        name: &Name,
+        pod: &Pod,
+        within: Duration,
+        patience: Patience,
+    ) -> mpsc::Receiver<Holding>;
+
+    /// Whether a question with [`Patience::Waits`] is answered as soon as there is content.
+    fn is_told(&self) -> bool;
 
     /// The counters.
     fn figures(&self) -> PeerFigures;
+}
+
+/// What a question does if there is no content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// It ends.
+    Now,
+    /// It waits for content, as long as it may.
+    Waits,
 }
 
 /// Content that a peer has.
@@ -55,6 +73,10 @@ pub struct PeerFigures {
     pub questions_failed: u64,
     /// Bytes that came from peers, as they travelled.
     pub received_bytes: u64,
+    /// Names whose place the controller told.
+    pub located: u64,
+    /// Whether the controller can be asked.
+    pub connected: bool,
     /// Artifacts that peers were given an answer about.
     pub offered: u64,
     /// Streams of tables and content that were sent to peers.

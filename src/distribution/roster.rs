@@ -1,7 +1,10 @@
-//! Who the peers are and what each may read: two traits, without an implementation. `peer` has the
-//! file of a standalone driver, `k8s` has the API server.
+//! Who the peers are, what each may read, and which of them have content: traits without an
+//! implementation. `peer` has the file of a standalone driver, `k8s` has the API server, and `hub`
+//! has the catalog of the controller.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -55,4 +58,46 @@ pub enum Refusal {
 pub trait Access: fmt::Debug + Send + Sync {
     /// Whether this peer may have this content now.
     async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal>;
+}
+
+/// Which nodes have the content of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Located {
+    /// Not known: any peer may have it.
+    Unknown,
+    /// No peer has it now.
+    Nothing,
+    /// These peers have it, the best one first.
+    At(Vec<NodeId>),
+}
+
+/// The catalog of the cluster, as a node asks it.
+#[async_trait]
+pub trait Directory: fmt::Debug + Send + Sync {
+    /// Whether it can be asked now.
+    fn is_connected(&self) -> bool;
+
+    /// Which nodes have the content of a name. Without content it waits so long for some.
+    async fn locate(&self, name: &Name, wait: Duration) -> Located;
+}
+
+/// Where the controller of a cluster is, and how it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Controller {
+    /// IP:PORT.
+    pub address: String,
+    /// The SHA-256 of its public key.
+    pub key: Sha256,
+}
+
+/// The nodes of a cluster, as its controller knows them.
+pub trait Members: fmt::Debug + Send + Sync {
+    /// The name of the node that has this key.
+    fn named(&self, key: &Sha256) -> Option<NodeId>;
+
+    /// The zone of a node; empty: unknown.
+    fn zone(&self, node: &NodeId) -> String;
+
+    /// The nodes that report what they have; `None`: not known yet.
+    fn expected(&self) -> Option<BTreeSet<String>>;
 }

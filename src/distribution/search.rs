@@ -10,7 +10,7 @@ use super::ask::{Answer, Asker, Detail};
 use super::context::Context;
 use super::decide::There;
 use super::offered::Offered;
-use super::peers::{Candidate, Choice, Holding, choose};
+use super::peers::{Candidate, Choice, Holding, Patience, choose};
 use crate::model::{ArtifactId, Name, Pod};
 
 /// What a search found.
@@ -27,7 +27,8 @@ fn unasked() -> Answer {
 }
 
 /// Asks about a name until `until`. `here`: the content on this node that has the name. With some,
-/// no peer is asked: a peer must not delay a pod whose content is here.
+/// no peer is asked: a peer must not delay a pod whose content is here. `patience`: what peers do if
+/// there is no content.
 pub(super) async fn search(
     context: &Context,
     asker: &Arc<Asker>,
@@ -35,6 +36,7 @@ pub(super) async fn search(
     pod: &Pod,
     here: Option<ArtifactId>,
     until: Instant,
+    patience: Patience,
 ) -> Found {
     let ask = asker.ask(name, Detail::Manifest(here));
     let peers = context.peers.as_ref().filter(|_| here.is_none());
@@ -45,7 +47,7 @@ pub(super) async fn search(
     };
     let within = until.saturating_duration_since(Instant::now());
     let mut holdings: Vec<Holding> = Vec::new();
-    let mut answers = peers.find(name, pod, within.min(context.settings.ask));
+    let mut answers = peers.find(name, pod, within.min(context.settings.ask), patience);
     let mut ask = pin!(ask);
     let (mut tier, mut asked_all, mut until) = (None, false, until);
     // Once there is content, the others have only a moment left.

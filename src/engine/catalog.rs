@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::artifacts::{Artifacts, Sealed};
 use super::multiset::Multiset;
+use super::name_changes::NameChanges;
 use crate::model::{
     Artifact, ArtifactId, LayerId, Name, Sha256, Sharing, Timestamp, Usage, VolumeRecord,
 };
@@ -28,6 +29,7 @@ pub(super) struct Catalog {
     used: HashMap<ArtifactId, Timestamp>,
     /// Artifacts that are being exported.
     exported: Multiset<ArtifactId>,
+    changes: NameChanges,
 }
 
 impl Catalog {
@@ -81,6 +83,14 @@ impl Catalog {
 
     pub(super) fn set_durable(&mut self, id: &ArtifactId, durable: bool) {
         self.artifacts.set_durable(id, durable);
+        if let Some(sealed) = self.artifacts.get(id) {
+            self.changes.note(&sealed.artifact.name());
+        }
+    }
+
+    /// The names whose content changed.
+    pub(super) fn changes(&mut self) -> &mut NameChanges {
+        &mut self.changes
     }
 
     /// Notes the digest of an artifact's content; the artifact, if that is news.

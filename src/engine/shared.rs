@@ -181,6 +181,11 @@ impl Inner {
         self.clock.now()
     }
 
+    /// How far the cluster's time is ahead of this machine's, in milliseconds.
+    pub(super) fn set_clock_offset(&self, milliseconds: i64) {
+        self.clock.set_offset(milliseconds);
+    }
+
     /// A remembered time: the clock goes on after it.
     pub(super) fn saw(&self, time: Timestamp) {
         self.clock.seen(time);

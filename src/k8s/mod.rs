@@ -12,6 +12,7 @@
 //! | `events` | the engine's notices as events on pods |
 //! | `client` | the client of the API server |
 //! | `agent` | the controller's orders for this node's persistent volumes, carried out |
+//! | `endpoint` | where the controller is: published by it, watched by the nodes |
 //! | `peers` | the other nodes as peers, and the rights of each |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //!
@@ -21,6 +22,7 @@
 pub mod agent;
 pub mod claims;
 mod client;
+pub mod endpoint;
 mod events;
 mod outcomes;
 pub mod peers;

@@ -96,7 +96,7 @@ async fn watch(client: Client, writer: Writer<Pool>) {
 }
 
 /// What a node published, if it can be used.
-fn published(pool: &Pool) -> Option<Peer> {
+pub(super) fn published(pool: &Pool) -> Option<Peer> {
     let peer = pool.status.as_ref()?.peer.as_ref()?;
     Some(Peer {
         name: NodeId::new(pool.metadata.name.as_deref()?).ok()?,

@@ -8,23 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tokio_rustls::TlsConnector;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use super::counters::{Counters, add};
-use super::key::Key;
-use super::{messages, tls};
+use super::messages;
 use crate::archive::toc::{Table, Want};
-use crate::distribution::roster::{Peer, Roster};
-use crate::distribution::{Holding, PeerFigures, Peers};
+use crate::distribution::roster::{Directory, Located, Peer, Roster};
+use crate::distribution::{Holding, Patience, PeerFigures, Peers};
+use crate::link::{Key, connect};
 use crate::model::{ArtifactId, Name, NodeId, Pod, Reference, Sha256, Tenant};
 use crate::proto::peer::v1 as wire;
 use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
@@ -32,20 +28,16 @@ use wire::get_artifact_response::State;
 use wire::get_layer_request::Part;
 use wire::peer_client::PeerClient;
 
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(2);
-/// How often an open connection is tried, and how long its answer may take.
-const ALIVE: Duration = Duration::from_secs(10);
-const ANSWER: Duration = Duration::from_secs(5);
 /// How long a peer may send nothing before the next one takes its place.
 const SILENT: Duration = Duration::from_secs(5);
 /// How long a peer that did not answer in time is not asked again.
 const AWAY: Duration = Duration::from_secs(5);
+/// How many answers wait for the pod that asked.
+const HOLDINGS: usize = 16;
+/// The least time that a peer has to answer, however long its place was looked for.
+const TO_ANSWER: Duration = Duration::from_secs(1);
 /// The pause before a peer whose content is coming is asked again.
 const COMING: Duration = Duration::from_millis(50);
-/// HTTP/2's windows: what may travel before it is taken.
-const STREAM: u32 = 4 << 20;
-const CONNECTION: u32 = 16 << 20;
 /// How many artifacts that a peer had damaged are remembered.
 const REMEMBERED: usize = 4096;
 
@@ -54,6 +46,8 @@ const REMEMBERED: usize = 4096;
 pub(super) struct Client {
     key: Key,
     roster: Arc<dyn Roster>,
+    /// Which of the peers have content, if something knows that.
+    directory: Option<Arc<dyn Directory>>,
     counters: Arc<Counters>,
     runtime: Handle,
     /// By key and address: a peer that moved gets a new connection.
@@ -77,13 +71,64 @@ struct Node {
 
 impl Client {
     /// Must be called in a tokio runtime.
-    pub(super) fn new(key: Key, roster: Arc<dyn Roster>, counters: Arc<Counters>) -> Self {
-        Self {
+    pub(super) fn new(
+        key: Key,
+        roster: Arc<dyn Roster>,
+        directory: Option<Arc<dyn Directory>>,
+        counters: Arc<Counters>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             key,
             roster,
+            directory,
             counters,
             runtime: Handle::current(),
             nodes: Mutex::default(),
+        })
+    }
+
+    /// The peers that may have the content of a name, the best one first.
+    async fn holders(&self, name: &Name, wait: Duration) -> Vec<Peer> {
+        let located = match &self.directory {
+            Some(directory) => directory.locate(name, wait).await,
+            None => Located::Unknown,
+        };
+        if located != Located::Unknown {
+            add(&self.counters.located, 1);
+        }
+        let mut peers = self.roster.peers(&name.tenant);
+        match located {
+            Located::Unknown => peers,
+            Located::Nothing => Vec::new(),
+            Located::At(holders) => {
+                let place = |peer: &Peer| holders.iter().position(|node| *node == peer.name);
+                peers.retain(|peer| place(peer).is_some());
+                peers.sort_by_key(place);
+                peers
+            }
+        }
+    }
+
+    /// Asks peers at once, and sends the answers of those that have content.
+    fn ask(&self, peers: Vec<Peer>, asked: &Question, until: Instant) {
+        for (rank, peer) in peers.into_iter().enumerate() {
+            let node = match self.node(&peer) {
+                Ok(node) => node,
+                Err(error) => {
+                    tracing::error!(peer = peer.name.as_str(), %error, "a peer cannot be asked");
+                    continue;
+                }
+            };
+            let asked = asked.clone();
+            // It ends by itself, so that a peer that hangs is known as such.
+            self.runtime.spawn(async move {
+                let Question { name, pod, sender } = &asked;
+                if let Some(mut holding) = node.ask(name, pod, until, sender).await {
+                    holding.rank = rank;
+                    // Without a receiver the answer came too late.
+                    let _late = sender.send(holding).await;
+                }
+            });
         }
     }
 
@@ -108,63 +153,62 @@ impl Client {
     }
 }
 
-/// A connection to the holder of a key, which is made by its first call, and again after it was
-/// lost. Must be called in a tokio runtime, or by a thread that has entered one.
-pub fn connect(key: &Key, pinned: Sha256, address: String) -> Result<Channel, rustls::Error> {
-    let connector = TlsConnector::from(tls::client(key, pinned)?);
-    let dial = tower::service_fn(move |_: Uri| {
-        let (address, connector) = (address.clone(), connector.clone());
-        async move {
-            let dialled = async {
-                let stream = TcpStream::connect(&address).await?;
-                stream.set_nodelay(true)?;
-                // It is neither sent nor compared.
-                let name = ServerName::try_from("peer").map_err(io::Error::other)?;
-                connector.connect(name, stream).await
-            };
-            let dialled = timeout(CONNECT, dialled).await;
-            let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-            dialled.map_err(late)?.map(TokioIo::new)
-        }
-    });
-    let channel = Endpoint::from_static("http://peer")
-        .initial_stream_window_size(STREAM)
-        .initial_connection_window_size(CONNECTION)
-        .http2_keep_alive_interval(ALIVE)
-        .keep_alive_timeout(ANSWER)
-        .keep_alive_while_idle(true)
-        .connect_with_connector_lazy(dial);
-    Ok(channel)
+/// A question about a name for a pod, and where the answers go.
+#[derive(Debug, Clone)]
+struct Question {
+    name: Name,
+    pod: Pod,
+    sender: mpsc::Sender<Holding>,
 }
 
-impl Peers for Client {
-    fn find(&self, name: &Name, pod: &Pod, within: Duration) -> mpsc::Receiver<Holding> {
-        let peers = self.roster.peers(&name.tenant);
-        let (sender, holdings) = mpsc::channel(peers.len().max(1));
-        for (rank, peer) in peers.into_iter().enumerate() {
-            let node = match self.node(&peer) {
-                Ok(node) => node,
-                Err(error) => {
-                    tracing::error!(peer = peer.name.as_str(), %error, "a peer cannot be asked");
-                    continue;
-                }
+/// The peers of this node, as the distribution asks them.
+#[derive(Debug)]
+pub(super) struct Asking(pub(super) Arc<Client>);
+
+impl Peers for Asking {
+    fn find(
+        &self,
+        name: &Name,
+        pod: &Pod,
+        within: Duration,
+        patience: Patience,
+    ) -> mpsc::Receiver<Holding> {
+        let (sender, holdings) = mpsc::channel(HOLDINGS);
+        let asked = Question {
+            name: name.clone(),
+            pod: pod.clone(),
+            sender,
+        };
+        let client = Arc::clone(&self.0);
+        self.0.runtime.spawn(async move {
+            let until = Instant::now() + within;
+            let wait = match patience {
+                Patience::Waits => within,
+                Patience::Now => Duration::ZERO,
             };
-            let (name, pod, sender) = (name.clone(), pod.clone(), sender.clone());
-            // It ends by itself, so that a peer that hangs is known as such.
-            self.runtime.spawn(async move {
-                let until = Instant::now() + within;
-                if let Some(mut holding) = node.ask(&name, &pod, until, &sender).await {
-                    holding.rank = rank;
-                    // Without a receiver the answer came too late.
-                    let _late = sender.send(holding).await;
-                }
-            });
-        }
+            let holders = client.holders(&asked.name, wait);
+            // A controller that hangs leaves time to ask all peers.
+            let limit = if wait.is_zero() { within / 2 } else { within };
+            let peers = match timeout(limit, holders).await {
+                Ok(peers) => peers,
+                Err(_) => client.roster.peers(&asked.name.tenant),
+            };
+            client.ask(peers, &asked, until.max(Instant::now() + TO_ANSWER));
+        });
         holdings
     }
 
+    fn is_told(&self) -> bool {
+        let directory = self.0.directory.as_ref();
+        directory.is_some_and(|directory| directory.is_connected())
+    }
+
     fn figures(&self) -> PeerFigures {
-        self.counters.figures(self.roster.count())
+        let client = &self.0;
+        PeerFigures {
+            connected: self.is_told(),
+            ..client.counters.figures(client.roster.count())
+        }
     }
 }
 

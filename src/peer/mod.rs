@@ -13,13 +13,10 @@
 
 mod client;
 mod counters;
-mod key;
 mod lease;
-mod link;
 mod list;
 mod messages;
 mod serve;
-mod tls;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -28,19 +25,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::ReceiverStream;
 
-pub use client::connect;
-pub use key::{Key, KeyError, name_of};
 pub use list::{ListError, PeerList};
 
-pub use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
+pub use crate::distribution::roster::{Access, Asked, Directory, Peer, Refusal, Roster};
 
 use crate::distribution::{Pace, Peers};
 use crate::engine::Engine;
+use crate::link::{self, Key, KeyError};
 use crate::proto::peer::v1::peer_server::PeerServer;
 use crate::server::Drain;
-use client::Client;
+use client::{Asking, Client};
 use counters::Counters;
 
 /// The largest request: a list of wants.
@@ -80,6 +75,8 @@ pub enum Members {
         roster: Arc<dyn Roster>,
         /// What each may read.
         access: Arc<dyn Access>,
+        /// Which of them have content, if something knows that.
+        directory: Option<Arc<dyn Directory>>,
     },
 }
 
@@ -114,6 +111,7 @@ pub struct Node {
     key: Key,
     roster: Arc<dyn Roster>,
     access: Arc<dyn Access>,
+    directory: Option<Arc<dyn Directory>>,
     bandwidth: Option<NonZeroU64>,
     listener: Option<TcpListener>,
     counters: Arc<Counters>,
@@ -140,7 +138,11 @@ impl Node {
                 key,
                 roster,
                 access,
-            } => Self::new(key, roster, access, listener, bandwidth),
+                directory,
+            } => Self {
+                directory,
+                ..Self::new(key, roster, access, listener, bandwidth)
+            },
         })
     }
 
@@ -157,10 +159,18 @@ impl Node {
             key,
             roster,
             access,
+            directory: None,
             bandwidth,
             listener,
             counters: Arc::default(),
         }
+    }
+
+    /// The same, which asks only the peers that this names.
+    #[must_use]
+    pub fn with_directory(mut self, directory: Arc<dyn Directory>) -> Self {
+        self.directory = Some(directory);
+        self
     }
 
     /// The address that is served.
@@ -173,13 +183,14 @@ impl Node {
     #[must_use]
     pub fn peers(&self) -> Arc<dyn Peers> {
         let (key, roster) = (self.key.clone(), Arc::clone(&self.roster));
-        Arc::new(Client::new(key, roster, Arc::clone(&self.counters)))
+        let directory = self.directory.clone();
+        let client = Client::new(key, roster, directory, Arc::clone(&self.counters));
+        Arc::new(Asking(client))
     }
 
     /// Serves peers until the services close. The streams that run then are cut: the peers ask the
     /// next holder.
     pub async fn serve(self, engine: Engine, drain: Drain) -> Result<(), Error> {
-        let tls = tls::server(&self.key)?;
         let Some(listener) = self.listener else {
             drain.closing().await;
             return Ok(());
@@ -187,12 +198,9 @@ impl Node {
         if let Ok(address) = listener.local_addr() {
             tracing::info!(%address, key = %self.key.name(), "serving peers");
         }
-        let links = ReceiverStream::new(link::accept(
-            listener,
-            tls,
-            Arc::clone(&self.roster),
-            drain.clone(),
-        ));
+        let roster = Arc::clone(&self.roster);
+        let is_known: link::IsKnown = Arc::new(move |key| roster.named(key).is_some());
+        let links = link::accept(&self.key, listener, is_known, drain.clone())?;
         let service = serve::Service::new(
             engine,
             self.roster,

@@ -16,12 +16,12 @@ use tonic::{Request, Response, Status};
 
 use super::counters::{Counters, add};
 use super::lease::Leases;
-use super::link::Who;
 use super::messages;
 use crate::archive::toc::Want;
 use crate::distribution::Pace;
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};
 use crate::engine::{Engine, OpenArtifact};
+use crate::link::Who;
 use crate::model::{ArtifactId, NodeId, Sha256};
 use crate::proto::peer::v1 as wire;
 use crate::server::Drain;

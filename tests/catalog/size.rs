@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use baggageclaim::catalog::{
-    Asked, Catalog, Entry, Held, Hello, Kind, NameHash, Report, SessionId, State, Version, origin,
+    Asked, Catalog, Entry, Held, Hello, Kind, NameHash, Report, SessionId, State, Version,
 };
 use baggageclaim::model::{Fences, Name, Timestamp};
 
@@ -34,14 +34,14 @@ fn hash(random: &mut Random) -> NameHash {
     NameHash(name)
 }
 
-fn entry(name: NameHash, stamp: u64, origin: u32) -> Entry {
+fn entry(name: NameHash, stamp: u64, tie: u32) -> Entry {
     Entry {
         name,
         kind: Kind::TaskCache,
         state: State::Durable,
         version: Version {
             stamp: Timestamp(stamp),
-            origin,
+            tie,
         },
         bytes: 734_003_200,
         layers: 3,
@@ -116,10 +116,10 @@ impl Cluster {
             next: 0,
             finds: Vec::new(),
         };
-        for node in &names {
+        for (index, node) in names.iter().enumerate() {
             let put: Vec<u64> = (cluster.next..).take(1_000).collect();
             cluster.next += 1_000;
-            let from = origin(node);
+            let from = u32::try_from(index).expect("few nodes");
             let entries = put
                 .iter()
                 .map(|n| entry(NameHash::of(&key(*n)), BEGAN - n, from));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use baggageclaim::api::Pool;
 use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions};
-use baggageclaim::peer::{Key, connect};
+use baggageclaim::link::{Key, connect};
 use baggageclaim::proto::peer::v1 as wire;
 use kube::Api;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use wire::peer_client::PeerClient;
 
 use crate::common::{Fs, require_lab};
-use crate::driver::{Process, kubelet, node_with};
+use crate::driver::{Process, controller_with, kubelet, node_with};
 use crate::eventually;
 use crate::plane::{ControlPlane, free_port};
 
@@ -117,6 +117,77 @@ async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
     };
     let answer = PeerClient::new(channel).get_artifact(request).await;
     answer.map(drop)
+}
+
+/// The controller with its catalog, at an address that it keeps.
+fn hub(plane: &ControlPlane) -> Process {
+    let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: baggageclaim-controller, \
+               namespace: default}}";
+    plane.apply("hub", map);
+    let listen = format!("--hub-listen=127.0.0.1:{}", free_port());
+    controller_with(plane, &[&listen])
+}
+
+/// Waits until a node has a stream to the controller, or has none.
+async fn is_told(pool: &Path, expected: bool) {
+    eventually(
+        "the node has a stream to the controller, or none",
+        async || figures(pool)["catalog"] == expected,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    plane.kubectl(&["create", "namespace", "ci"]);
+    for number in 1..=3 {
+        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
+        plane.apply(&format!("node-{number}"), &node);
+    }
+    let mut controller = hub(&plane);
+    let pools = [lab.dir("one"), lab.dir("two"), lab.dir("three")];
+    let one = peer(&plane, "node-1", &pools[0]);
+    let two = peer(&plane, "node-2", &pools[1]);
+    let _three = peer(&plane, "node-3", &pools[2]);
+    let kubelet_one = kubelet(&plane, "node-1", &one).await;
+    let kubelet_two = kubelet(&plane, "node-2", &two).await;
+    for pool in &pools {
+        knows(pool, 2).await;
+        is_told(pool, true).await;
+    }
+    make(&plane, &kubelet_one, &pools[0]).await;
+
+    // Node 2 asks node 1 alone.
+    let uid = object(&plane, "ci", "cache-two", "node-2", CACHE);
+    let reader = kubelet_two.pod_with_uid("ci", "cache-two", uid);
+    let target = publish(&reader, &READ).await;
+    let text = fs::read_to_string(target.join("text"));
+    assert_eq!(text.expect("it came"), "cache", "{}", two.tail());
+    unpublish(&reader).await;
+    assert_eq!(figures(&pools[1])["questions"], 1, "{}", two.tail());
+    assert_eq!(figures(&pools[1])["located"], 1);
+
+    // Without a controller it asks both.
+    controller.kill();
+    is_told(&pools[1], false).await;
+    let uid = object(&plane, "ci", "input-two", "node-2", INPUT);
+    let reader = kubelet_two.pod_with_uid("ci", "input-two", uid);
+    let target = publish(&reader, &READ_INPUT).await;
+    let text = fs::read_to_string(target.join("text"));
+    assert_eq!(text.expect("it came"), "output", "{}", two.tail());
+    unpublish(&reader).await;
+    assert_eq!(figures(&pools[1])["questions"], 3, "{}", two.tail());
+
+    // Its next process has another key, and gets all accounts.
+    controller.start();
+    for pool in &pools {
+        is_told(pool, true).await;
+    }
+    assert!(controller.log().contains("a node's stream began"));
 }
 
 #[tokio::test]

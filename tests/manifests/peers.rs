@@ -1,5 +1,5 @@
-//! deploy/components/peers: the driver's flags, the least right that works, and one port for the
-//! drivers alone. `make e2e NODES=3` shows that nothing is missing.
+//! deploy/components/peers: the flags of driver and controller, the least rights that work, and
+//! ports for the drivers alone. `make e2e NODES=3` shows that nothing is missing.
 
 use std::fs;
 
@@ -22,56 +22,111 @@ fn object(file: &str) -> Value {
     object.clone()
 }
 
-#[test]
-fn the_driver_gets_its_flags_and_says_its_port() {
-    let patch = object("components/peers/driver.yaml");
-    let daemons = object("node/daemonset.yaml");
+/// Checks the patch that gives a pod its flags and a port; returns the name of that port.
+fn check_patch(patch: &str, patched: &str, verb: &str, page: &str) -> Value {
+    let (patch, whole) = (object(patch), object(patched));
     for field in ["name", "namespace"] {
-        assert_eq!(patch["metadata"][field], daemons["metadata"][field]);
+        assert_eq!(patch["metadata"][field], whole["metadata"][field]);
     }
-    let pod = &daemons["spec"]["template"]["spec"];
+    let pod = &whole["spec"]["template"]["spec"];
     // Else the address of the pod would be another one than that of its port.
     assert!(pod.get("hostNetwork").is_none());
-    let patched = &patch["spec"]["template"]["spec"]["containers"][0];
-    assert_eq!(patched["name"], pod["containers"][0]["name"]);
-    let help = help("node");
-    let variables = patched["env"].as_array().expect("variables");
+    let ours = &patch["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(ours["name"], pod["containers"][0]["name"]);
+    let help = help(verb);
+    let variables = ours["env"].as_array().expect("variables");
     for variable in variables {
         let name = variable["name"].as_str().expect("a name");
         assert!(help.contains(&format!("[env: {name}]")), "{name}");
     }
     let listen = variables[0]["value"].as_str().expect("an address");
-    let port = &patched["ports"][0];
+    let port = &ours["ports"][0];
     assert!(listen.ends_with(&format!(":{}", port["containerPort"])));
-    let page = fs::read_to_string(root().join(PAGE)).expect(PAGE);
-    assert!(page.contains(&format!("| {} |", port["containerPort"])));
+    let text = fs::read_to_string(root().join(page)).expect(page);
+    assert!(text.contains(&format!("| {} |", port["containerPort"])));
+    port["name"].clone()
 }
 
 #[test]
-fn the_driver_reads_pools_and_only_drivers_reach_the_port() {
-    let reads: Rule = (
+fn driver_and_controller_get_their_flags_and_only_drivers_reach_the_ports() {
+    let policies = objects("components/peers/networkpolicy.yaml");
+    assert_eq!(policies.len(), 2);
+    let drivers = object("node/networkpolicy.yaml")["spec"]["podSelector"].clone();
+    let controller = object("controller/networkpolicy.yaml")["spec"]["podSelector"].clone();
+    for (policy, pod, [patch, patched, verb]) in [
+        (
+            &policies[0],
+            &drivers,
+            ["driver.yaml", "node/daemonset.yaml", "node"],
+        ),
+        (
+            &policies[1],
+            &controller,
+            [
+                "controller.yaml",
+                "controller/deployment.yaml",
+                "controller",
+            ],
+        ),
+    ] {
+        let patch = format!("components/peers/{patch}");
+        let port = check_patch(&patch, patched, verb, PAGE);
+        assert_eq!(policy["spec"]["podSelector"], *pod);
+        let ingress = json!([{
+            "from": [{"podSelector": drivers}],
+            "ports": [{"protocol": "TCP", "port": port}],
+        }]);
+        assert_eq!(policy["spec"]["ingress"], ingress);
+        assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress"]));
+    }
+}
+
+#[test]
+fn driver_and_controller_have_the_least_rights_that_work() {
+    let all = objects("components/peers/rbac.yaml");
+    let map = object("components/peers/configmap.yaml");
+    assert_eq!(
+        map.get("data"),
+        None,
+        "applying it again must change nothing"
+    );
+    let subjects = |file: &str| {
+        let own = objects(file);
+        let own = own.iter().find(|it| it["kind"] == "ClusterRoleBinding");
+        own.expect("a binding")["subjects"].clone()
+    };
+    let pools: Rule = (
         &["baggageclaim.concourse-ci.org"],
         &["pools"],
         &["get", "list", "watch"],
     );
-    let [role, binding] = &objects("components/peers/rbac.yaml")[..] else {
-        panic!("a role and its binding");
+    let of_map = |verbs: &[&str]| {
+        json!({
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": [map["metadata"]["name"]],
+            "verbs": verbs,
+        })
     };
-    assert_eq!(role["rules"], json!([as_written(&reads)]));
-    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
-    let own = objects("node/rbac.yaml");
-    let own = own.iter().find(|it| it["kind"] == "ClusterRoleBinding");
-    assert_eq!(binding["subjects"], own.expect("a binding")["subjects"]);
-
-    let policy = object("components/peers/networkpolicy.yaml");
-    let drivers = object("node/networkpolicy.yaml")["spec"]["podSelector"].clone();
-    assert_eq!(policy["spec"]["podSelector"], drivers);
-    let port = object("components/peers/driver.yaml");
-    let port = &port["spec"]["template"]["spec"]["containers"][0]["ports"][0]["name"];
-    let ingress = json!([{
-        "from": [{"podSelector": drivers}],
-        "ports": [{"protocol": "TCP", "port": port}],
-    }]);
-    assert_eq!(policy["spec"]["ingress"], ingress);
-    assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress"]));
+    let (driver, controller) = (subjects("node/rbac.yaml"), subjects("controller/rbac.yaml"));
+    let expected = [
+        (as_written(&pools), &driver),
+        (of_map(&["get", "list", "watch"]), &driver),
+        (of_map(&["get", "patch"]), &controller),
+    ];
+    assert_eq!(all.len(), 2 * expected.len(), "each role has its binding");
+    for (pair, (rule, subjects)) in all.chunks(2).zip(expected) {
+        let [role, binding] = pair else {
+            panic!("a role and its binding");
+        };
+        assert_eq!(role["rules"], json!([rule]));
+        assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+        assert_eq!(binding["roleRef"]["kind"], role["kind"]);
+        assert_eq!(binding["subjects"], *subjects);
+        for object in pair.iter().filter(|it| it["kind"] != "ClusterRole") {
+            let namespace = &object["metadata"]["namespace"];
+            let is_bound = object["kind"] == "ClusterRoleBinding";
+            assert!(is_bound || *namespace == map["metadata"]["namespace"]);
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! Who may ask, and for what: wrong and unknown keys, and content of another tenant.
 
+use baggageclaim::distribution::Patience;
+use baggageclaim::link;
 use baggageclaim::model::{Pod, Sha256};
-use baggageclaim::peer;
 use tonic::Code;
 
 use crate::common::bench::NEVER;
@@ -44,7 +45,7 @@ async fn content_of_a_tenant_that_the_peer_may_not_read_is_refused() {
         service_account: None,
     };
     let asks = async |name| {
-        let mut found = b.peers().find(&name, &pod, NEVER);
+        let mut found = b.peers().find(&name, &pod, NEVER, Patience::Now);
         found.recv().await
     };
     assert!(asks(name("artifact/built")).await.is_none());
@@ -69,7 +70,7 @@ async fn a_layer_is_given_under_the_name_that_was_checked_and_no_other() {
     let [a, b] = peers!("a", "b");
     a.commit("made", &OUTPUT, "secret").await;
     let row = a.bench.engine.artifacts(None).remove(0);
-    let channel = peer::connect(&b.key, a.key.name(), a.address.to_string());
+    let channel = link::connect(&b.key, a.key.name(), a.address.to_string());
     let mut client = wire::peer_client::PeerClient::new(channel.expect("TLS"));
     let ask = |tenant: &str, reference: &str| {
         Some(wire::Ask {

@@ -9,17 +9,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use baggageclaim::distribution::roster::Controller;
 use baggageclaim::distribution::{Distribution, PeerFigures, Peers, Settings};
 use baggageclaim::engine::notice::What;
 use baggageclaim::engine::{Error, Notice, Notices, Published};
+use baggageclaim::hub;
+use baggageclaim::link::Key;
 use baggageclaim::model::{Name, NodeId, Outcome, Sha256, Tenant};
-use baggageclaim::peer::{self, Access, Asked, Key, Peer, Refusal, Roster};
+use baggageclaim::peer::{self, Access, Asked, Peer, Refusal, Roster};
 use baggageclaim::server::Drain;
 use baggageclaim::shared::Store;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::common::bench::{Bench, Ground, NEVER};
@@ -83,9 +86,10 @@ pub(crate) struct Node {
     pub(crate) address: SocketAddr,
     pub(crate) known: Arc<Known>,
     peers: Arc<dyn Peers>,
-    id: NodeId,
+    pub(crate) id: NodeId,
     drain: Drain,
     serving: JoinHandle<Result<(), peer::Error>>,
+    reporting: Option<JoinHandle<()>>,
     notices: mpsc::Receiver<Notice>,
 }
 
@@ -94,6 +98,8 @@ pub(crate) struct Start {
     pub(crate) store: Option<Store>,
     pub(crate) bandwidth: Option<u64>,
     pub(crate) ground: Ground,
+    /// Where the controller is, if there is one.
+    pub(crate) controller: Option<watch::Receiver<Option<Controller>>>,
 }
 
 impl Default for Start {
@@ -110,6 +116,7 @@ impl Default for Start {
             store: None,
             bandwidth: None,
             ground: Ground::ALL[0],
+            controller: None,
         }
     }
 }
@@ -136,26 +143,34 @@ impl Node {
         let address = listener.local_addr().expect("an address");
         let known = Arc::new(Known::default());
         let bandwidth = start.bandwidth.and_then(|rate| rate.try_into().ok());
-        let node = peer::Node::new(
+        let id = NodeId::new(id).expect("a name");
+        let engine = bench.engine.clone();
+        let mut node = peer::Node::new(
             key.clone(),
             known.clone(),
             known.clone(),
             Some(listener),
             bandwidth,
         );
+        let mut reporting = None;
+        if let Some(controller) = start.controller {
+            let catalog = hub::Node::new(id.clone(), key.clone(), controller);
+            node = node.with_directory(catalog.clone());
+            reporting = Some(tokio::spawn(catalog.run(engine.clone())));
+        }
         let (notices, heard) = Notices::channel(1000);
         let settings = Settings {
             notices: Some(notices),
             ..start.settings
         };
-        let engine = bench.engine.clone();
         let peers = node.peers();
         let asked = Some(Arc::clone(&peers));
         let distribution = Distribution::start(engine.clone(), start.store, asked, settings);
         let drain = Drain::new(Duration::from_secs(10));
         Some(Self {
             serving: tokio::spawn(node.serve(engine, drain.clone())),
-            id: NodeId::new(id).expect("a name"),
+            reporting,
+            id,
             bench,
             distribution,
             peers,
@@ -263,6 +278,10 @@ impl Node {
     }
 
     pub(crate) async fn finish(mut self) {
+        if let Some(reporting) = self.reporting.take() {
+            reporting.abort();
+            let _aborted = reporting.await;
+        }
         if !self.serving.is_finished() {
             self.goes().await;
         }

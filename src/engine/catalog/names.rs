@@ -72,6 +72,7 @@ impl Catalog {
             self.take_name(&name);
             return;
         };
+        self.changes.note(&name);
         if owners.is_empty() {
             self.earlier.remove(&name);
         } else {
@@ -126,6 +127,7 @@ impl Catalog {
         let name = sealed.artifact.name();
         if self.names.get(&name) == Some(&id) {
             self.names.remove(&name);
+            self.changes.note(&name);
         }
         Some(sealed)
     }
@@ -155,6 +157,7 @@ impl Catalog {
     /// Takes a name away that is to be deleted: from its holder, and from all who had it before.
     pub(in crate::engine) fn take_name(&mut self, name: &Name) -> Option<ArtifactId> {
         self.earlier.remove(name);
+        self.changes.note(name);
         self.names.remove(name)
     }
 

@@ -30,7 +30,8 @@ use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::table_digests::DIGEST;
 use crate::model::{
-    Artifact, ArtifactId, Digests, LayerId, Maker, Name, Sha256, Sharing, Timestamp, layout,
+    Artifact, ArtifactId, Digests, LayerId, Maker, Name, Sha256, Sharing, Timestamp, counted,
+    layout,
 };
 use crate::sys::{Dir, Xattrs};
 use crate::tree::{self, Stop};
@@ -260,8 +261,10 @@ fn describe(
     layers: &[LayerId],
 ) -> Artifact {
     let now = inner.now();
-    // The clock of another node may be ahead.
-    let mut created = request.created.min(now);
+    // A copy keeps its time, so that all nodes agree which content is newest. The clock of another
+    // node may be far ahead.
+    let mut created = counted(request.created, now);
+    inner.saw(created);
     let holder = state.catalog.owner(&request.name);
     let holder = holder.map(|holder| &holder.artifact);
     if let Some(holder) = holder

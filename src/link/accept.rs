@@ -1,5 +1,5 @@
-//! The server's connections: TCP, then TLS with the peer's key, then HTTP/2. There are only so many
-//! connections whose handshake is not done or whose key is not in the list, for a bounded time.
+//! The server's connections: TCP, then TLS with the other side's key, then HTTP/2. There are only so
+//! many connections whose handshake is not done or whose key is not known, for a bounded time.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
-use super::key::name_of;
-use crate::distribution::roster::Roster;
+use super::key::{Key, name_of};
+use super::tls;
 use crate::model::Sha256;
 use crate::server::Drain;
 
@@ -33,15 +33,16 @@ const TO_RECOVER: Duration = Duration::from_millis(100);
 
 /// The other end of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Who {
+pub struct Who {
     /// The SHA-256 of its public key, of which it has proved that it has the private part.
-    pub(super) key: Sha256,
-    pub(super) address: SocketAddr,
+    pub key: Sha256,
+    /// Where it connects from.
+    pub address: SocketAddr,
 }
 
 /// A connection after its handshake.
 #[derive(Debug)]
-pub(super) struct Link {
+pub struct Link {
     stream: TlsStream<TcpStream>,
     who: Who,
     /// The end of a connection whose key is unknown, and its place among those.
@@ -89,16 +90,21 @@ impl AsyncWrite for Link {
     }
 }
 
-/// Accepts connections until the services close.
-pub(super) fn accept(
+/// Whether a key is that of a node.
+pub type IsKnown = Arc<dyn Fn(&Sha256) -> bool + Send + Sync>;
+
+/// Accepts connections until the services close. The other side must show a key; a connection whose
+/// key is not known ends soon. Fails on a defect of the configuration of TLS. Must be called in a
+/// tokio runtime.
+pub fn accept(
+    key: &Key,
     listener: TcpListener,
-    tls: Arc<ServerConfig>,
-    roster: Arc<dyn Roster>,
+    is_known: IsKnown,
     drain: Drain,
-) -> mpsc::Receiver<io::Result<Link>> {
+) -> Result<ReceiverStream<io::Result<Link>>, rustls::Error> {
+    let acceptor = TlsAcceptor::from(tls::server(key)?);
     let (sender, links) = mpsc::channel(WAITING);
     let work = async move {
-        let acceptor = TlsAcceptor::from(tls);
         let places = Arc::new(Semaphore::new(STRANGERS));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
@@ -111,35 +117,35 @@ pub(super) fn accept(
             let (stream, address) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection of a peer was not accepted");
+                    tracing::warn!(%error, "a connection of a node was not accepted");
                     tokio::time::sleep(TO_RECOVER).await;
                     continue;
                 }
             };
             let (acceptor, sender) = (acceptor.clone(), sender.clone());
-            let roster = Arc::clone(&roster);
+            let is_known = Arc::clone(&is_known);
             tokio::spawn(async move {
                 let shaken = tokio::time::timeout(STRANGER, shake(&acceptor, stream, address));
                 match shaken.await {
                     Ok(Ok(mut link)) => {
-                        if roster.named(&link.who.key).is_none() {
-                            link.ends = Some((Box::pin(sleep(STRANGER)), place));
-                        } else {
+                        if is_known(&link.who.key) {
                             drop(place);
+                        } else {
+                            link.ends = Some((Box::pin(sleep(STRANGER)), place));
                         }
-                        // Without a receiver the driver ends.
+                        // Without a receiver the process ends.
                         let _ended = sender.send(Ok(link)).await;
                     }
                     Ok(Err(error)) => {
-                        tracing::warn!(%address, %error, "a peer's handshake failed");
+                        tracing::warn!(%address, %error, "a node's handshake failed");
                     }
-                    Err(_) => tracing::warn!(%address, "a peer's handshake was not done in time"),
+                    Err(_) => tracing::warn!(%address, "a node's handshake was not done in time"),
                 }
             });
         }
     };
     tokio::spawn(work);
-    links
+    Ok(ReceiverStream::new(links))
 }
 
 async fn shake(acceptor: &TlsAcceptor, stream: TcpStream, address: SocketAddr) -> io::Result<Link> {

@@ -1,0 +1,117 @@
+//! The engine as a part of a cluster: the names that have content here and their changes, names
+//! that other nodes took over, and the cluster's time. `hub` brings them to the controller.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use super::artifacts::Sealed;
+use super::remove;
+use super::shared::Inner;
+use super::state::State;
+use super::{Engine, Result};
+use crate::model::{ArtifactId, Name, Timestamp};
+
+/// A name, and the durable content that other nodes may get under it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedContent {
+    /// The name.
+    pub name: Name,
+    /// Its content.
+    pub artifact: ArtifactId,
+    /// When it was committed.
+    pub created: Timestamp,
+    /// Its size in bytes; 0: it is not measured yet.
+    pub bytes: u64,
+    /// Its layers.
+    pub layers: usize,
+}
+
+/// The names of an engine, as they change. One watch at a time sees the changes: the last one.
+#[derive(Debug)]
+pub struct NameWatch {
+    inner: Arc<Inner>,
+    signal: Arc<Notify>,
+}
+
+impl NameWatch {
+    /// All names that have durable content. Those that change meanwhile are in the next
+    /// [`NameWatch::take`], too.
+    #[must_use]
+    pub fn all(&self) -> Vec<NamedContent> {
+        let mut all = Vec::new();
+        self.inner.look_at_artifacts(|state, sealed| {
+            if sealed.durable && state.catalog.is_named(&sealed.artifact) {
+                all.extend(offered(state, sealed));
+            }
+        });
+        all
+    }
+
+    /// Waits until a name may have changed since the last [`NameWatch::take`].
+    pub async fn changed(&self) {
+        self.signal.notified().await;
+    }
+
+    /// The names that may have changed, each with its content; `None`: it has none that other nodes
+    /// may get. Content that is not durable yet is not told; it comes later.
+    #[must_use]
+    pub fn take(&self) -> Vec<(Name, Option<NamedContent>)> {
+        let mut state = self.inner.state.lock();
+        let names = state.catalog.changes().take();
+        let told = names.into_iter().filter_map(|name| {
+            let content = match state.catalog.owner(&name) {
+                Some(sealed) if !sealed.durable => return None,
+                owner => owner.and_then(|sealed| offered(&state, sealed)),
+            };
+            Some((name, content))
+        });
+        told.collect()
+    }
+}
+
+/// What other nodes may know of an artifact; `None`: it stays on this node.
+fn offered(state: &State, sealed: &Sealed) -> Option<NamedContent> {
+    let artifact = &sealed.artifact;
+    let usage = state.catalog.usage_of(&artifact.layers);
+    (!artifact.sharing.never).then(|| NamedContent {
+        name: artifact.name(),
+        artifact: artifact.id,
+        created: artifact.created,
+        bytes: usage.unwrap_or_default().bytes,
+        layers: artifact.layers.len(),
+    })
+}
+
+impl Engine {
+    /// Watches the names that have content. An earlier watch sees no more changes.
+    #[must_use]
+    pub fn watch_names(&self) -> NameWatch {
+        let inner = Arc::clone(&self.inner);
+        let signal = inner.state.lock().catalog.changes().watch();
+        NameWatch { inner, signal }
+    }
+
+    /// Takes a name from content that another node's content replaces: `is_older` tells that of its
+    /// time and id. Volumes that are forks of it keep it. `false`: there is no such content.
+    pub async fn supersede(
+        &self,
+        name: &Name,
+        is_older: impl Fn(Timestamp, ArtifactId) -> bool + Copy + Send + 'static,
+    ) -> Result<bool> {
+        let fits = move |artifact: &crate::model::Artifact| is_older(artifact.created, artifact.id);
+        remove::discard(&self.inner, name, fits).await
+    }
+
+    /// How far the cluster's time is ahead of this machine's clock, in milliseconds. Content that
+    /// is committed from now on is dated by the cluster's time.
+    pub fn set_clock_offset(&self, milliseconds: i64) {
+        self.inner.set_clock_offset(milliseconds);
+    }
+
+    /// The time by which content is dated. It is given once.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.inner.now()
+    }
+}

@@ -1,0 +1,25 @@
+//! The catalog of a cluster over the network: each node tells the controller what it has, and asks
+//! where content is. `docs/catalog.md` says what is guaranteed, `proto/hub.proto` is the protocol.
+//!
+//! ```text
+//! engine names ─▶ node ─▶ TLS, pinned key ─▶ serve ─▶ Catalog
+//! peer::client ─▶ node ─▶ Find ────────────▶ serve ─▶ Catalog
+//! ```
+//!
+//! `catalog` decides, without I/O. This module has the streams and the clocks.
+
+mod messages;
+mod node;
+mod serve;
+
+pub use node::Node;
+pub use serve::{Figures, Hub, ServeError};
+
+use std::time::Duration;
+
+/// The largest message of either side.
+const MOST_MESSAGE: usize = 1 << 20;
+/// How often a node measures the controller's time.
+const BEAT: Duration = Duration::from_secs(10);
+/// The most entries in a report, so that it is smaller than [`MOST_MESSAGE`].
+const MOST_ENTRIES: usize = 2_000;

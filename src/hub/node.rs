@@ -1,0 +1,372 @@
+//! The node's side: one stream to the controller, over which it reports its names as they change,
+//! follows the controller's time, and gives up outputs that another node made again. And questions
+//! where the content of a name is.
+//!
+//! Without a controller nothing here fails: the node asks all its peers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Status, Streaming};
+
+use super::{BEAT, MOST_ENTRIES, MOST_MESSAGE, messages};
+use crate::catalog::{NameHash, Version};
+use crate::distribution::roster::{Controller, Directory, Located};
+use crate::engine::{Engine, NameWatch, NamedContent};
+use crate::link::{Key, connect};
+use crate::model::{ClusterClock, Name, NodeId, Reference, Timestamp};
+use crate::proto::hub::v1 as wire;
+use wire::from_node::Kind as From;
+use wire::hub_client::HubClient;
+use wire::to_node::Kind as To;
+
+/// The pause before the first and before each later attempt.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(15));
+/// A stream that lasted this long makes the next pause a short one.
+const LASTING: Duration = Duration::from_secs(60);
+/// How long the controller may take for its part of the beginning.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How much longer than its wait the answer to a question may take.
+const LATE: Duration = Duration::from_secs(1);
+/// How many messages wait for the controller.
+const WAITING: usize = 4;
+
+/// This node, as the controller's catalog knows it.
+#[derive(Debug)]
+pub struct Node {
+    id: NodeId,
+    key: Key,
+    controller: watch::Receiver<Option<Controller>>,
+    /// The controller, while a stream to it has sent its account.
+    attached: Mutex<Option<HubClient<Channel>>>,
+}
+
+impl Node {
+    /// A node with this key. `controller` tells where the controller is. [`Node::run`] has to run.
+    #[must_use]
+    pub fn new(id: NodeId, key: Key, controller: watch::Receiver<Option<Controller>>) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            key,
+            controller,
+            attached: Mutex::default(),
+        })
+    }
+
+    /// Keeps a stream to the controller, until it is dropped.
+    pub async fn run(self: Arc<Self>, engine: Engine) {
+        let mut controller = self.controller.clone();
+        let mut clock = ClusterClock::default();
+        let mut pause = PAUSES.0;
+        loop {
+            let known = controller.borrow_and_update().clone();
+            let Some(known) = known else {
+                if controller.changed().await.is_err() {
+                    // No controller will ever be known.
+                    return std::future::pending().await;
+                }
+                continue;
+            };
+            let began = Instant::now();
+            let ended = tokio::select! {
+                ended = self.attach(&engine, &known, &mut clock) => Some(ended),
+                _ = controller.changed() => None,
+            };
+            let was_attached = self.attached.lock().take().is_some();
+            if let Some(Err(status)) = ended {
+                let (address, why) = (&known.address, messages::say(&status));
+                if was_attached {
+                    tracing::warn!(%address, %why, "the stream to the controller ended; retrying");
+                } else {
+                    tracing::debug!(%address, %why, "no stream to the controller; retrying");
+                }
+            }
+            if began.elapsed() > LASTING {
+                pause = PAUSES.0;
+            }
+            // Another controller is tried at once, but not by all nodes in the same moment.
+            let _changed = timeout(spread(pause), controller.changed()).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// One stream, from its beginning to its end.
+    async fn attach(
+        &self,
+        engine: &Engine,
+        controller: &Controller,
+        clock: &mut ClusterClock,
+    ) -> Result<(), Status> {
+        let channel = connect(&self.key, controller.key, controller.address.clone());
+        let channel = channel.map_err(|error| Status::internal(error.to_string()))?;
+        let mut client = HubClient::new(channel).max_decoding_message_size(MOST_MESSAGE);
+        let (to, sent) = mpsc::channel(WAITING);
+        let from = async {
+            let answer = client.attach(ReceiverStream::new(sent)).await?;
+            Ok::<_, Status>(answer.into_inner())
+        };
+        let from = timeout(ANSWER, from).await;
+        let from = from.map_err(|_| Status::deadline_exceeded("no answer in time"))??;
+        let watch = engine.watch_names();
+        let outputs = HashMap::new();
+        let mut stream = Stream {
+            engine,
+            to,
+            from,
+            watch,
+            clock,
+            outputs,
+        };
+        stream.measure().await?;
+        stream.begin(&self.id).await?;
+        *self.attached.lock() = Some(client);
+        tracing::info!(address = %controller.address, "the controller has this node's account");
+        stream.keep().await
+    }
+}
+
+/// A stream whose controller has answered.
+struct Stream<'a> {
+    engine: &'a Engine,
+    to: mpsc::Sender<wire::FromNode>,
+    from: Streaming<wire::ToNode>,
+    watch: NameWatch,
+    clock: &'a mut ClusterClock,
+    /// The outputs that were reported, to know those that the controller names.
+    outputs: HashMap<NameHash, Name>,
+}
+
+impl Stream<'_> {
+    async fn send(&self, message: From) -> Result<(), Status> {
+        let sent = self.to.send(messages::from_node(message)).await;
+        sent.map_err(|_| Status::unavailable("the stream is closed"))
+    }
+
+    async fn next(&mut self) -> Result<To, Status> {
+        loop {
+            let message = self.from.message().await?;
+            let message = message.ok_or_else(|| Status::unavailable("the stream was closed"))?;
+            if let Some(kind) = message.kind {
+                return Ok(kind);
+            }
+        }
+    }
+
+    /// Waits for a message of the beginning.
+    async fn answer<T>(&mut self, wanted: impl Fn(To) -> Option<T>) -> Result<T, Status> {
+        let answer = async {
+            loop {
+                if let Some(answer) = wanted(self.next().await?) {
+                    return Ok(answer);
+                }
+            }
+        };
+        let answer = timeout(ANSWER, answer).await;
+        answer.map_err(|_| Status::deadline_exceeded("no answer in time"))?
+    }
+
+    async fn beat(&self) -> Result<(), Status> {
+        let now = wall();
+        let is_measured = self.clock.offset().is_some();
+        let time = if is_measured {
+            self.clock.time(now).0
+        } else {
+            0
+        };
+        self.send(From::Beat(wire::Beat { sent: now.0, time }))
+            .await
+    }
+
+    /// The controller's time has come.
+    fn heard_beat(&mut self, beat: &wire::Beat) -> bool {
+        let (sent, theirs) = (Timestamp(beat.sent), Timestamp(beat.time));
+        let is_used = self.clock.answered(sent, theirs, wall());
+        if let Some(offset) = self.clock.offset().filter(|_| is_used) {
+            self.engine.set_clock_offset(offset);
+        }
+        is_used
+    }
+
+    /// Measures the controller's time. What is committed from here on is dated by it.
+    async fn measure(&mut self) -> Result<(), Status> {
+        self.beat().await?;
+        let beat = self.answer(|kind| match kind {
+            To::Beat(beat) => Some(beat),
+            _ => None,
+        });
+        let beat = beat.await?;
+        if self.heard_beat(&beat) {
+            Ok(())
+        } else {
+            Err(Status::deadline_exceeded("the controller's time came late"))
+        }
+    }
+
+    /// Says which node this is, and all that it has.
+    async fn begin(&mut self, id: &NodeId) -> Result<(), Status> {
+        let hello = wire::Hello {
+            node: id.as_str().to_owned(),
+            pool: String::new(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            attempt: self.engine.now().0,
+            fences: Vec::new(),
+        };
+        self.send(From::Hello(hello)).await?;
+        let welcome = self.answer(|kind| match kind {
+            To::Welcome(welcome) => Some(welcome),
+            _ => None,
+        });
+        welcome.await?;
+        let all = self.watch.all();
+        for part in all.chunks(MOST_ENTRIES) {
+            let put = part.iter().map(|content| self.entry(content)).collect();
+            self.report(put, Vec::new(), false).await?;
+        }
+        self.report(Vec::new(), Vec::new(), true).await
+    }
+
+    fn entry(&mut self, content: &NamedContent) -> wire::Entry {
+        if let Reference::Artifact(_) = content.name.reference {
+            let hash = NameHash::of(&content.name);
+            self.outputs.insert(hash, content.name.clone());
+        }
+        messages::entry(content)
+    }
+
+    async fn report(
+        &self,
+        put: Vec<wire::Entry>,
+        drop: Vec<Vec<u8>>,
+        complete: bool,
+    ) -> Result<(), Status> {
+        let report = wire::Report {
+            put,
+            drop,
+            complete,
+        };
+        self.send(From::Report(report)).await
+    }
+
+    /// Reports changes, and does what the controller says, until the stream ends.
+    async fn keep(&mut self) -> Result<(), Status> {
+        let mut beats = tokio::time::interval(BEAT);
+        loop {
+            tokio::select! {
+                message = self.from.message() => {
+                    let message = message?;
+                    let message =
+                        message.ok_or_else(|| Status::unavailable("the stream was closed"))?;
+                    self.heard(message.kind).await;
+                }
+                () = self.watch.changed() => self.report_changes().await?,
+                _ = beats.tick() => self.beat().await?,
+            }
+        }
+    }
+
+    async fn report_changes(&mut self) -> Result<(), Status> {
+        let changes = self.watch.take();
+        for part in changes.chunks(MOST_ENTRIES) {
+            let (mut put, mut drop) = (Vec::new(), Vec::new());
+            for (name, content) in part {
+                if let Some(content) = content {
+                    put.push(self.entry(content));
+                } else {
+                    let hash = NameHash::of(name);
+                    self.outputs.remove(&hash);
+                    drop.push(hash.0.to_vec());
+                }
+            }
+            self.report(put, drop, false).await?;
+        }
+        Ok(())
+    }
+
+    async fn heard(&mut self, message: Option<To>) {
+        match message {
+            Some(To::Beat(beat)) => {
+                let _used = self.heard_beat(&beat);
+            }
+            Some(To::Superseded(order)) => match messages::superseded(&order) {
+                Ok((hash, version)) => self.supersede(hash, version).await,
+                Err(why) => tracing::warn!(why, "an order of the controller is malformed"),
+            },
+            // Of a later version.
+            Some(To::Welcome(_) | To::Fence(_) | To::CutOff(_)) | None => {}
+        }
+    }
+
+    /// Another node has newer content of an output.
+    async fn supersede(&mut self, hash: NameHash, newer: Version) {
+        let Some(name) = self.outputs.get(&hash) else {
+            return;
+        };
+        let is_older = move |created: Timestamp, artifact| {
+            let own = Version {
+                stamp: created,
+                tie: messages::tie(artifact),
+            };
+            own < newer
+        };
+        match self.engine.supersede(name, is_older).await {
+            Ok(true) => tracing::info!(
+                tenant = %name.tenant, reference = %name.reference,
+                "another node has made this output again; this node's content loses the name"
+            ),
+            Ok(false) => {}
+            // The next account tells the controller of it again.
+            Err(error) => tracing::warn!(%name, %error,
+                "another node has made this output again, but this node's content could not lose \
+                 the name"),
+        }
+    }
+}
+
+#[async_trait]
+impl Directory for Node {
+    fn is_connected(&self) -> bool {
+        self.attached.lock().is_some()
+    }
+
+    async fn locate(&self, name: &Name, wait: Duration) -> Located {
+        let client = self.attached.lock().clone();
+        let Some(mut client) = client else {
+            return Located::Unknown;
+        };
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        let answer = client.find(messages::question(name, wait_ms));
+        match timeout(wait + LATE, answer).await {
+            Ok(Ok(answer)) => messages::located(&answer.into_inner()),
+            Ok(Err(status)) => {
+                tracing::warn!(%name, why = messages::say(&status),
+                    "the controller did not say where content is");
+                Located::Unknown
+            }
+            Err(_) => {
+                tracing::warn!(%name, "the controller did not say in time where content is");
+                Located::Unknown
+            }
+        }
+    }
+}
+
+/// From half of a pause to one and a half, so that the nodes do not all come at once.
+fn spread(pause: Duration) -> Duration {
+    let mut byte = [0];
+    // Without randomness they do.
+    let _ = getrandom::fill(&mut byte);
+    pause.mul_f64(0.5 + f64::from(byte[0]) / 256.0)
+}
+
+/// This machine's clock. The offset is measured again with each beat, so it may be set meanwhile.
+fn wall() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    Timestamp(u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX))
+}

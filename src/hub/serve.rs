@@ -1,0 +1,502 @@
+//! The controller's side: the streams of the nodes, and answers to their questions. It finds out
+//! which node calls from the key of the connection, and passes on what the catalog decides.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::Stream;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{MOST_ENTRIES, MOST_MESSAGE, messages};
+use crate::catalog::{Answer, Asked, Catalog, Changes, Held, Hello, SessionId};
+use crate::distribution::roster::Members;
+use crate::link::{self, IsKnown, Key, KeyError, Who};
+use crate::model::{ClusterClock, Fences, NodeId, Sha256, Timestamp};
+use crate::proto::hub::v1 as wire;
+use crate::server::Drain;
+use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
+use wire::from_node::Kind as From;
+use wire::hub_server::HubServer;
+use wire::to_node::Kind as To;
+
+/// How often time passes for the catalog.
+const TICK: Duration = Duration::from_secs(1);
+/// How many messages may wait for a node that does not read. More, and its stream ends.
+const WAITING: usize = 1024;
+/// The longest that a question waits.
+const LONGEST: Duration = Duration::from_secs(30);
+/// How many calls one connection may have at once: a stream, and questions that wait.
+const CALLS: usize = 256;
+/// How often an idle connection is tried, and how long its answer may take.
+const ALIVE: Duration = Duration::from_secs(10);
+/// How long streams have to see the end.
+const END: Duration = Duration::from_millis(200);
+
+/// Why the catalog cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// No key can be made.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The address cannot be served.
+    #[error("--hub-listen {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A defect of the configuration of TLS.
+    #[error("TLS with raw public keys: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The server failed.
+    #[error("serving the nodes: {0}")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// The catalog's figures at this moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Nodes with a stream.
+    pub nodes: u64,
+    /// Names that nodes have, each node counted.
+    pub names: u64,
+    /// Questions since the start.
+    pub questions: u64,
+    /// Questions that wait for content.
+    pub waiting: u64,
+    /// Orders to nodes to give up a name, since the start.
+    pub superseded: u64,
+}
+
+impl Figures {
+    /// Adds them to the controller's metrics.
+    pub fn register(&self, registry: &mut Registry) {
+        let gauges = [
+            (
+                "catalog_nodes",
+                "Nodes that report what they have",
+                self.nodes,
+            ),
+            (
+                "catalog_names",
+                "Names with content on a node, each node counted",
+                self.names,
+            ),
+            (
+                "catalog_questions_waiting",
+                "Questions of nodes that wait for content",
+                self.waiting,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = Gauge::<i64>::default();
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+            registry.register(name, help, gauge);
+        }
+        let counters = [
+            (
+                "catalog_questions",
+                "Questions of nodes where content is",
+                self.questions,
+            ),
+            (
+                "catalog_superseded",
+                "Orders to a node to give up an output that another node made again",
+                self.superseded,
+            ),
+        ];
+        for (name, help, value) in counters {
+            registry.register(name, help, ConstCounter::new(value));
+        }
+    }
+}
+
+/// The catalog of a cluster, served to its nodes.
+#[derive(Debug)]
+pub struct Hub {
+    key: Key,
+    listener: TcpListener,
+    service: Service,
+}
+
+impl Hub {
+    /// Binds the address, and makes a key for this run.
+    pub async fn open(listen: SocketAddr, members: Arc<dyn Members>) -> Result<Self, ServeError> {
+        let bound = TcpListener::bind(listen).await;
+        let listener = bound.map_err(|source| ServeError::Listen {
+            address: listen,
+            source,
+        })?;
+        Ok(Self {
+            key: Key::generate()?,
+            listener,
+            service: Service(Arc::new(Inner::new(members))),
+        })
+    }
+
+    /// The SHA-256 of its public key.
+    #[must_use]
+    pub fn key(&self) -> Sha256 {
+        self.key.name()
+    }
+
+    /// The port that is served.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// A function that tells the figures.
+    pub fn figures(&self) -> impl Fn() -> Figures + Send + Sync + 'static {
+        let service = self.service.clone();
+        move || service.0.figures()
+    }
+
+    /// Serves the nodes until the services close.
+    pub async fn serve(self, drain: Drain) -> Result<(), ServeError> {
+        if let Ok(address) = self.listener.local_addr() {
+            tracing::info!(%address, key = %self.key.name(), "serving the catalog to the nodes");
+        }
+        let members = Arc::clone(&self.service.0.members);
+        let is_known: IsKnown = Arc::new(move |key| members.named(key).is_some());
+        let links = link::accept(&self.key, self.listener, is_known, drain.clone())?;
+        let inner = Arc::clone(&self.service.0);
+        let calls = HubServer::new(self.service).max_decoding_message_size(MOST_MESSAGE);
+        let served = tonic::transport::Server::builder()
+            .concurrency_limit_per_connection(CALLS)
+            .http2_keepalive_interval(Some(ALIVE))
+            .http2_keepalive_timeout(Some(ALIVE))
+            .serve_with_incoming_shutdown(calls, links, drain.closing());
+        let ticks = async {
+            let mut ticks = tokio::time::interval(TICK);
+            loop {
+                ticks.tick().await;
+                inner.tick();
+            }
+        };
+        tokio::select! {
+            served = served => Ok(served?),
+            () = ticks => Ok(()),
+            () = async {
+                drain.closing().await;
+                // A node keeps its stream open.
+                inner.ends.cancel();
+                tokio::time::sleep(END).await;
+            } => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Service(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    members: Arc<dyn Members>,
+    state: Mutex<State>,
+    /// The wall clock at the start, and when that was: together a clock that runs evenly.
+    began: (Timestamp, Instant),
+    /// The end of all streams.
+    ends: CancellationToken,
+    questions: AtomicU64,
+    superseded: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    catalog: Catalog,
+    held: Held<oneshot::Sender<Answer>>,
+    clock: ClusterClock,
+    streams: BTreeMap<SessionId, Way>,
+}
+
+/// The way to a node.
+#[derive(Debug)]
+struct Way {
+    node: NodeId,
+    orders: mpsc::Sender<Result<wire::ToNode, Status>>,
+    ends: CancellationToken,
+}
+
+impl Inner {
+    fn new(members: Arc<dyn Members>) -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+        let wall = u64::try_from(wall.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
+        let began = (Timestamp(wall), Instant::now());
+        Self {
+            members,
+            state: Mutex::new(State {
+                catalog: Catalog::new(Fences::default(), began.0),
+                held: Held::default(),
+                clock: ClusterClock::default(),
+                streams: BTreeMap::new(),
+            }),
+            began,
+            ends: CancellationToken::new(),
+            questions: AtomicU64::new(0),
+            superseded: AtomicU64::new(0),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.began.0.after(self.began.1.elapsed())
+    }
+
+    fn figures(&self) -> Figures {
+        let state = self.state.lock();
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        Figures {
+            nodes: count(state.streams.len()),
+            names: count(state.catalog.len()),
+            questions: self.questions.load(Ordering::Relaxed),
+            waiting: count(state.held.len()),
+            superseded: self.superseded.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The node that calls.
+    fn caller<T>(&self, request: &Request<T>) -> Result<NodeId, Status> {
+        let who = request.extensions().get::<Who>().copied();
+        let who = who.ok_or_else(|| Status::internal("a connection without a key"))?;
+        self.members.named(&who.key).ok_or_else(|| {
+            // A node's Pool may be newer than what the watch has seen. The node tries again.
+            tracing::warn!(address = %who.address, key = %who.key,
+                "refused: no Pool of a node has this key");
+            Status::permission_denied("no Pool has your key")
+        })
+    }
+
+    /// Does what follows from a change of the catalog.
+    fn follow(&self, state: &mut State, changes: &Changes, now: Timestamp) {
+        for order in &changes.supersede {
+            self.superseded.fetch_add(1, Ordering::Relaxed);
+            state.send(order.session, messages::supersede(order));
+        }
+        for (asker, answer) in state.held.changed(&state.catalog, changes, now) {
+            // The asker may have given up.
+            let _late = asker.send(answer);
+        }
+    }
+
+    fn tick(&self) {
+        let (now, expected) = (self.now(), self.members.expected());
+        let mut state = self.state.lock();
+        if let Some(expected) = expected {
+            let changes = state.catalog.expect(expected, now);
+            self.follow(&mut state, &changes, now);
+        }
+        let changes = state.catalog.tick(now);
+        self.follow(&mut state, &changes, now);
+        state.held.retain(|asker| !asker.is_closed());
+    }
+
+    fn lost(&self, session: SessionId) {
+        let now = self.now();
+        let mut state = self.state.lock();
+        state.streams.remove(&session);
+        let changes = state.catalog.lost(session, now);
+        self.follow(&mut state, &changes, now);
+    }
+}
+
+impl State {
+    /// Sends an order to a node. The stream of one that does not read ends: it reports again.
+    fn send(&mut self, session: SessionId, order: wire::ToNode) {
+        let Some(stream) = self.streams.get(&session) else {
+            return;
+        };
+        if stream.orders.try_send(Ok(order)).is_err() {
+            stream.ends.cancel();
+        }
+    }
+}
+
+/// A stream of a node, until it ends.
+struct Attached {
+    inner: Arc<Inner>,
+    node: NodeId,
+    orders: mpsc::Sender<Result<wire::ToNode, Status>>,
+    ends: CancellationToken,
+    session: Option<SessionId>,
+}
+
+impl Attached {
+    async fn run(mut self, mut messages: Streaming<wire::FromNode>) {
+        let why = loop {
+            let message = tokio::select! {
+                message = messages.message() => message,
+                () = self.ends.cancelled() => break Err(Status::aborted("the stream was closed")),
+            };
+            match message {
+                Ok(Some(message)) => {
+                    if let Err(status) = self.heard(message).await {
+                        break Err(status);
+                    }
+                }
+                Ok(None) => break Ok(()),
+                Err(status) => break Err(status),
+            }
+        };
+        let node = self.node.as_str();
+        match why {
+            Ok(()) => tracing::info!(node, "the node's stream ended"),
+            Err(status) => {
+                tracing::info!(node, why = status.message(), "the node's stream ended");
+                // It may be cut already.
+                let _cut = self.orders.try_send(Err(status));
+            }
+        }
+        if let Some(session) = self.session {
+            self.inner.lost(session);
+        }
+    }
+
+    async fn heard(&mut self, message: wire::FromNode) -> Result<(), Status> {
+        match message.kind {
+            Some(From::Beat(beat)) => {
+                let answer = self.beat(beat);
+                let sent = self.orders.send(Ok(answer)).await;
+                sent.map_err(|_| Status::cancelled("the node is gone"))
+            }
+            Some(From::Hello(hello)) => self.hello(&hello),
+            Some(From::Report(report)) => self.report(&report),
+            // Of a later version.
+            Some(From::Usage(_) | From::Applied(_)) | None => Ok(()),
+        }
+    }
+
+    fn beat(&self, beat: wire::Beat) -> wire::ToNode {
+        let now = self.inner.now();
+        let mut state = self.inner.state.lock();
+        if beat.time > 0 {
+            state.clock.adopt(Timestamp(beat.time), now);
+        }
+        let time = state.clock.time(now).0;
+        let sent = beat.sent;
+        messages::to_node(To::Beat(wire::Beat { sent, time }))
+    }
+
+    fn hello(&mut self, hello: &wire::Hello) -> Result<(), Status> {
+        if self.session.is_some() || hello.node != self.node.as_str() {
+            return Err(Status::invalid_argument(
+                "a stream begins with one Hello of the node whose key it uses",
+            ));
+        }
+        let zone = self.inner.members.zone(&self.node);
+        let now = self.inner.now();
+        let mut state = self.inner.state.lock();
+        let first = Hello {
+            node: self.node.as_str(),
+            zone: &zone,
+            attempt: hello.attempt,
+            fences: &Fences::default(),
+        };
+        let session = state.catalog.hello(&first, now);
+        let session = session.ok_or_else(|| Status::aborted("a later stream began"))?;
+        self.session = Some(session);
+        for earlier in state.streams.values() {
+            if earlier.node == self.node {
+                earlier.ends.cancel();
+            }
+        }
+        let stream = Way {
+            node: self.node.clone(),
+            orders: self.orders.clone(),
+            ends: self.ends.clone(),
+        };
+        state.streams.insert(session, stream);
+        let welcome = To::Welcome(wire::Welcome { forgotten: 0 });
+        state.send(session, messages::to_node(welcome));
+        tracing::info!(
+            node = self.node.as_str(),
+            version = crate::sys::printable(&hello.version),
+            "a node's stream began"
+        );
+        Ok(())
+    }
+
+    fn report(&self, report: &wire::Report) -> Result<(), Status> {
+        let session = self.session;
+        let session = session.ok_or_else(|| Status::invalid_argument("Hello comes first"))?;
+        if report.put.len() + report.drop.len() > MOST_ENTRIES {
+            return Err(Status::invalid_argument("the report has too many entries"));
+        }
+        let report = messages::report(report).map_err(Status::invalid_argument)?;
+        let now = self.inner.now();
+        let mut state = self.inner.state.lock();
+        let time = state.clock.time(now);
+        let changes = state.catalog.report(session, &report, now, time);
+        self.inner.follow(&mut state, &changes, now);
+        Ok(())
+    }
+}
+
+type Orders = Pin<Box<dyn Stream<Item = Result<wire::ToNode, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl wire::hub_server::Hub for Service {
+    type AttachStream = Orders;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<wire::FromNode>>,
+    ) -> Result<Response<Orders>, Status> {
+        let node = self.0.caller(&request)?;
+        let (orders, sent) = mpsc::channel(WAITING);
+        let attached = Attached {
+            inner: Arc::clone(&self.0),
+            node,
+            orders,
+            ends: self.0.ends.child_token(),
+            session: None,
+        };
+        tokio::spawn(attached.run(request.into_inner()));
+        Ok(Response::new(Box::pin(ReceiverStream::new(sent))))
+    }
+
+    async fn find(
+        &self,
+        request: Request<wire::FindRequest>,
+    ) -> Result<Response<wire::FindResponse>, Status> {
+        let node = self.0.caller(&request)?;
+        let request = request.into_inner();
+        let names = messages::names(&request).map_err(Status::invalid_argument)?;
+        self.0.questions.fetch_add(1, Ordering::Relaxed);
+        let asked = Asked::new(names, &self.0.members.zone(&node));
+        let wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
+        let answer = self.0.find(asked, wait).await;
+        Ok(Response::new(messages::response(&request, &answer)))
+    }
+}
+
+impl Inner {
+    fn find(&self, asked: Asked, wait: Duration) -> impl Future<Output = Answer> {
+        let (sender, answer) = oneshot::channel();
+        let now = self.now();
+        let until = now.after(wait);
+        let mut state = self.state.lock();
+        let State { catalog, held, .. } = &mut *state;
+        let at_once = held.ask(catalog, asked.clone(), sender, now, until);
+        drop(state);
+        async move {
+            if let Some((_, answer)) = at_once {
+                return answer;
+            }
+            match tokio::time::timeout(wait, answer).await {
+                Ok(Ok(answer)) => answer,
+                _ => self.state.lock().catalog.find(&asked, self.now()),
+            }
+        }
+    }
+}

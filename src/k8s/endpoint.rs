@@ -1,0 +1,164 @@
+//! Where the controller is: it publishes its address and its key in a ConfigMap of its namespace,
+//! which the nodes watch. Both change together, and with each start of the controller.
+//!
+//! The controller needs `get` and `patch` on that ConfigMap, a node `get`, `list` and `watch`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::client;
+use crate::distribution::roster::Controller;
+
+/// The ConfigMap. deploy/ makes it, without data.
+const NAME: &str = "baggageclaim-controller";
+const ADDRESS: &str = "address";
+const KEY: &str = "key";
+/// When the controller began, in milliseconds since 1970: of two controllers, the nodes follow the
+/// later one.
+const BEGAN: &str = "began";
+/// How often the controller looks whether its entry is still there, and tries again after an error.
+const LOOK: Duration = Duration::from_secs(30);
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+type Data = BTreeMap<String, String>;
+
+/// What the nodes read of an entry; `None`: it has none, or one that is malformed.
+fn read(data: Option<&Data>) -> Option<Controller> {
+    let data = data?;
+    Some(Controller {
+        address: data.get(ADDRESS)?.parse::<SocketAddr>().ok()?.to_string(),
+        key: data.get(KEY)?.parse().ok()?,
+    })
+}
+
+/// Whether a controller that began then writes its entry over this one.
+fn writes(ours: &Controller, began: u64, data: Option<&Data>) -> bool {
+    let theirs = data.and_then(|data| data.get(BEGAN));
+    let theirs = theirs.and_then(|began| began.parse().ok());
+    let is_ours = read(data).as_ref() == Some(ours);
+    !is_ours && theirs.is_none_or(|theirs: u64| theirs <= began)
+}
+
+/// Publishes where this controller is, and repairs the entry. Does not end.
+pub async fn publish(client: Client, ours: Controller, began: u64) {
+    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    loop {
+        let next = async {
+            let data = maps.get(NAME).await?.data;
+            if writes(&ours, began, data.as_ref()) {
+                let entry = json!({ "data": {
+                    ADDRESS: ours.address, KEY: ours.key.to_string(), BEGAN: began.to_string(),
+                }});
+                maps.patch(NAME, &PatchParams::default(), &Patch::Merge(entry))
+                    .await?;
+            }
+            Ok::<_, kube::Error>(())
+        };
+        let pause = match next.await {
+            Ok(()) => LOOK,
+            Err(error) => {
+                tracing::warn!(%error,
+                    "could not publish where the controller is in the ConfigMap {NAME}; retrying");
+                TRY_AGAIN
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Where the controller is, and the watch that tells it until it is dropped.
+pub fn watch(
+    kubeconfig: Option<PathBuf>,
+) -> (
+    watch::Receiver<Option<Controller>>,
+    impl Future<Output = ()> + Send + 'static,
+) {
+    let (tell, told) = watch::channel(None);
+    let work = async move {
+        let client = client::connect(kubeconfig.as_deref()).await;
+        let maps: Api<ConfigMap> = Api::default_namespaced(client);
+        let only = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
+        let events = watcher(maps, only).default_backoff().touched_objects();
+        let follow = events.for_each(|event| {
+            match event {
+                Ok(map) => {
+                    let is_gone = map.metadata.deletion_timestamp.is_some();
+                    let found = read(map.data.as_ref()).filter(|_| !is_gone);
+                    tell.send_if_modified(|known| {
+                        let is_news = found.is_some() && *known != found;
+                        if is_news {
+                            known.clone_from(&found);
+                        }
+                        is_news
+                    });
+                }
+                Err(error) => tracing::warn!(%error,
+                    "the watch over the ConfigMap {NAME} failed; until it works, this node asks \
+                     all peers for content; retrying"),
+            }
+            std::future::ready(())
+        });
+        follow.await;
+    };
+    (told, work)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Sha256;
+
+    fn controller(number: u8) -> Controller {
+        Controller {
+            address: format!("10.0.0.{number}:9809"),
+            key: Sha256([number; 32]),
+        }
+    }
+
+    fn data(controller: &Controller, began: &str) -> Data {
+        [
+            (ADDRESS, controller.address.clone()),
+            (KEY, controller.key.to_string()),
+            (BEGAN, began.to_owned()),
+        ]
+        .map(|(key, value)| (key.to_owned(), value))
+        .into()
+    }
+
+    #[test]
+    fn an_entry_is_read_whole_or_not_at_all() {
+        let whole = data(&controller(1), "5");
+        assert_eq!(read(Some(&whole)), Some(controller(1)));
+        assert_eq!(read(None), None);
+        for (key, value) in [(ADDRESS, "10.0.0.1"), (KEY, "sha256:12"), (ADDRESS, "")] {
+            let mut wrong = whole.clone();
+            wrong.insert(key.to_owned(), value.to_owned());
+            assert_eq!(read(Some(&wrong)), None, "{key} {value}");
+        }
+    }
+
+    #[test]
+    fn of_two_controllers_the_later_one_has_the_entry() {
+        let ours = controller(1);
+        for (data, expected) in [
+            (None, true),
+            (Some(Data::new()), true),
+            (Some(data(&ours, "5")), false),
+            (Some(data(&controller(2), "4")), true),
+            (Some(data(&controller(2), "6")), false),
+            (Some(data(&controller(2), "?")), true),
+        ] {
+            assert_eq!(writes(&ours, 5, data.as_ref()), expected, "{data:?}");
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Connections between the nodes of a cluster, and to its controller: TLS 1.3 with raw public keys,
+//! and HTTP/2 over it. Each side has a key of its own, and the client pins that of the server.
+//!
+//! Who has which key is known above: the user of a connection compares it.
+
+mod accept;
+mod dial;
+mod key;
+mod tls;
+
+pub use accept::{IsKnown, Link, Who, accept};
+pub use dial::connect;
+pub use key::{Key, KeyError, name_of};
