@@ -62,6 +62,7 @@ impl Peers {
         let published = PoolPeer {
             address: self.address.to_string(),
             key: key.name().to_string(),
+            catalog: false,
         };
         let (controller, follow) = k8s::endpoint::watch(kubeconfig.clone());
         let (others, watch) = k8s::peers::Peers::new(node.clone(), csi::DRIVER_NAME, kubeconfig);
@@ -164,7 +165,11 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let (mut published, mut catalog, mut _watch) = (None, None, None);
     if let (Some(peers), Some(kubeconfig)) = (config.peers, &orders) {
         let (peering, watch) = peers.open(&id, kubeconfig.clone())?;
-        (published, catalog) = (Some(peering.published), Some(peering.catalog));
+        published = Some(k8s::agent::Peering {
+            place: peering.published,
+            directory: peering.catalog.clone(),
+        });
+        catalog = Some(peering.catalog);
         driver.peers = Some(peering.config);
         // It begins while the pool is opened, and ends with this function.
         _watch = Some(AbortOnDropHandle::new(tokio::spawn(watch)));

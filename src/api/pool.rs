@@ -33,6 +33,8 @@ use super::{Mutable, Parameters, Source};
     printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"What can be written, in steps of a sixteenth of the pool"}"#,
     printcolumn = r#"{"name":"Volumes","type":"integer","jsonPath":".status.volumes","description":"Persistent volumes in the pool"}"#,
     printcolumn = r#"{"name":"Orphans","type":"integer","jsonPath":".status.orphans.count","description":"Volumes and snapshots without an object"}"#,
+    printcolumn = r#"{"name":"Catalog","type":"boolean","jsonPath":".status.peer.catalog","description":"Whether the controller hears what the node has; empty: it is no peer"}"#,
+    printcolumn = r#"{"name":"Peer","type":"string","jsonPath":".status.peer.address","description":"Where other nodes get content from it","priority":1}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".status.pool","description":"The id of the pool","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
@@ -72,6 +74,9 @@ pub struct PoolPeer {
     pub address: String,
     /// The SHA-256 of its public key, as sha256:DIGITS
     pub key: String,
+    /// Whether the controller hears what the node has
+    #[serde(default)]
+    pub catalog: bool,
 }
 
 /// Data that no object names. The driver keeps it. The controller makes the object again for what a

@@ -238,6 +238,7 @@ mod tests {
             peer: Some(PoolPeer {
                 address: address.to_owned(),
                 key: key.to_owned(),
+                catalog: true,
             }),
             ..PoolStatus::default()
         });

@@ -30,7 +30,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::api::{PoolPeer, Refusal, Snapshot, SnapshotStatus, Volume, VolumeStatus};
+use crate::api::{Refusal, Snapshot, SnapshotStatus, Volume, VolumeStatus};
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
 use crate::model::{MutableChange, Node, Ttl};
@@ -38,6 +38,7 @@ use crate::server::{code_name, code_of, may_go_on, message_of};
 
 use super::client;
 use decide::{SnapshotStep, VolumeStep};
+pub use pool::Peering;
 
 /// How many objects are worked on at once.
 const JOBS: u16 = 16;
@@ -51,7 +52,7 @@ pub async fn run(
     kubeconfig: Option<std::path::PathBuf>,
     engine: Engine,
     node: Node,
-    peer: Option<PoolPeer>,
+    peer: Option<Peering>,
     stop: impl Future<Output = ()>,
 ) {
     let work = async {

@@ -2,6 +2,7 @@
 //! names. A `Pool` that was deleted is made again.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::api::{Patch, PatchParams, PostParams};
@@ -14,6 +15,7 @@ use crate::api::{
     self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus, Volume,
     number,
 };
+use crate::distribution::roster::Directory;
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
 use crate::model::{Node, PersistentVolume, Snapshot, SnapshotId};
@@ -28,6 +30,15 @@ const STEPS: u64 = 16;
 /// that nothing needs hide no others.
 const MOST_NAMED: usize = 100;
 
+/// This node as a peer.
+#[derive(Debug)]
+pub struct Peering {
+    /// Where the others reach it.
+    pub place: PoolPeer,
+    /// Its connection to the controller.
+    pub directory: Arc<dyn Directory>,
+}
+
 /// The objects that the watches have seen.
 pub(super) struct Seen {
     pub(super) volumes: Store<Volume>,
@@ -40,7 +51,7 @@ pub(super) async fn publish(
     engine: Engine,
     node: Node,
     pool: String,
-    peer: Option<PoolPeer>,
+    peer: Option<Peering>,
     seen: Seen,
 ) {
     let pools: Api<Pool> = Api::all(client);
@@ -59,7 +70,9 @@ pub(super) async fn publish(
             }
             let status = look(&engine, &node, &pool, peer.as_ref(), &seen, turn).await?;
             let is_known = written.as_ref();
-            let is_known = is_known.is_some_and(|(before, _)| before.orphans == status.orphans);
+            let is_known = is_known.is_some_and(|(before, _)| {
+                before.orphans == status.orphans && before.peer == status.peer
+            });
             if is_due || !is_known {
                 write(&pools, node.id.as_str(), &status).await?;
                 written = Some((status, Instant::now()));
@@ -77,7 +90,7 @@ async fn look(
     engine: &Engine,
     node: &Node,
     pool: &str,
-    peer: Option<&PoolPeer>,
+    peer: Option<&Peering>,
     seen: &Seen,
     turn: usize,
 ) -> Result<PoolStatus, Error> {
@@ -105,7 +118,10 @@ async fn look(
             volumes: some(lonely_claims, turn),
             snapshots: some(lonely_snapshots, turn),
         },
-        peer: peer.cloned(),
+        peer: peer.map(|peer| PoolPeer {
+            catalog: peer.directory.is_connected(),
+            ..peer.place.clone()
+        }),
     })
 }
 

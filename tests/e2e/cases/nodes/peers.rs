@@ -1,5 +1,5 @@
 //! The nodes as peers: deploy/ with the component, as docs/peers.md shows it. What a step on one
-//! node commits, a step on another node starts from.
+//! node commits, a step on another node starts from. The controller says where it is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,6 +31,11 @@ pub(in crate::cases) fn peers(env: &Env) {
     env.succeeded("reads");
     env.event("reads", &["task-cache/go", "peer node-1"]);
     assert_eq!(counted(&two, "fetches"), 1);
+    // The controller said where it is: node 3 was not asked.
+    assert_eq!(
+        (counted(&two, "located"), counted(&two, "questions")),
+        (1.into(), 1.into())
+    );
     let offered = counted(&one, "offered");
     assert_ne!(offered, 0);
 
@@ -40,19 +45,47 @@ pub(in crate::cases) fn peers(env: &Env) {
     neighbour.succeeded("stranger");
     assert_eq!(counted(&one, "offered"), offered);
     assert_eq!(counted(&one, "refused"), 0);
+
+    newest_output(env, &one, &two);
+}
+
+/// Two nodes make one output, one after the other: a step on the first node starts from the last.
+fn newest_output(env: &Env, one: &Cluster, two: &Cluster) {
+    const OUTPUT: &str = "type: output, name: built";
+    let made = |node: &Cluster| {
+        let listed = node.driver(&["artifacts", "--output=json"]);
+        let listed: Value = serde_json::from_slice(&listed.stdout).unwrap_or_default();
+        let rows = listed.as_array().cloned().unwrap_or_default();
+        let of_name = |row: &&Value| row["name"] == "artifact/built" && row["durable"] == true;
+        rows.iter().filter(of_name).count()
+    };
+    for (name, node) in [("makes", one), ("makes-again", two)] {
+        let command = format!("echo {name} > /work/text");
+        env.apply_text(&step_with(name, node, "work", OUTPUT, &command));
+        env.succeeded(name);
+        eventually("the output is durable", || (made(node) == 1).then_some(()));
+    }
+    eventually("the older output loses its name", || {
+        (made(one) == 0).then_some(())
+    });
+    let input = "type: input, from: artifact/built";
+    let command = "grep makes-again /work/text";
+    env.apply_text(&step_with("reads-output", one, "work", input, command));
+    env.succeeded("reads-output");
 }
 
 /// A pod with a task cache at `/cache`, on a node.
 fn step(name: &str, node: &Cluster, command: &str) -> String {
-    let source = "csi: {driver: baggageclaim.csi.concourse-ci.org, \
-                  volumeAttributes: {type: task-cache, key: go}}";
+    step_with(name, node, "cache", "type: task-cache, key: go", command)
+}
+
+/// A pod with a volume of these attributes at `/VOLUME`, on a node.
+fn step_with(name: &str, node: &Cluster, volume: &str, attributes: &str, command: &str) -> String {
+    let source = format!(
+        "csi: {{driver: baggageclaim.csi.concourse-ci.org, volumeAttributes: {{{attributes}}}}}"
+    );
     let more = format!("{ENDS}\n  {}", only_on(node));
-    pod_with(
-        name,
-        &more,
-        [("cache".to_owned(), source.to_owned())],
-        command,
-    )
+    pod_with(name, &more, [(volume.to_owned(), source)], command)
 }
 
 /// The drivers with the component. When this is dropped they are as they were: the next case needs
@@ -93,10 +126,15 @@ patches:
         installed.apply(installed.ours.path());
         let nodes = cluster.nodes();
         for node in &nodes {
-            eventually("each node knows the others", || {
-                let others = &figures(node)["peers"];
-                (*others == nodes.len() - 1).then_some(())
-            });
+            eventually(
+                "each node knows the others, and the controller hears it",
+                || {
+                    let figures = figures(node);
+                    let is_ready =
+                        figures["peers"] == nodes.len() - 1 && figures["catalog"] == true;
+                    is_ready.then_some(())
+                },
+            );
         }
         installed
     }
@@ -120,7 +158,7 @@ fn figures(node: &Cluster) -> Value {
 impl Drop for Installed<'_> {
     fn drop(&mut self) {
         self.apply(&self.before);
-        for file in ["rbac.yaml", "networkpolicy.yaml"] {
+        for file in ["configmap.yaml", "rbac.yaml", "networkpolicy.yaml"] {
             let file = Path::new(env!("CARGO_MANIFEST_DIR"))
                 .join(COMPONENT)
                 .join(file);
