@@ -51,12 +51,13 @@ pub(in crate::cases) fn peers(env: &Env) {
 
 /// Two nodes make one output, one after the other: a step on the first node starts from the last.
 fn newest_output(env: &Env, one: &Cluster, two: &Cluster) {
-    const OUTPUT: &str = "type: output, name: built";
+    const OUTPUT: &str = "type: output, name: made-twice";
     let made = |node: &Cluster| {
         let listed = node.driver(&["artifacts", "--output=json"]);
         let listed: Value = serde_json::from_slice(&listed.stdout).unwrap_or_default();
         let rows = listed.as_array().cloned().unwrap_or_default();
-        let of_name = |row: &&Value| row["name"] == "artifact/built" && row["durable"] == true;
+        let of_name =
+            |row: &&Value| row["reference"] == "artifact/made-twice" && row["durable"] == true;
         rows.iter().filter(of_name).count()
     };
     for (name, node) in [("makes", one), ("makes-again", two)] {
@@ -68,7 +69,7 @@ fn newest_output(env: &Env, one: &Cluster, two: &Cluster) {
     eventually("the older output loses its name", || {
         (made(one) == 0).then_some(())
     });
-    let input = "type: input, from: artifact/built";
+    let input = "type: input, from: artifact/made-twice";
     let command = "grep makes-again /work/text";
     env.apply_text(&step_with("reads-output", one, "work", input, command));
     env.succeeded("reads-output");
