@@ -110,7 +110,7 @@ pub enum NotCommitted {
     Never,
     /// Its `commit` is `on-marker`, and there was no marker.
     NoMarker,
-    /// Another step's content has the name, and the first one keeps it.
+    /// Another step's content has the name, and keeps it.
     NameTaken,
     /// The backend found something in it that cannot be sealed.
     Refused(String),
@@ -153,7 +153,8 @@ impl fmt::Display for NotCommitted {
             Self::Never => f.write_str("its commit is `never`"),
             Self::NoMarker => write!(f, "its step left no {}", layout::COMMIT_MARKER),
             Self::NameTaken => f.write_str(
-                "another step's content has this name already, and the first one keeps it",
+                "another step's content has this name already: a resource cache keeps the first \
+                 commit, any other name the newest",
             ),
             Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
             Self::Damaged => {

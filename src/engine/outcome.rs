@@ -13,7 +13,7 @@ use super::shared::Inner;
 use super::state::State;
 use super::types::{Awaited, OutcomeReport};
 use super::volumes::Volume;
-use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId};
+use crate::model::{LayerId, Outcome, PodUid, Timestamp, VolumeId};
 use crate::store;
 use crate::sys::{Dir, Errno};
 
@@ -66,8 +66,13 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Look> {
     for location in untold(inner, pod) {
         // On disk first: a crash must not forget an outcome that was acted upon. On a full disk
         // it may be the seal that frees space.
+        let due = becomes_due(inner, &location);
         let written = inner.with_reserve(|| {
-            open(inner, &location).and_then(|dir| store::write_outcome(&dir, outcome))
+            let dir = open(inner, &location)?;
+            if let Some(due) = due {
+                store::write_due(&dir, due)?;
+            }
+            store::write_outcome(&dir, outcome)
         });
         match written {
             Ok(()) => {}
@@ -84,7 +89,7 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Look> {
             }
         }
         point(Point::OutcomeNoted);
-        told.news += usize::from(tell(inner, &location, outcome));
+        told.news += usize::from(tell(inner, &location, outcome, due));
         // For each volume: the next one may take long.
         inner.state.notify();
     }
@@ -116,14 +121,12 @@ pub(super) fn awaited(inner: &Inner) -> Vec<Awaited> {
     for volume in state.volumes.all() {
         let (record, lifecycle) = (&volume.record, volume.lifecycle());
         let unpublished = lifecycle.goal().is_some();
-        let plan = record.seal.as_ref();
-        let decides = plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess);
         // The fate of a sealed volume is decided, though it is not durable yet.
         let is_decided = match lifecycle {
             Lifecycle::Preparing | Lifecycle::Sealed => true,
             _ => unpublished && volume.seal_intent().is_none(),
         };
-        if !decides || is_decided || volume.outcome().is_some() {
+        if !volume.needs_success() || is_decided || volume.outcome().is_some() {
             continue;
         }
         let awaited = pods.entry(&record.pod.uid).or_insert_with(|| Awaited {
@@ -149,6 +152,16 @@ fn untold(inner: &Inner, pod: &PodUid) -> Vec<Location> {
         .collect()
 }
 
+/// When the commit becomes due, if this outcome is all that it still needs.
+fn becomes_due(inner: &Inner, location: &Location) -> Option<Timestamp> {
+    let Location::Pending(key) = location else {
+        return None;
+    };
+    let state = inner.state.lock();
+    let needed = state.volumes.retiring(*key)?.needs_success();
+    needed.then(|| inner.now())
+}
+
 fn open(inner: &Inner, location: &Location) -> crate::sys::Result<Dir> {
     match location {
         Location::Live(id) => inner.dirs.volumes.open_beneath(id),
@@ -158,14 +171,14 @@ fn open(inner: &Inner, location: &Location) -> crate::sys::Result<Dir> {
 
 /// Notes the outcome in memory, and whether that is news. The volume may have moved since its
 /// directory was opened.
-fn tell(inner: &Inner, location: &Location, outcome: Outcome) -> bool {
+fn tell(inner: &Inner, location: &Location, outcome: Outcome, due: Option<Timestamp>) -> bool {
     let mut state = inner.state.lock();
     let volumes = &mut state.volumes;
     let key = match location {
         Location::Pending(key) => Some(*key),
         Location::Live(id) => {
             if let Some(volume) = volumes.live_mut(id) {
-                return volume.tell(outcome);
+                return volume.tell(outcome, due);
             }
             let mut seals = volumes.seals();
             let moved =
@@ -174,5 +187,5 @@ fn tell(inner: &Inner, location: &Location, outcome: Outcome) -> bool {
         }
     };
     let volume = key.and_then(|key| volumes.retiring_mut(key));
-    volume.is_some_and(|volume| volume.tell(outcome))
+    volume.is_some_and(|volume| volume.tell(outcome, due))
 }

@@ -28,7 +28,9 @@ use super::shared::Inner;
 use super::state::State;
 use super::teardown_queue::Teardown;
 use super::volumes::Volume;
-use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord, layout};
+use crate::model::{
+    Artifact, ArtifactId, LayerId, Outcome, Timestamp, VolumeId, VolumeRecord, layout,
+};
 use crate::store::{self, Change, Contents, Unreadable};
 use crate::sys::{self, Dir, Errno, MountEntry};
 
@@ -301,6 +303,19 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     }
 }
 
+/// When its commit became due; `None`: there is no readable record. Then the time of its seal
+/// counts.
+fn due_of(dir: &Dir) -> Result<Option<Timestamp>> {
+    match store::read_due(dir) {
+        Err(error) if !error.is_of_this_process() => {
+            tracing::error!(path = %dir.path().display(), %error,
+                "when the commit became due is unreadable; the time of its seal counts");
+            Ok(None)
+        }
+        due => due.context("read when a volume's commit became due"),
+    }
+}
+
 /// The mount of a volume, as far as that can be seen. Otherwise it counts as not mounted: it is
 /// still unmounted when kubelet asks, and the kernel is asked before anything is done to it.
 fn mount_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Result<Option<u64>> {
@@ -369,7 +384,11 @@ fn recover_pending(
             continue;
         }
         let chosen = chosen(inner, key, &record, state)?;
-        let volume = Volume::found(record, TO_BE_SEALED, outcome_of(&dir)?);
+        let mut volume = Volume::found(record, TO_BE_SEALED, outcome_of(&dir)?);
+        volume.due = due_of(&dir)?;
+        if let Some(due) = volume.due {
+            inner.saw(due);
+        }
         state.volumes.add_retiring(key, volume);
         state.volumes.choose(key, &chosen);
         recovered.leaving.push(Teardown { key, pin: None });

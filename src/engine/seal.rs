@@ -3,6 +3,11 @@
 //! [`drive`] does the actions of `lifecycle` in a task of each volume. An artifact can be forked as
 //! soon as its content is in place. Whether it is durable (`commit`) matters only to other
 //! programs.
+//!
+//! Seals may end in any order, above all after a restart. The order of commits to one name is the
+//! order in which they became due: the later of "its volume was unpublished" and, if its commit is
+//! `on-success`, "its outcome became known". A commit that became due before the one that has the
+//! name is not sealed. The first that is sealed keeps the name of a resource cache.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -432,14 +437,24 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         layers.extend(state.catalog.parent_layers(record));
         state.volumes.choose(key, &layers);
     }
-    // Newer than the owner of the name, even if the clock was wrong when that one was sealed.
     let name = Name {
         tenant: record.tenant.clone(),
         reference: plan.reference.clone(),
     };
-    let owner = state.catalog.owner(&name);
-    let after_owner = owner.map_or(0, |owner| owner.artifact.created.0 + 1);
-    let created = Timestamp(inner.now().0.max(after_owner));
+    let now = inner.now();
+    let due = state.volumes.retiring(key).and_then(|volume| volume.due);
+    let owner = state
+        .catalog
+        .owner(&name)
+        .map(|owner| owner.artifact.created);
+    let created = match owner {
+        // The first that was sealed keeps a resource cache. A time ahead of the clock is wrong: any
+        // later commit is newer.
+        Some(owner) if plan.reference.first_writer_wins() || owner > now => {
+            now.max(Timestamp(owner.0 + 1))
+        }
+        _ => due.map_or(now, |due| due.min(now)),
+    };
     drop(state);
     let pods = inner.config.pods.as_ref();
     let images = pods.map_or_else(Vec::new, |pods| pods.images(&record.pod.uid));
@@ -450,7 +465,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         layers,
         created,
         ttl_seconds: plan.keep.ttl.map(|ttl| ttl.as_secs()),
-        last_used: created,
+        last_used: now,
         made_by: Some(Box::new(Maker::new(record.pod.clone(), images))),
         digests: crate::model::Digests::default(),
         sharing: Sharing {
@@ -464,9 +479,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
 fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
     let state = inner.state.lock();
     let owner = state.catalog.owner(&artifact.name());
-    owner.is_some_and(|owner| {
-        artifact.reference.first_writer_wins() && !takes_name(artifact, &owner.artifact)
-    })
+    owner.is_some_and(|owner| !takes_name(artifact, &owner.artifact))
 }
 
 /// Says why a volume is not sealed, and moves it to the trash.

@@ -1,7 +1,8 @@
 //! Unpublish: detach, remove the mount point, move the volume's directory to `pending/` or
 //! `trash/`, answer. Also the same for volumes that kubelet will not ask for.
 //!
-//! It works on a full disk: it allocates nothing there (a rename and an rmdir). Its cost does not
+//! It works on a full disk: it needs no space there (a rename and an rmdir; the time at which the
+//! commit became due is written if there is room). Its cost does not
 //! depend on the content: the kernel frees the filesystem when the descriptor that was opened
 //! before the detach is closed, in `teardown` or `seal`.
 
@@ -21,6 +22,7 @@ use super::target::Target;
 use super::teardown;
 use super::teardown_queue::{Pin, Teardown};
 use crate::model::{LayerId, VolumeId};
+use crate::store;
 use crate::sys::{Errno, MountPoint};
 
 /// Unpublishes whatever is at `target`, and retires the volume unless it is mounted elsewhere.
@@ -182,8 +184,20 @@ fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
         None => (Goal::Discard, &inner.dirs.trash),
     };
     let key = layer.unwrap_or_else(|| LayerId::from_bits(inner.random()));
+    let volumes = &inner.dirs.volumes;
+    let due = inner.now();
+    if goal == Goal::Seal {
+        let written = volumes
+            .open_beneath(id)
+            .and_then(|dir| store::write_due(&dir, due));
+        // A full disk stops no unpublish.
+        if let Err(error) = written {
+            tracing::debug!(volume.id = %id, %error,
+                "could not record when the commit became due; a restart of the driver forgets it");
+        }
+    }
     // A directory may need a block for one more name.
-    let rename = || inner.dirs.volumes.rename(id, to, key.to_string());
+    let rename = || volumes.rename(id, to, key.to_string());
     match inner.with_reserve(rename) {
         Ok(()) => {}
         // Another program removed it: there is nothing to seal, and kubelet must not wait for ever.
@@ -198,6 +212,6 @@ fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
     }
     point(Point::UnpublishPromised);
     let mut state = inner.state.lock();
-    state.volumes.retired(id, key, goal);
+    state.volumes.retired(id, key, goal, due);
     Ok(Some(key))
 }

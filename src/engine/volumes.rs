@@ -11,7 +11,8 @@ use super::error::{Error, Result};
 use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
 use super::types::{Measured, VolumeState};
 use crate::model::{
-    ArtifactId, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, VolumeId, VolumeRecord,
+    ArtifactId, Commit, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp, VolumeId,
+    VolumeRecord,
 };
 
 /// An inline volume.
@@ -20,6 +21,8 @@ pub(super) struct Volume {
     pub(super) record: VolumeRecord,
     /// How its pod's work ended, if that was told.
     outcome: Option<Outcome>,
+    /// When its commit became due (see `seal`). `None`: it did not yet, or no start found the time.
+    pub(super) due: Option<Timestamp>,
     pub(super) measured: Measured,
     lifecycle: Lifecycle,
     /// The layers of the artifact that it is becoming.
@@ -36,6 +39,7 @@ impl Volume {
         Self {
             record,
             outcome,
+            due: None,
             measured: Measured::default(),
             lifecycle,
             chosen: Vec::new(),
@@ -69,18 +73,26 @@ impl Volume {
         self.lifecycle != Lifecycle::Preparing
     }
 
+    /// Whether it is committed only if its pod succeeds.
+    pub(super) fn needs_success(&self) -> bool {
+        let plan = self.record.seal.as_ref();
+        plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess)
+    }
+
     /// The plan of its seal, if that is what it is retired for.
     pub(super) fn seal_intent(&self) -> Option<&SealPlan> {
         let plan = self.record.seal.as_ref();
         plan.filter(|_| self.lifecycle.goal() == Some(Goal::Seal))
     }
 
-    /// Notes how its pod's work ended; whether that is news. The first report counts.
-    pub(super) fn tell(&mut self, outcome: Outcome) -> bool {
+    /// Notes how its pod's work ended; whether that is news. The first report counts. `due`: this
+    /// makes its commit due.
+    pub(super) fn tell(&mut self, outcome: Outcome, due: Option<Timestamp>) -> bool {
         if self.outcome.is_some() {
             return false;
         }
         self.outcome = Some(outcome);
+        self.due = due.or(self.due);
         // Its task does what follows: `Inner.changed` wakes it.
         self.observe(Observation::OutcomeTold);
         true
@@ -181,11 +193,18 @@ impl Volumes {
     }
 
     /// Its directory is now in `pending/` or `trash/` under the name of `key`.
-    pub(super) fn retired(&mut self, id: &VolumeId, key: LayerId, goal: Goal) -> Action {
+    pub(super) fn retired(
+        &mut self,
+        id: &VolumeId,
+        key: LayerId,
+        goal: Goal,
+        due: Timestamp,
+    ) -> Action {
         let action = self.observe(id, Observation::Retired(goal));
         if action == Action::Quiesce
-            && let Some(volume) = self.live.remove(id)
+            && let Some(mut volume) = self.live.remove(id)
         {
+            volume.due = Some(due);
             self.retiring.insert(key, volume);
         }
         action

@@ -24,7 +24,8 @@ pub struct Artifact {
     pub reference: Reference,
     /// Its layers, newest first; never empty.
     pub layers: Vec<LayerId>,
-    /// When it was sealed.
+    /// When its commit became due, or when it was imported or received. The order of commits to one
+    /// name.
     pub created: Timestamp,
     /// Its time to live: since the seal (output) or last use (cache). `None`: until space is
     /// needed.

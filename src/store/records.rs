@@ -11,6 +11,8 @@ use crate::sys::{self, Dir, Errno};
 /// Records are small. A larger file is not one.
 const LIMIT: usize = 256 * 1024;
 const OUTCOME: &str = "outcome";
+/// In a volume to be sealed: when its commit became due.
+const DUE: &str = "due";
 const DOOMED: &str = "doomed";
 
 /// Why a directory has no valid record.
@@ -138,6 +140,28 @@ pub fn read_outcome(volume: &Dir) -> sys::Result<Option<Outcome>> {
             // A crash tore it between open and write. Remove it for the next report.
             volume.remove_file(OUTCOME)?;
             Ok(None)
+        }
+        Err(error) if error.is(Errno::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes when the volume's commit became due. Replaces an earlier time.
+pub fn write_due(volume: &Dir, due: Timestamp) -> sys::Result<()> {
+    let text = format!("{}\n", due.0);
+    match volume.write_new(DUE, text.as_bytes()) {
+        Err(error) if error.is(Errno::EEXIST) => volume.replace(DUE, text.as_bytes()),
+        result => result,
+    }
+}
+
+/// When the volume's commit became due, if that was written. A torn record does not count.
+pub fn read_due(volume: &Dir) -> sys::Result<Option<Timestamp>> {
+    match volume.read(DUE, 64) {
+        Ok(bytes) => {
+            let text = String::from_utf8(bytes).unwrap_or_default();
+            let time = text.strip_suffix('\n').and_then(|text| text.parse().ok());
+            Ok(time.map(Timestamp))
         }
         Err(error) if error.is(Errno::ENOENT) => Ok(None),
         Err(error) => Err(error),

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 
 use baggageclaim::engine::Engine;
-use baggageclaim::model::Timestamp;
+use baggageclaim::model::{Outcome, Timestamp};
 use baggageclaim::store::{Change, Index};
 use baggageclaim::sys::Dir;
 
@@ -190,6 +190,83 @@ async fn a_clock_that_was_wrong_stops_no_cache() {
         })
         .await;
     assert_eq!(bench.look("t3", task, "f").await.as_deref(), Some("two"));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commit_that_became_due_last_has_the_name_in_whichever_order_they_are_sealed() {
+    for (restarts, backwards) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut bench = require_bench!();
+        // The pod of `b` ends last, and the outcome of `a` is told last.
+        let cases = [("always", "b"), ("on-success", "a")];
+        let volumes = |commit| ["a", "b"].map(|by| format!("{commit}-{by}"));
+        let mut held = Vec::new();
+        for (commit, _) in cases {
+            let attributes = [("type", "output"), ("name", commit), ("commit", commit)];
+            for volume in volumes(commit) {
+                let (target, _) = bench.publish(&volume, &volume, &attributes).await;
+                fs::write(target.join("f"), &volume).expect("write");
+                let file = fs::File::create(target.join("held")).expect("create");
+                held.push((volume, file));
+            }
+            let [a, b] = volumes(commit);
+            bench.unpublish(&a).await;
+            bench.unpublish(&b).await;
+            bench.outcome(&b, Outcome::Succeeded).await;
+            bench.outcome(&a, Outcome::Succeeded).await;
+        }
+        if restarts {
+            bench = bench.restart().await;
+        }
+        if backwards {
+            held.reverse();
+        }
+        for (volume, file) in held {
+            drop(file);
+            let is_sealed = || bench.row(&volume).is_none();
+            eventually("its seal ends", is_sealed).await;
+        }
+        for (commit, newest) in cases {
+            let from = format!("artifact/{commit}");
+            let input = [("type", "input"), ("from", &from)];
+            let shown = bench.look(&format!("look-{commit}"), &input, "f").await;
+            let newest = format!("{commit}-{newest}");
+            assert_eq!(shown, Some(newest), "{restarts}, {backwards}");
+        }
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_time_at_which_a_commit_became_due_its_seal_counts() {
+    let bench = require_bench!();
+    let mut held = Vec::new();
+    for pod in ["first", "second"] {
+        let (target, _) = bench.publish(pod, pod, OUTPUT).await;
+        fs::write(target.join("f"), pod).expect("write");
+        held.push((pod, fs::File::create(target.join("held")).expect("create")));
+        bench.unpublish(pod).await;
+    }
+    // An older version did not write it, and a kill can tear it.
+    let bench = bench
+        .restart_after(|pool| {
+            let pending = pool.join("pending");
+            let mut files = names(&pending).into_iter();
+            let mut next = || {
+                pending
+                    .join(files.next().expect("two are pending"))
+                    .join("due")
+            };
+            fs::remove_file(next()).expect("removed");
+            fs::write(next(), "17").expect("torn");
+        })
+        .await;
+    for (pod, file) in held.into_iter().rev() {
+        drop(file);
+        eventually("its seal ends", || bench.row(pod).is_none()).await;
+    }
+    let shown = bench.look("look", INPUT, "f").await;
+    assert_eq!(shown.as_deref(), Some("first"));
     bench.finish().await;
 }
 

@@ -154,7 +154,7 @@ impl Worker {
             let mut known = model.keys[running.key].lock();
             known.running[self.node] -= u32::from(running.writes);
             if let Some(serial) = running.promises {
-                known.promised[self.node].push(serial);
+                known.promised[self.node] = serial;
             }
         }
         Ok(())

@@ -84,10 +84,8 @@ pub(crate) struct Known {
     pub(crate) clears: u64,
     /// By node: the epoch of its last clear that was answered.
     pub(crate) cleared: [u64; NODES.len()],
-    /// By node: the contents whose step has ended, and that are not known to be durable. They may
-    /// be sealed in another order than their steps ended.
-    pub(crate) promised: [Vec<u64>; NODES.len()],
-    /// By node: a mount shows this content or one that came later.
+    /// By node: the last content whose step has ended, and the last of these that is durable.
+    pub(crate) promised: [u64; NODES.len()],
     pub(crate) durable: [u64; NODES.len()],
     /// By node: how many steps run that commit to it.
     pub(crate) running: [u32; NODES.len()],
@@ -118,17 +116,13 @@ impl Model {
     /// All that was promised on a node before this call is durable.
     pub(crate) fn settled(&self, node: usize, promised: &[u64]) {
         for (key, promised) in self.keys.iter().zip(promised) {
-            let mut known = key.lock();
-            let now = known.promised[node].extract_if(.., |serial| *serial <= *promised);
-            if let Some(first) = now.min() {
-                known.durable[node] = first;
-            }
+            let durable = &mut key.lock().durable[node];
+            *durable = (*durable).max(*promised);
         }
     }
 
     pub(crate) fn promised(&self, node: usize) -> Vec<u64> {
-        let last = |key: &Mutex<Known>| key.lock().promised[node].last().copied();
-        let promised = |key: &Mutex<Known>| last(key).unwrap_or_default();
+        let promised = |key: &Mutex<Known>| key.lock().promised[node];
         self.keys.iter().map(promised).collect()
     }
 
