@@ -392,6 +392,9 @@ async fn work(node: &NodeProcess, kubelet: &Kubelet) -> String {
         ("volumes{type=\"task-cache\",state=\"published\"}", 1.0),
         ("volumes{type=\"scratch\",state=\"published\"}", 0.0),
         ("seals_pending", 0.0),
+        ("misses_total{type=\"task-cache\"}", 1.0),
+        ("misses_total{type=\"resource-cache\"}", 0.0),
+        ("hits_total{type=\"input\"}", 0.0),
     ] {
         assert_eq!(value(&during, id), count, "{id}: {during:#?}");
     }
@@ -430,6 +433,8 @@ async fn each_metric_moves_by_the_work_done_and_contains_no_names() {
         value(&after, id) - before.get(&full).copied().unwrap_or(0.0)
     };
     for (id, by) in [
+        ("hits_total{type=\"input\"}", 1.0),
+        ("misses_total{type=\"task-cache\"}", 1.0),
         (
             "csi_rpcs_total{method=\"NodePublishVolume\",code=\"OK\"}",
             4.0,

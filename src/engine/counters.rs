@@ -22,6 +22,8 @@ struct Ended {
 #[derive(Debug, Clone)]
 pub struct Counters {
     publishes: Durations<VolumeType>,
+    hits: Family<VolumeType, Counter>,
+    misses: Family<VolumeType, Counter>,
     seals: Histogram,
     commits: Histogram,
     ended: Family<Ended, Counter>,
@@ -35,6 +37,20 @@ const SEALED: Ended = Ended { result: "sealed" };
 
 const GIVEN_UP: Ended = Ended { result: "given-up" };
 
+/// The types of volumes that start from content. A publish of an input without content fails, so
+/// only caches have misses.
+const CACHES: [&str; 2] = ["resource-cache", "task-cache"];
+const STARTING: [&str; 3] = ["input", CACHES[0], CACHES[1]];
+
+/// A counter for each of these types, at zero.
+fn by_type(types: &[&'static str]) -> Family<VolumeType, Counter> {
+    let family = Family::default();
+    for r#type in types {
+        let _: &Counter = &family.get_or_create(&VolumeType { r#type });
+    }
+    family
+}
+
 impl Default for Counters {
     fn default() -> Self {
         let ended = Family::default();
@@ -44,6 +60,8 @@ impl Default for Counters {
         }
         Self {
             publishes: durations_by(),
+            hits: by_type(&STARTING),
+            misses: by_type(&CACHES),
             seals: durations(),
             commits: durations(),
             ended,
@@ -61,6 +79,14 @@ impl Counters {
         self.publishes
             .get_or_create(&VolumeType { r#type })
             .observe(seconds);
+    }
+
+    /// A new volume started from content (`is_hit`) or empty. Other types always start empty.
+    pub(super) fn started(&self, r#type: &'static str, is_hit: bool) {
+        if STARTING.contains(&r#type) {
+            let counters = if is_hit { &self.hits } else { &self.misses };
+            counters.get_or_create(&VolumeType { r#type }).inc();
+        }
     }
 
     /// A volume became an artifact that can be forked.
@@ -113,6 +139,10 @@ impl Counters {
             Unit::Seconds,
             self.publishes.clone(),
         );
+        let help = "New volumes that started from content, by type";
+        registry.register("hits", help, self.hits.clone());
+        let help = "New caches that started empty, by type";
+        registry.register("misses", help, self.misses.clone());
         let help = "Volumes that were to be sealed, by result";
         registry.register("seals", help, self.ended.clone());
         let help = "Artifacts deleted to make room";

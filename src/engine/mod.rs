@@ -200,7 +200,9 @@ impl Engine {
         let (kind, began) = (request.spec.kind.type_name(), Instant::now());
         let published = publish::publish(&self.inner, request).await?;
         if !published.already {
-            self.inner.counters().published(kind, began.elapsed());
+            let counters = self.inner.counters();
+            counters.published(kind, began.elapsed());
+            counters.started(kind, published.from.is_some());
         }
         Ok(published)
     }
