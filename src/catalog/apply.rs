@@ -134,11 +134,15 @@ impl Catalog {
         if session.lost.is_some() {
             return changes;
         }
-        for entry in &report.put {
-            let mut entry = *entry;
+        for told in &report.put {
+            let mut entry = *told;
             entry.version.stamp = counted(entry.version.stamp, time);
             let key = Key::new(entry.name, id);
-            let is_new = self.entries.insert(key, Packed::new(&entry)).is_none();
+            let mut packed = Packed::new(&entry);
+            if entry.version.stamp < told.version.stamp {
+                packed = packed.lowered();
+            }
+            let is_new = self.entries.insert(key, packed).is_none();
             session.entries += usize::from(is_new);
             changes.names.push(entry.name);
         }
@@ -175,7 +179,8 @@ impl Catalog {
     }
 
     /// Orders to the holders of older content of an output. A holder without a stream hears of it
-    /// when it reports again; content that only such a holder has supersedes nothing.
+    /// when it reports again; content that only such a holder has supersedes nothing. Nor does
+    /// content whose stamp was too far ahead: when it was committed is not known.
     fn supersede(&self, name: NameHash, orders: &mut Vec<Supersede>) {
         let holders = || {
             let durable = self.entries_of(name);
@@ -183,7 +188,12 @@ impl Catalog {
                 session.lost.is_none() && entry.state == State::Durable
             })
         };
-        let Some((_, _, newest)) = holders().max_by_key(|(_, _, entry)| entry.version) else {
+        let is_dated = |id: SessionId| {
+            let packed = self.entries.get(&Key::new(name, id));
+            packed.is_some_and(|packed| !packed.is_lowered())
+        };
+        let dated = holders().filter(|(id, ..)| is_dated(*id));
+        let Some((_, _, newest)) = dated.max_by_key(|(_, _, entry)| entry.version) else {
             return;
         };
         for (session, _, entry) in holders() {

@@ -36,7 +36,8 @@ impl<T> Default for Held<T> {
 }
 
 impl<T> Held<T> {
-    /// Answers now if there is content, or if the time is over already. Else the question is held.
+    /// Answers now if there is content, if accounts are missing, or if the time is over already. Else
+    /// the question is held.
     pub fn ask(
         &mut self,
         catalog: &Catalog,
@@ -46,7 +47,8 @@ impl<T> Held<T> {
         until: Timestamp,
     ) -> Option<(T, Answer)> {
         let first = catalog.find(&asked, now);
-        if matches!(first, Answer::Found(_)) || until <= now {
+        // Without all accounts the asking node can ask the others itself.
+        if matches!(first, Answer::Found(_) | Answer::Incomplete) || until <= now {
             return Some((node, first));
         }
         self.last += 1;

@@ -57,6 +57,16 @@ impl Packed {
         }
     }
 
+    /// The same, of a stamp that was too far ahead and counts as now.
+    pub(super) fn lowered(mut self) -> Self {
+        self.kind_and_state |= 8;
+        self
+    }
+
+    pub(super) fn is_lowered(self) -> bool {
+        self.kind_and_state & 8 != 0
+    }
+
     pub(super) fn entry(&self, name: NameHash) -> Entry {
         Entry {
             name,

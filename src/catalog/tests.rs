@@ -237,6 +237,11 @@ fn a_stamp_far_ahead_counts_as_now() {
         nodes.put(0, entry("artifact/a", State::Durable, now + ahead));
         assert_eq!(nodes.stamp("artifact/a"), Some(expected));
     }
+    // When it was committed is not known, so it takes no name from other content.
+    let mut nodes = Nodes::complete(&["n1", "n2"]);
+    nodes.put(0, entry("artifact/a", State::Durable, now - 5));
+    let changes = nodes.put(1, entry("artifact/a", State::Durable, now + 60_001));
+    assert!(changes.supersede.is_empty());
 }
 
 #[test]

@@ -336,7 +336,9 @@ impl Bringer {
             }
             let asked = Instant::now();
             let round = self.round(&name, &request.pod, pause);
-            if let Ok(answer) = timeout_at(until, round).await {
+            let answer = timeout_at(until, round).await;
+            let took = asked.elapsed();
+            if let Ok(answer) = answer {
                 state = self.state_of(&answer);
                 let has_failed = matches!(answer, Answer::Failed(_));
                 let is_alone = self.context.peers.is_none();
@@ -365,7 +367,7 @@ impl Bringer {
             }
             // A question that the controller has held for a while needs no pause after it.
             let is_told = self.context.peers.as_ref().is_some_and(|it| it.is_told());
-            let was_held = is_told && asked.elapsed() >= pause + HELD;
+            let was_held = is_told && took >= pause + HELD;
             let longest = if was_held { FIRST } else { LONGEST };
             pause = (began.elapsed() / 20).clamp(FIRST, longest);
         }

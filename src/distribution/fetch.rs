@@ -197,8 +197,16 @@ impl Fetcher {
     /// One attempt to receive all layers that this node lacks.
     fn receive(&self, name: &Name, found: &Offered, running: &Running) -> Result<(), Failure> {
         let (context, manifest) = (&self.context, &found.manifest);
-        let here = context.engine.local(&name.tenant, &name.reference);
-        let replaces = here.map(|here| here.created);
+        // The tier has numbered the content, so it replaces what is here whatever the clocks say.
+        // Content that only peers have keeps its time, so that all nodes agree which is newest.
+        let created = if found.sharing.number.is_some() {
+            let here = context.engine.local(&name.tenant, &name.reference);
+            let replaces = here.map(|here| here.created);
+            let now = context.engine.now();
+            decide::created(&name.reference, manifest.made, replaces, now)
+        } else {
+            manifest.made
+        };
         let ttl = match found.record.state {
             NameState::Content { ttl_seconds, .. } => ttl_seconds.map(Duration::from_secs),
             NameState::Cleared | NameState::Expired => None,
@@ -206,7 +214,7 @@ impl Fetcher {
         let request = ReceiveRequest {
             name: name.clone(),
             artifact: manifest.artifact,
-            created: decide::created(&name.reference, manifest.made, replaces, now()),
+            created,
             made_by: manifest.made_by.clone().map(Box::new),
             ttl,
             sharing: found.sharing,

@@ -43,6 +43,11 @@ impl Clock {
         self.offset.store(milliseconds, Ordering::SeqCst);
     }
 
+    /// The cluster's time now, whatever was given or seen before.
+    pub(super) fn time(&self) -> Timestamp {
+        Timestamp(self.wall())
+    }
+
     fn wall(&self) -> u64 {
         wall().saturating_add_signed(self.offset.load(Ordering::SeqCst))
     }

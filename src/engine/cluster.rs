@@ -70,6 +70,13 @@ impl NameWatch {
     }
 }
 
+impl Drop for NameWatch {
+    fn drop(&mut self) {
+        let mut state = self.inner.state.lock();
+        state.catalog.changes().end(&self.signal);
+    }
+}
+
 /// What other nodes may know of an artifact; `None`: it stays on this node.
 fn offered(state: &State, sealed: &Sealed) -> Option<NamedContent> {
     let artifact = &sealed.artifact;

@@ -22,6 +22,13 @@ impl NameChanges {
         Arc::clone(self.watch.insert(Arc::default()))
     }
 
+    /// Notes nothing more, unless there is a later watch.
+    pub(super) fn end(&mut self, watch: &Arc<Notify>) {
+        if self.watch.as_ref().is_some_and(|it| Arc::ptr_eq(it, watch)) {
+            *self = Self::default();
+        }
+    }
+
     /// The content of a name may have changed.
     pub(super) fn note(&mut self, name: &Name) {
         if let Some(watch) = &self.watch {

@@ -88,6 +88,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
         .context("read the record of a write-back error")?
     {
         state.write_back.taint(doom.until);
+        inner.saw(doom.until);
     }
     sweep_spares(inner)?;
     point(Point::RecoverSwept);

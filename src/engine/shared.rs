@@ -186,6 +186,11 @@ impl Inner {
         self.clock.set_offset(milliseconds);
     }
 
+    /// The cluster's time, as this machine's clock and the measured offset say.
+    pub(super) fn time(&self) -> Timestamp {
+        self.clock.time()
+    }
+
     /// A remembered time: the clock goes on after it.
     pub(super) fn saw(&self, time: Timestamp) {
         self.clock.seen(time);

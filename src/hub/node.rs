@@ -35,6 +35,8 @@ const LASTING: Duration = Duration::from_secs(60);
 const ANSWER: Duration = Duration::from_secs(5);
 /// How much longer than its wait the answer to a question may take.
 const LATE: Duration = Duration::from_secs(1);
+/// How long an order may take. Reports and beats wait for it.
+const TO_SUPERSEDE: Duration = Duration::from_secs(10);
 /// How many messages wait for the controller.
 const WAITING: usize = 4;
 
@@ -77,7 +79,8 @@ impl Node {
             let began = Instant::now();
             let ended = tokio::select! {
                 ended = self.attach(&engine, &known, &mut clock) => Some(ended),
-                _ = controller.changed() => None,
+                // Without a sender, this controller stays.
+                Ok(()) = controller.changed() => None,
             };
             let was_attached = self.attached.lock().take().is_some();
             if let Some(Err(status)) = ended {
@@ -92,7 +95,10 @@ impl Node {
                 pause = PAUSES.0;
             }
             // Another controller is tried at once, but not by all nodes in the same moment.
-            let _changed = timeout(spread(pause), controller.changed()).await;
+            tokio::select! {
+                () = tokio::time::sleep(spread(pause)) => {}
+                Ok(()) = controller.changed() => {}
+            }
             pause = (pause * 2).min(PAUSES.1);
         }
     }
@@ -123,6 +129,7 @@ impl Node {
             watch,
             clock,
             outputs,
+            told: None,
         };
         stream.measure().await?;
         stream.begin(&self.id).await?;
@@ -141,6 +148,9 @@ struct Stream<'a> {
     clock: &'a mut ClusterClock,
     /// The outputs that were reported, to know those that the controller names.
     outputs: HashMap<NameHash, Name>,
+    /// The controller's time in its last answer, and when that came. It does not follow this
+    /// machine's clock, which may be set.
+    told: Option<(Timestamp, Instant)>,
 }
 
 impl Stream<'_> {
@@ -174,12 +184,9 @@ impl Stream<'_> {
 
     async fn beat(&self) -> Result<(), Status> {
         let now = wall();
-        let is_measured = self.clock.offset().is_some();
-        let time = if is_measured {
-            self.clock.time(now).0
-        } else {
-            0
-        };
+        let first = self.clock.offset().map(|_| self.clock.time(now));
+        let told = self.told.map(|(time, at)| time.after(at.elapsed()));
+        let time = told.or(first).unwrap_or_default().0;
         self.send(From::Beat(wire::Beat { sent: now.0, time }))
             .await
     }
@@ -188,6 +195,9 @@ impl Stream<'_> {
     fn heard_beat(&mut self, beat: &wire::Beat) -> bool {
         let (sent, theirs) = (Timestamp(beat.sent), Timestamp(beat.time));
         let is_used = self.clock.answered(sent, theirs, wall());
+        if is_used {
+            self.told = Some((theirs, Instant::now()));
+        }
         if let Some(offset) = self.clock.offset().filter(|_| is_used) {
             self.engine.set_clock_offset(offset);
         }
@@ -205,7 +215,10 @@ impl Stream<'_> {
         if self.heard_beat(&beat) {
             Ok(())
         } else {
-            Err(Status::deadline_exceeded("the controller's time came late"))
+            Err(Status::failed_precondition(
+                "the controller's time came late, or is more than 30 minutes away from this \
+                 machine's: compare their clocks",
+            ))
         }
     }
 
@@ -263,7 +276,7 @@ impl Stream<'_> {
                     let message = message?;
                     let message =
                         message.ok_or_else(|| Status::unavailable("the stream was closed"))?;
-                    self.heard(message.kind).await;
+                    self.heard(message.kind).await?;
                 }
                 () = self.watch.changed() => self.report_changes().await?,
                 _ = beats.tick() => self.beat().await?,
@@ -289,24 +302,26 @@ impl Stream<'_> {
         Ok(())
     }
 
-    async fn heard(&mut self, message: Option<To>) {
+    async fn heard(&mut self, message: Option<To>) -> Result<(), Status> {
         match message {
             Some(To::Beat(beat)) => {
                 let _used = self.heard_beat(&beat);
             }
             Some(To::Superseded(order)) => match messages::superseded(&order) {
-                Ok((hash, version)) => self.supersede(hash, version).await,
+                Ok((hash, version)) => self.supersede(hash, version).await?,
                 Err(why) => tracing::warn!(why, "an order of the controller is malformed"),
             },
             // Of a later version.
             Some(To::Welcome(_) | To::Fence(_) | To::CutOff(_)) | None => {}
         }
+        Ok(())
     }
 
-    /// Another node has newer content of an output.
-    async fn supersede(&mut self, hash: NameHash, newer: Version) {
+    /// Another node has newer content of an output. An order that cannot be carried out ends the
+    /// stream: the next account makes the controller repeat it.
+    async fn supersede(&mut self, hash: NameHash, newer: Version) -> Result<(), Status> {
         let Some(name) = self.outputs.get(&hash) else {
-            return;
+            return Ok(());
         };
         let is_older = move |created: Timestamp, artifact| {
             let own = Version {
@@ -315,17 +330,21 @@ impl Stream<'_> {
             };
             own < newer
         };
-        match self.engine.supersede(name, is_older).await {
-            Ok(true) => tracing::info!(
+        let done = timeout(TO_SUPERSEDE, self.engine.supersede(name, is_older)).await;
+        let failed = |why: String| {
+            Status::internal(format!(
+                "another node has made {name} again, but this node's content could not lose the \
+                 name: {why}"
+            ))
+        };
+        let done = done.map_err(|_| failed("the disk is too slow".to_owned()))?;
+        if done.map_err(|error| failed(error.to_string()))? {
+            tracing::info!(
                 tenant = %name.tenant, reference = %name.reference,
                 "another node has made this output again; this node's content loses the name"
-            ),
-            Ok(false) => {}
-            // The next account tells the controller of it again.
-            Err(error) => tracing::warn!(%name, %error,
-                "another node has made this output again, but this node's content could not lose \
-                 the name"),
+            );
         }
+        Ok(())
     }
 }
 

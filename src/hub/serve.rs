@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{MOST_ENTRIES, MOST_MESSAGE, messages};
-use crate::catalog::{Answer, Asked, Catalog, Changes, Held, Hello, SessionId};
+use crate::catalog::{Answer, Asked, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
 use crate::distribution::roster::Members;
 use crate::link::{self, IsKnown, Key, KeyError, Who};
 use crate::model::{ClusterClock, Fences, NodeId, Sha256, Timestamp};
@@ -225,6 +225,7 @@ struct State {
 #[derive(Debug)]
 struct Way {
     node: NodeId,
+    key: Sha256,
     orders: mpsc::Sender<Result<wire::ToNode, Status>>,
     ends: CancellationToken,
 }
@@ -266,10 +267,11 @@ impl Inner {
     }
 
     /// The node that calls.
-    fn caller<T>(&self, request: &Request<T>) -> Result<NodeId, Status> {
+    fn caller<T>(&self, request: &Request<T>) -> Result<(NodeId, Sha256), Status> {
         let who = request.extensions().get::<Who>().copied();
         let who = who.ok_or_else(|| Status::internal("a connection without a key"))?;
-        self.members.named(&who.key).ok_or_else(|| {
+        let node = self.members.named(&who.key);
+        node.map(|node| (node, who.key)).ok_or_else(|| {
             // A node's Pool may be newer than what the watch has seen. The node tries again.
             tracing::warn!(address = %who.address, key = %who.key,
                 "refused: no Pool of a node has this key");
@@ -295,6 +297,12 @@ impl Inner {
         if let Some(expected) = expected {
             let changes = state.catalog.expect(expected, now);
             self.follow(&mut state, &changes, now);
+        }
+        // The stream of a node ends whose Pool was deleted, or has another key.
+        for stream in state.streams.values() {
+            if self.members.named(&stream.key).as_ref() != Some(&stream.node) {
+                stream.ends.cancel();
+            }
         }
         let changes = state.catalog.tick(now);
         self.follow(&mut state, &changes, now);
@@ -326,6 +334,7 @@ impl State {
 struct Attached {
     inner: Arc<Inner>,
     node: NodeId,
+    key: Sha256,
     orders: mpsc::Sender<Result<wire::ToNode, Status>>,
     ends: CancellationToken,
     session: Option<SessionId>,
@@ -379,7 +388,8 @@ impl Attached {
     fn beat(&self, beat: wire::Beat) -> wire::ToNode {
         let now = self.inner.now();
         let mut state = self.inner.state.lock();
-        if beat.time > 0 {
+        // Only a controller that begins continues the time of the one before.
+        if beat.time > 0 && now.since(self.inner.began.0) <= MAX_INCOMPLETE {
             state.clock.adopt(Timestamp(beat.time), now);
         }
         let time = state.clock.time(now).0;
@@ -412,6 +422,7 @@ impl Attached {
         }
         let stream = Way {
             node: self.node.clone(),
+            key: self.key,
             orders: self.orders.clone(),
             ends: self.ends.clone(),
         };
@@ -452,11 +463,12 @@ impl wire::hub_server::Hub for Service {
         &self,
         request: Request<Streaming<wire::FromNode>>,
     ) -> Result<Response<Orders>, Status> {
-        let node = self.0.caller(&request)?;
+        let (node, key) = self.0.caller(&request)?;
         let (orders, sent) = mpsc::channel(WAITING);
         let attached = Attached {
             inner: Arc::clone(&self.0),
             node,
+            key,
             orders,
             ends: self.0.ends.child_token(),
             session: None,
@@ -469,7 +481,7 @@ impl wire::hub_server::Hub for Service {
         &self,
         request: Request<wire::FindRequest>,
     ) -> Result<Response<wire::FindResponse>, Status> {
-        let node = self.0.caller(&request)?;
+        let (node, _) = self.0.caller(&request)?;
         let request = request.into_inner();
         let names = messages::names(&request).map_err(Status::invalid_argument)?;
         self.0.questions.fetch_add(1, Ordering::Relaxed);

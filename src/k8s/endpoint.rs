@@ -41,20 +41,28 @@ fn read(data: Option<&Data>) -> Option<Controller> {
     })
 }
 
+/// When the controller of an entry began; 0: the entry does not say.
+fn stamp(data: Option<&Data>) -> u64 {
+    let began = data.and_then(|data| data.get(BEGAN));
+    began.and_then(|began| began.parse().ok()).unwrap_or(0)
+}
+
 /// Whether a controller that began then writes its entry over this one.
 fn writes(ours: &Controller, began: u64, data: Option<&Data>) -> bool {
-    let theirs = data.and_then(|data| data.get(BEGAN));
-    let theirs = theirs.and_then(|began| began.parse().ok());
     let is_ours = read(data).as_ref() == Some(ours);
-    !is_ours && theirs.is_none_or(|theirs: u64| theirs <= began)
+    !is_ours && stamp(data) <= began
 }
 
 /// Publishes where this controller is, and repairs the entry. Does not end.
 pub async fn publish(client: Client, ours: Controller, began: u64) {
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    // Later than the controller before, whatever the clocks say.
+    let mut began_after = None;
     loop {
         let next = async {
             let data = maps.get(NAME).await?.data;
+            let began = *began_after
+                .get_or_insert_with(|| began.max(stamp(data.as_ref()).saturating_add(1)));
             if writes(&ours, began, data.as_ref()) {
                 let entry = json!({ "data": {
                     ADDRESS: ours.address, KEY: ours.key.to_string(), BEGAN: began.to_string(),

@@ -13,8 +13,10 @@ pub const MAX_AHEAD_MS: u64 = 60_000;
 /// error of two measurements. Otherwise two clocks could drive each other forward.
 const ADOPT_ABOVE_MS: u64 = 1_000;
 
-/// A controller does not follow a node's clock that is further ahead than this: it is wrong.
-const NEVER_ADOPT_ABOVE_MS: u64 = 24 * 60 * 60 * 1000;
+/// No clock follows another one that is further away from its own than this: that one is wrong. So a
+/// wrong or hostile clock can move the others by so much at most, and what has a time to live goes
+/// by so much too early at most.
+const MAX_OFFSET_MS: u64 = 30 * 60 * 1000;
 
 /// A hybrid clock: the local clock, plus the measured offset to the cluster's time.
 ///
@@ -68,17 +70,21 @@ impl ClusterClock {
         if round_trip > MAX_ROUND_TRIP_MS {
             return false;
         }
-        let middle = sent.0 + round_trip / 2;
-        self.offset = Some(difference(theirs.0, middle));
-        true
+        let offset = difference(theirs.0, sent.0 + round_trip / 2);
+        let is_near = offset.unsigned_abs() <= MAX_OFFSET_MS;
+        if is_near {
+            self.offset = Some(offset);
+        }
+        is_near
     }
 
     /// The controller's side: follows a node whose clock continues the time of an earlier
     /// controller. `node` is the node's time, if the node has ever measured an offset.
     pub fn adopt(&mut self, node: Timestamp, local: Timestamp) {
         let ahead = node.0.saturating_sub(self.time(local).0);
-        if ahead > ADOPT_ABOVE_MS && ahead <= NEVER_ADOPT_ABOVE_MS {
-            self.offset = Some(difference(node.0, local.0));
+        let offset = difference(node.0, local.0);
+        if ahead > ADOPT_ABOVE_MS && offset.unsigned_abs() <= MAX_OFFSET_MS {
+            self.offset = Some(offset);
         }
     }
 }
@@ -94,7 +100,7 @@ pub fn counted(stamp: Timestamp, now: Timestamp) -> Timestamp {
 }
 
 fn difference(a: u64, b: u64) -> i64 {
-    i64::try_from(i128::from(a) - i128::from(b)).unwrap_or(0)
+    i64::try_from(i128::from(a) - i128::from(b)).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -140,6 +146,9 @@ mod tests {
         let mut clock = ClusterClock::default();
         assert!(!clock.answered(Timestamp(T), Timestamp(T), Timestamp(T + 1_001)));
         assert!(!clock.answered(Timestamp(T), Timestamp(T), Timestamp(T - 1)));
+        for far in [T + MAX_OFFSET_MS + 1, T - MAX_OFFSET_MS - 1, u64::MAX] {
+            assert!(!clock.answered(Timestamp(T), Timestamp(far), Timestamp(T)));
+        }
         assert_eq!(clock.offset(), None);
     }
 
@@ -150,7 +159,10 @@ mod tests {
         assert_eq!(controller.time(Timestamp(T)), Timestamp(T));
         controller.adopt(Timestamp(T + 600_000), Timestamp(T));
         assert_eq!(controller.time(Timestamp(T + 5)), Timestamp(T + 600_005));
-        controller.adopt(Timestamp(T + 100_000_000), Timestamp(T));
-        assert_eq!(controller.time(Timestamp(T)), Timestamp(T + 600_000));
+        // A node that is ahead again and again moves it no further than that.
+        for minutes in (10..1_000).step_by(10) {
+            controller.adopt(Timestamp(T + minutes * 60_000), Timestamp(T));
+        }
+        assert_eq!(controller.time(Timestamp(T)), Timestamp(T + MAX_OFFSET_MS));
     }
 }

@@ -102,8 +102,11 @@ impl Client {
             Located::Nothing => Vec::new(),
             Located::At(holders) => {
                 let place = |peer: &Peer| holders.iter().position(|node| *node == peer.name);
-                peers.retain(|peer| place(peer).is_some());
-                peers.sort_by_key(place);
+                if peers.iter().any(|peer| place(peer).is_some()) {
+                    peers.retain(|peer| place(peer).is_some());
+                    peers.sort_by_key(place);
+                }
+                // Else this node does not know the holders yet, and asks all.
                 peers
             }
         }
@@ -183,12 +186,17 @@ impl Peers for Asking {
         self.0.runtime.spawn(async move {
             let until = Instant::now() + within;
             let wait = match patience {
-                Patience::Waits => within,
+                // So much time is left to ask peers.
+                Patience::Waits => within.saturating_sub(TO_ANSWER),
                 Patience::Now => Duration::ZERO,
             };
             let holders = client.holders(&asked.name, wait);
             // A controller that hangs leaves time to ask all peers.
-            let limit = if wait.is_zero() { within / 2 } else { within };
+            let limit = if wait.is_zero() {
+                within / 2
+            } else {
+                wait + TO_ANSWER / 2
+            };
             let peers = match timeout(limit, holders).await {
                 Ok(peers) => peers,
                 Err(_) => client.roster.peers(&asked.name.tenant),
@@ -244,8 +252,8 @@ impl Node {
         if self.is_away() {
             return None;
         }
+        add(&self.counters.questions, 1);
         loop {
-            add(&self.counters.questions, 1);
             let request = wire::GetArtifactRequest {
                 ask: Some(messages::ask(name, pod)),
             };

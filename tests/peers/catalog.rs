@@ -258,6 +258,32 @@ async fn without_a_controller_all_peers_are_asked_and_a_new_one_is_found() {
     finish(hub, nodes).await;
 }
 
+/// A node is expected that never comes: the controller does not know whether there is content.
+#[tokio::test]
+async fn while_accounts_are_missing_an_input_asks_all_peers() {
+    let mut hub = Hub::start().await;
+    let away = (NodeId::new("away").expect("a name"), Sha256([7; 32]));
+    hub.nodes.0.lock().push(away);
+    // The first process of the controller has heard all others.
+    let Some(nodes) = hub.nodes(&["a", "b"]).await else {
+        return;
+    };
+    let (a, b) = (&nodes[0], &nodes[1]);
+    assert_eq!(b.sees("none", &TASK).await, None);
+    assert_eq!((b.figures().located, b.figures().questions), (0, 1));
+    let read = b.sees("read", &INPUT);
+    let made = async {
+        eventually("the input asks", || b.figures().questions > 1).await;
+        a.commit("made", &OUTPUT, "made elsewhere").await;
+    };
+    let (seen, ()) = tokio::join!(read, made);
+    assert_eq!(seen, text("made elsewhere"));
+    hub.end().await;
+    hub.begin().await;
+    hub.has_all(&nodes).await;
+    finish(hub, nodes).await;
+}
+
 /// A node that was taken over has a key that no Pool names, or says that it is another node.
 #[tokio::test]
 async fn a_key_that_is_no_nodes_gets_no_stream() {

@@ -263,7 +263,7 @@ fn describe(
     let now = inner.now();
     // A copy keeps its time, so that all nodes agree which content is newest. The clock of another
     // node may be far ahead.
-    let mut created = counted(request.created, now);
+    let mut created = counted(request.created, inner.time());
     inner.saw(created);
     let holder = state.catalog.owner(&request.name);
     let holder = holder.map(|holder| &holder.artifact);
