@@ -338,16 +338,17 @@ fn documented() -> BTreeSet<String> {
                 .split(['`', '{'])
                 .next()
         })
-        // The controller has these: tests/control_plane.
-        .filter(|name| !name.starts_with("cluster_") && !name.starts_with("catalog_"))
         .map(|name| format!("baggageclaim_{}", name.trim_end_matches("_total")))
         .filter(|series| !is_of_the_controller(series))
         .collect()
 }
 
-/// Only `baggageclaim controller` has these; `shared::periodic` compares them with the page.
+/// Only `baggageclaim controller` has these. `shared::periodic`, `hub::serve` and
+/// `tests/control_plane` compare them with the page.
 fn is_of_the_controller(series: &str) -> bool {
-    series.starts_with("baggageclaim_collector_")
+    let of_controller = ["collector_", "catalog_", "cluster_"];
+    let name = series.strip_prefix("baggageclaim_").unwrap_or(series);
+    of_controller.iter().any(|it| name.starts_with(it))
 }
 
 /// The series of the page.

@@ -292,21 +292,32 @@ impl Inner {
     }
 
     fn tick(&self) {
+        self.end_withdrawn();
         let (now, expected) = (self.now(), self.members.expected());
         let mut state = self.state.lock();
         if let Some(expected) = expected {
             let changes = state.catalog.expect(expected, now);
             self.follow(&mut state, &changes, now);
         }
-        // The stream of a node ends whose Pool was deleted, or has another key.
-        for stream in state.streams.values() {
-            if self.members.named(&stream.key).as_ref() != Some(&stream.node) {
-                stream.ends.cancel();
-            }
-        }
         let changes = state.catalog.tick(now);
         self.follow(&mut state, &changes, now);
         state.held.retain(|asker| !asker.is_closed());
+    }
+
+    /// Ends the streams of nodes whose Pool was deleted, or has another key now. The keys are looked
+    /// up without the lock: there may be many.
+    fn end_withdrawn(&self) {
+        let state = self.state.lock();
+        let streams = state.streams.values();
+        let streams: Vec<(Sha256, NodeId, CancellationToken)> = streams
+            .map(|it| (it.key, it.node.clone(), it.ends.clone()))
+            .collect();
+        drop(state);
+        for (key, node, ends) in streams {
+            if self.members.named(&key) != Some(node) {
+                ends.cancel();
+            }
+        }
     }
 
     fn lost(&self, session: SessionId) {
@@ -510,5 +521,18 @@ impl Inner {
                 _ => self.state.lock().catalog.find(&asked, self.now()),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics;
+
+    #[test]
+    fn the_page_of_metrics_names_the_figures() {
+        let mut registry = metrics::registry();
+        Figures::default().register(&mut registry);
+        metrics::assert_documented(&registry, "catalog_");
     }
 }

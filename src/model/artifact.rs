@@ -27,7 +27,7 @@ pub struct Artifact {
     /// When its commit became due, or when it was imported or received. The order of commits to one
     /// name.
     pub created: Timestamp,
-    /// Its time to live: since the seal (output) or last use (cache). `None`: until space is
+    /// Its time to live: since `created` (output) or last use (cache). `None`: until space is
     /// needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,

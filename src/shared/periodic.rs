@@ -239,16 +239,7 @@ mod tests {
         assert_eq!(value(&figures.failures), 0);
         let mut registry = metrics::registry();
         collector.register(&mut registry);
-        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
-        let page = std::fs::read_to_string(page).expect("docs/metrics.md");
-        let documented = page.matches("| `baggageclaim_collector_").count();
-        let text = metrics::encode(&registry);
-        let series = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        let series: Vec<&str> = series.filter_map(|line| line.split(' ').next()).collect();
-        assert_eq!(series.len(), documented);
-        for name in series {
-            assert!(page.contains(&format!("| `{name}")), "{name}");
-        }
+        metrics::assert_documented(&registry, "collector_");
         drop(collector);
         eventually("the thread ends", || Arc::strong_count(&figures) == 1);
         drop(directory);

@@ -113,6 +113,22 @@ impl Rpcs {
     }
 }
 
+/// Asserts that docs/metrics.md names the series of a registry, and no others with this beginning.
+#[cfg(test)]
+pub(crate) fn assert_documented(registry: &Registry, beginning: &str) {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
+    let page = std::fs::read_to_string(page).expect("docs/metrics.md");
+    let row = format!("| `baggageclaim_{beginning}");
+    let documented = page.matches(&row);
+    let text = encode(registry);
+    let series = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let series: Vec<&str> = series.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(series.len(), documented.count());
+    for name in series {
+        assert!(page.contains(&format!("| `{name}")), "{name}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
