@@ -45,8 +45,8 @@ pub enum Answer {
     Nothing,
     /// Content of the first name that has some.
     Found(Found),
-    /// There is no content yet, but a node is making it.
-    Coming,
+    /// There is no content yet, but these nodes are making it: at most [`MAX_HOLDERS`].
+    Coming(Vec<Arc<str>>),
     /// Not known yet: accounts are missing.
     Incomplete,
 }
@@ -72,7 +72,7 @@ impl Catalog {
     /// Answers a question.
     #[must_use]
     pub fn find(&self, asked: &Asked, now: Timestamp) -> Answer {
-        let (mut is_coming, mut is_owed) = (false, false);
+        let (mut makers, mut is_owed) = (Vec::new(), false);
         for (which, (name, hash)) in asked.names.iter().enumerate() {
             if self.owed.iter().any(|owed| owed.covers.covers(name)) {
                 is_owed = true;
@@ -100,14 +100,19 @@ impl Catalog {
                     return Answer::Found(found);
                 }
             }
-            is_coming |= !entries.is_empty();
+            makers.extend(entries.iter().map(|(session, _)| Arc::clone(&session.node)));
         }
-        if is_coming {
-            Answer::Coming
-        } else if is_owed || self.is_incomplete(now) {
-            Answer::Incomplete
-        } else {
+        // Content may be on a node that has not reported it, and then a cache must not start empty.
+        if is_owed || self.is_incomplete(now) {
+            return Answer::Incomplete;
+        }
+        makers.sort_unstable();
+        makers.dedup();
+        makers.truncate(MAX_HOLDERS);
+        if makers.is_empty() {
             Answer::Nothing
+        } else {
+            Answer::Coming(makers)
         }
     }
 
@@ -227,7 +232,7 @@ mod tests {
         let keys = ["task-cache/own", "task-cache/main", "task-cache/old"];
         assert_eq!(nodes.find(&keys), Answer::Nothing);
         nodes.put(0, entry("task-cache/own", State::Coming, 0));
-        assert_eq!(nodes.find(&keys), Answer::Coming);
+        assert_eq!(nodes.find(&keys), Answer::Coming(vec![Arc::from("n1")]));
         nodes.put(0, entry("task-cache/old", State::Durable, 5));
         nodes.put(0, entry("task-cache/main", State::Durable, 4));
         let Answer::Found(found) = nodes.find(&keys) else {

@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(held.changed(&nodes.catalog, &changes, nodes.now), []);
         let changes = nodes.put(0, entry("artifact/a", State::Coming, 0));
         let answers = held.changed(&nodes.catalog, &changes, nodes.now);
-        assert_eq!(answers, [(1, Answer::Coming)]);
+        assert_eq!(answers, [(1, Answer::Coming(vec!["n1".into()]))]);
         assert!(held.is_empty() && held.by_name.is_empty());
 
         assert!(

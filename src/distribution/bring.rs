@@ -19,7 +19,7 @@ use super::queue::Queue;
 use super::search::{self, search};
 use crate::engine::notice::What;
 use crate::engine::{self, Error, PublishRequest};
-use crate::model::{Commit, Name, Pod, Reference, VolumeKind};
+use crate::model::{Commit, Name, NodeId, Pod, Reference, VolumeKind};
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
@@ -64,6 +64,7 @@ fn nothing() -> search::Found {
     search::Found {
         answer: Answer::Failed(unasked_state().into()),
         tier: There::Unknown,
+        makers: Vec::new(),
     }
 }
 
@@ -338,8 +339,8 @@ impl Bringer {
             let round = self.round(&name, &request.pod, pause);
             let answer = timeout_at(until, round).await;
             let took = asked.elapsed();
-            if let Ok(answer) = answer {
-                state = self.state_of(&answer);
+            if let Ok(search::Found { answer, makers, .. }) = answer {
+                state = self.state_of(&answer, &makers);
                 let has_failed = matches!(answer, Answer::Failed(_));
                 let is_alone = self.context.peers.is_none();
                 if has_failed && is_alone && self.context.health.permanent_of(&name.tenant) {
@@ -383,7 +384,7 @@ impl Bringer {
     }
 
     /// A pause, and then a question, for all pods that wait for this name.
-    async fn round(&self, name: &Name, pod: &Pod, pause: Duration) -> Answer {
+    async fn round(&self, name: &Name, pod: &Pod, pause: Duration) -> search::Found {
         let found = self
             .rounds
             .join((name.clone(), pause.is_zero()), |callers| {
@@ -402,15 +403,24 @@ impl Bringer {
                         Some(_) => settings.ask,
                     };
                     let until = Instant::now() + limit;
-                    search(&context, &asker, &name, &pod, None, until, Patience::Waits).await
+                    // The first answer tells the pod at once what it waits for.
+                    let patience = match pause {
+                        Duration::ZERO => Patience::Now,
+                        _ => Patience::Waits,
+                    };
+                    search(&context, &asker, &name, &pod, None, until, patience).await
                 }
             });
-        found.answer().await.unwrap_or_else(nothing).answer
+        found.answer().await.unwrap_or_else(nothing)
     }
 
     /// How far the search for an input is, in words.
-    fn state_of(&self, answer: &Answer) -> String {
+    fn state_of(&self, answer: &Answer, makers: &[NodeId]) -> String {
         let (tier, peers) = (&self.context.store, &self.context.peers);
+        let is_there = matches!(answer, Answer::Content { .. });
+        if let (Some(maker), false) = (makers.first(), is_there) {
+            return format!("a step on node {} is making it", maker.as_str());
+        }
         let text = match (answer, tier, peers) {
             (Answer::Failed(_), None, _) => "no peer has it yet, and no step on this node makes it",
             (Answer::Failed(error), Some(_), None) => return error.to_string(),

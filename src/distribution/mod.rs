@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use pace::Pace;
-pub use peers::{Holding, Patience, PeerFigures, Peers};
+pub use peers::{Holding, Patience, PeerFigures, Peers, Told};
 pub use types::{Drained, Metrics, Moving, Settings, Status};
 pub use waiting::{Entered, Waiting, WaitingVolume};
 

@@ -9,21 +9,21 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::decide::There;
-use crate::model::{ArtifactId, Name, Pod, Reference, Sharing, Timestamp};
+use crate::model::{ArtifactId, Name, NodeId, Pod, Reference, Sharing, Timestamp};
 use crate::shared::{Found, Source};
 
 /// The other nodes. `peer` knows where they are and how they are asked.
 pub trait Peers: fmt::Debug + Send + Sync {
     /// Asks the peers that may have it for what they have under a name, for a pod. The channel has
-    /// an answer of each one that has content, as it comes, and closes when all have answered or
-    /// the time is over.
+    /// an answer of each one that has content or makes it, as it comes, and closes when all have
+    /// answered or the time is over.
     fn find(
         &self,
         name: &Name,
         pod: &Pod,
         within: Duration,
         patience: Patience,
-    ) -> mpsc::Receiver<Holding>;
+    ) -> mpsc::Receiver<Told>;
 
     /// Whether a question with [`Patience::Waits`] is answered as soon as there is content.
     fn is_told(&self) -> bool;
@@ -39,6 +39,15 @@ pub enum Patience {
     Now,
     /// It waits for content, as long as it may.
     Waits,
+}
+
+/// What is known of a name on another node.
+#[derive(Debug)]
+pub enum Told {
+    /// It has content.
+    Holds(Box<Holding>),
+    /// It has none, but a volume there may become it.
+    Makes(NodeId),
 }
 
 /// Content that a peer has.

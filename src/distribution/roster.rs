@@ -67,6 +67,8 @@ pub enum Located {
     Unknown,
     /// No peer has it now.
     Nothing,
+    /// No peer has it now, and these are making it.
+    Coming(Vec<NodeId>),
     /// These peers have it, the best one first.
     At(Vec<NodeId>),
 }

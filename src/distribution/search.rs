@@ -10,8 +10,8 @@ use super::ask::{Answer, Asker, Detail};
 use super::context::Context;
 use super::decide::There;
 use super::offered::Offered;
-use super::peers::{Candidate, Choice, Holding, Patience, choose};
-use crate::model::{ArtifactId, Name, Pod};
+use super::peers::{Candidate, Choice, Holding, Patience, Told, choose};
+use crate::model::{ArtifactId, Name, NodeId, Pod};
 
 /// What a search found.
 #[derive(Debug, Clone)]
@@ -20,6 +20,8 @@ pub(super) struct Found {
     pub(super) answer: Answer,
     /// What the tier says: commits follow its number.
     pub(super) tier: There,
+    /// The nodes where a volume may become the content.
+    pub(super) makers: Vec<NodeId>,
 }
 
 fn unasked() -> Answer {
@@ -43,10 +45,14 @@ pub(super) async fn search(
     let Some(peers) = peers else {
         let answer = timeout_at(until, ask).await.unwrap_or_else(|_| unasked());
         let tier = answer.there();
-        return Found { answer, tier };
+        return Found {
+            answer,
+            tier,
+            makers: Vec::new(),
+        };
     };
     let within = until.saturating_duration_since(Instant::now());
-    let mut holdings: Vec<Holding> = Vec::new();
+    let (mut holdings, mut makers) = (Vec::new(), Vec::new());
     let mut answers = peers.find(name, pod, within.min(context.settings.ask), patience);
     let mut ask = pin!(ask);
     let (mut tier, mut asked_all, mut until) = (None, false, until);
@@ -54,11 +60,12 @@ pub(super) async fn search(
     let moment = |until: Instant| until.min(Instant::now() + context.settings.fresh_wait);
     while tier.is_none() || !asked_all {
         tokio::select! {
-            holding = answers.recv(), if !asked_all => match holding {
-                Some(holding) => {
-                    holdings.push(holding);
+            told = answers.recv(), if !asked_all => match told {
+                Some(Told::Holds(holding)) => {
+                    holdings.push(*holding);
                     until = moment(until);
                 }
+                Some(Told::Makes(node)) => makers.push(node),
                 None => asked_all = true,
             },
             answer = &mut ask, if tier.is_none() => {
@@ -70,10 +77,16 @@ pub(super) async fn search(
             () = sleep_until(until) => break,
         }
     }
-    decided(name, holdings, tier.unwrap_or_else(unasked))
+    let of_tier = tier.unwrap_or_else(unasked);
+    let tier = of_tier.there();
+    Found {
+        answer: decided(name, holdings, of_tier),
+        tier,
+        makers,
+    }
 }
 
-fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer) -> Found {
+fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer) -> Answer {
     let tier = of_tier.there();
     let candidates: Vec<Candidate> = holdings.iter().map(Candidate::of).collect();
     let artifact = match choose(&name.reference, &candidates, tier) {
@@ -81,7 +94,7 @@ fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer) -> Found {
         Choice::Peers(artifact) => Some(artifact),
     };
     let offered = artifact.and_then(|artifact| Offered::of_peers(holdings, artifact));
-    let answer = match offered {
+    match offered {
         None => of_tier,
         Some(mut offered) => {
             let (number, cleared) = match tier {
@@ -105,6 +118,5 @@ fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer) -> Found {
                 found: Some(Arc::new(offered)),
             }
         }
-    };
-    Found { answer, tier }
+    }
 }

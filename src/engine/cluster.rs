@@ -1,6 +1,7 @@
 //! The engine as a part of a cluster: the names that have content here and their changes, names
 //! that other nodes took over, and the cluster's time. `hub` brings them to the controller.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use tokio::sync::Notify;
@@ -12,11 +13,18 @@ use super::state::State;
 use super::{Engine, Result};
 use crate::model::{ArtifactId, Name, Timestamp};
 
-/// A name, and the durable content that other nodes may get under it.
+/// What other nodes may know of a name on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameState {
+    /// Durable content that they may get.
+    Durable(NamedContent),
+    /// There is none, but a volume is published whose content may become it.
+    Coming,
+}
+
+/// The durable content of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedContent {
-    /// The name.
-    pub name: Name,
     /// Its content.
     pub artifact: ArtifactId,
     /// When it was committed.
@@ -35,16 +43,21 @@ pub struct NameWatch {
 }
 
 impl NameWatch {
-    /// All names that have durable content. Those that change meanwhile are in the next
-    /// [`NameWatch::take`], too.
+    /// All names that have durable content or are about to get some. Those that change meanwhile
+    /// are in the next [`NameWatch::take`], too.
     #[must_use]
-    pub fn all(&self) -> Vec<NamedContent> {
+    pub fn all(&self) -> Vec<(Name, NameState)> {
         let mut all = Vec::new();
         self.inner.look_at_artifacts(|state, sealed| {
-            if sealed.durable && state.catalog.is_named(&sealed.artifact) {
-                all.extend(offered(state, sealed));
+            let artifact = &sealed.artifact;
+            if sealed.durable && state.catalog.is_named(artifact) {
+                all.extend(offered(state, sealed).map(|told| (artifact.name(), told)));
             }
         });
+        let state = self.inner.state.lock();
+        let coming = state.volumes.names_coming();
+        let coming: HashSet<Name> = coming.filter(|it| is_free(&state, it)).collect();
+        all.extend(coming.into_iter().map(|name| (name, NameState::Coming)));
         all
     }
 
@@ -53,18 +66,21 @@ impl NameWatch {
         self.signal.notified().await;
     }
 
-    /// The names that may have changed, each with its content; `None`: it has none that other nodes
-    /// may get. Content that is not durable yet is not told; it comes later.
+    /// The names that may have changed, each with its state; `None`: it has none that other nodes
+    /// may know. Content that is not durable yet is not told; it comes later.
     #[must_use]
-    pub fn take(&self) -> Vec<(Name, Option<NamedContent>)> {
+    pub fn take(&self) -> Vec<(Name, Option<NameState>)> {
         let mut state = self.inner.state.lock();
-        let names = state.catalog.changes().take();
+        let mut names = state.catalog.changes().take();
+        names.extend(state.volumes.changes().take());
+        let coming: HashSet<Name> = state.volumes.names_coming().collect();
         let told = names.into_iter().filter_map(|name| {
-            let content = match state.catalog.owner(&name) {
+            let now = match state.catalog.owner(&name) {
                 Some(sealed) if !sealed.durable => return None,
-                owner => owner.and_then(|sealed| offered(&state, sealed)),
+                Some(sealed) => offered(&state, sealed),
+                None => coming.contains(&name).then_some(NameState::Coming),
             };
-            Some((name, content))
+            Some((name, now))
         });
         told.collect()
     }
@@ -74,20 +90,26 @@ impl Drop for NameWatch {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         state.catalog.changes().end(&self.signal);
+        state.volumes.changes().end(&self.signal);
     }
 }
 
+/// Whether a name has no content.
+fn is_free(state: &State, name: &Name) -> bool {
+    state.catalog.owner(name).is_none()
+}
+
 /// What other nodes may know of an artifact; `None`: it stays on this node.
-fn offered(state: &State, sealed: &Sealed) -> Option<NamedContent> {
+fn offered(state: &State, sealed: &Sealed) -> Option<NameState> {
     let artifact = &sealed.artifact;
     let usage = state.catalog.usage_of(&artifact.layers);
-    (!artifact.sharing.never).then(|| NamedContent {
-        name: artifact.name(),
+    let content = NamedContent {
         artifact: artifact.id,
         created: artifact.created,
         bytes: usage.unwrap_or_default().bytes,
         layers: artifact.layers.len(),
-    })
+    };
+    (!artifact.sharing.never).then_some(NameState::Durable(content))
 }
 
 impl Engine {
@@ -95,7 +117,11 @@ impl Engine {
     #[must_use]
     pub fn watch_names(&self) -> NameWatch {
         let inner = Arc::clone(&self.inner);
-        let signal = inner.state.lock().catalog.changes().watch();
+        let signal: Arc<Notify> = Arc::default();
+        let mut state = inner.state.lock();
+        state.catalog.changes().watch(Arc::clone(&signal));
+        state.volumes.changes().watch(Arc::clone(&signal));
+        drop(state);
         NameWatch { inner, signal }
     }
 

@@ -102,7 +102,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-pub use cluster::{NameWatch, NamedContent};
+pub use cluster::{NameState, NameWatch, NamedContent};
 pub use counters::Counters;
 pub use error::{Error, Result, Shortage};
 pub use metrics::Metrics;

@@ -1,12 +1,13 @@
 //! The names whose content changed since they were last taken: what the controller of a cluster
-//! does not know yet. A part of the catalog in memory; nothing is noted unless someone watches.
+//! does not know yet. The catalog notes names that get and lose content, `volumes` those that
+//! volumes are about to get. Nothing is noted unless someone watches.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use crate::model::Name;
+use crate::model::{Name, VolumeRecord};
 
 /// The changed names, and who is told.
 #[derive(Debug, Default)]
@@ -16,10 +17,10 @@ pub(super) struct NameChanges {
 }
 
 impl NameChanges {
-    /// From now on each change is noted. Only the last watch is told.
-    pub(super) fn watch(&mut self) -> Arc<Notify> {
+    /// From now on each change is noted, and this watch is told. Only the last watch is told.
+    pub(super) fn watch(&mut self, watch: Arc<Notify>) {
         self.names.clear();
-        Arc::clone(self.watch.insert(Arc::default()))
+        self.watch = Some(watch);
     }
 
     /// Notes nothing more, unless there is a later watch.
@@ -36,6 +37,15 @@ impl NameChanges {
                 self.names.insert(name.clone());
             }
             watch.notify_one();
+        }
+    }
+
+    /// A volume may become the content of a name, or no longer.
+    pub(super) fn note_seal(&mut self, record: &VolumeRecord) {
+        if self.watch.is_some()
+            && let Some(plan) = &record.seal
+        {
+            self.note(&plan.name(&record.tenant));
         }
     }
 

@@ -9,10 +9,11 @@ use std::collections::{HashMap, HashSet};
 
 use super::error::{Error, Result};
 use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
+use super::name_changes::NameChanges;
 use super::types::{Measured, VolumeState};
 use crate::model::{
-    ArtifactId, Commit, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp, VolumeId,
-    VolumeRecord,
+    ArtifactId, Commit, LayerId, Name, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp,
+    VolumeId, VolumeRecord,
 };
 
 /// An inline volume.
@@ -135,6 +136,8 @@ pub(super) struct Volumes {
     maybe_forked: HashSet<ArtifactId>,
     /// How many volumes with damaged records may be in use.
     orphans: usize,
+    /// Names that volumes are about to get, or no longer.
+    changes: NameChanges,
 }
 
 /// Volumes that their pods have.
@@ -163,6 +166,7 @@ impl Volumes {
 
     /// Enters a volume that a publish is about to make. Its parent's layers stay from here on.
     pub(super) fn prepare(&mut self, record: VolumeRecord) {
+        self.changes.note_seal(&record);
         let volume = Volume::found(record, Lifecycle::Preparing, None);
         self.add_live(volume);
     }
@@ -186,8 +190,10 @@ impl Volumes {
             return Action::Nothing;
         };
         let action = volume.observe(observation);
-        if action == Action::Forget {
-            self.live.remove(id);
+        if action == Action::Forget
+            && let Some(volume) = self.live.remove(id)
+        {
+            self.changes.note_seal(&volume.record);
         }
         action
     }
@@ -205,6 +211,7 @@ impl Volumes {
             && let Some(mut volume) = self.live.remove(id)
         {
             volume.due = Some(due);
+            self.changes.note_seal(&volume.record);
             self.retiring.insert(key, volume);
         }
         action
@@ -232,8 +239,10 @@ impl Volumes {
             return Action::Nothing;
         };
         let action = volume.observe(observation);
-        if action == Action::Forget {
-            self.retiring.remove(&key);
+        if action == Action::Forget
+            && let Some(volume) = self.retiring.remove(&key)
+        {
+            self.changes.note_seal(&volume.record);
         }
         action
     }
@@ -258,6 +267,21 @@ impl Volumes {
 
 /// Content that volumes are about to become.
 impl Volumes {
+    /// The names of content that volumes may become and that other nodes may get; some twice.
+    pub(super) fn names_coming(&self) -> impl Iterator<Item = Name> {
+        let seals = self.seals().map(|(_, volume, _)| volume);
+        let records = seals.chain(self.live.values()).map(|volume| &volume.record);
+        records.filter_map(|record| {
+            let plan = record.seal.as_ref().filter(|plan| !plan.never_shared)?;
+            Some(plan.name(&record.tenant))
+        })
+    }
+
+    /// The names of which [`Volumes::names_coming`] may have changed.
+    pub(super) fn changes(&mut self) -> &mut NameChanges {
+        &mut self.changes
+    }
+
     /// How far content of this name is, in words; `None`: no volume becomes it. A pod does not wait
     /// for itself: its own output is sealed only after its end.
     pub(super) fn coming(

@@ -3,7 +3,7 @@
 
 use crate::catalog::{Answer, Entry, Found, Kind, NameHash, Report, State, Supersede, Version};
 use crate::distribution::roster::Located;
-use crate::engine::NamedContent;
+use crate::engine::NameState;
 use crate::model::{ArtifactId, Name, NodeId, Reference, Timestamp};
 use crate::proto::hub::v1 as wire;
 
@@ -24,19 +24,21 @@ fn kind(reference: &Reference) -> wire::Kind {
 }
 
 /// What this node has under a name, for a report.
-pub(super) fn entry(content: &NamedContent) -> wire::Entry {
-    wire::Entry {
-        name: NameHash::of(&content.name).0.to_vec(),
-        kind: kind(&content.name.reference).into(),
-        state: wire::State::Durable.into(),
-        stamp: content.created.0,
-        tie: tie(content.artifact),
-        bytes: content.bytes,
-        layers: u32::try_from(content.layers).unwrap_or(u32::MAX),
-        fence: 0,
-        tenant: String::new(),
-        key: String::new(),
+pub(super) fn entry(name: &Name, state: &NameState) -> wire::Entry {
+    let mut entry = wire::Entry {
+        name: NameHash::of(name).0.to_vec(),
+        kind: kind(&name.reference).into(),
+        state: wire::State::Coming.into(),
+        ..wire::Entry::default()
+    };
+    if let NameState::Durable(content) = state {
+        entry.state = wire::State::Durable.into();
+        entry.stamp = content.created.0;
+        entry.tie = tie(content.artifact);
+        entry.bytes = content.bytes;
+        entry.layers = u32::try_from(content.layers).unwrap_or(u32::MAX);
     }
+    entry
 }
 
 fn name_hash(bytes: &[u8]) -> Result<NameHash, &'static str> {
@@ -153,7 +155,10 @@ pub(super) fn response(request: &wire::FindRequest, answer: &Answer) -> wire::Fi
     };
     match answer {
         Answer::Nothing => nothing(wire::Answer::Nothing),
-        Answer::Coming => nothing(wire::Answer::Coming),
+        Answer::Coming(makers) => wire::FindResponse {
+            holders: makers.iter().map(ToString::to_string).collect(),
+            ..nothing(wire::Answer::Coming)
+        },
         Answer::Incomplete => nothing(wire::Answer::Incomplete),
         Answer::Found(found) => self::found(request, found),
     }
@@ -174,12 +179,12 @@ fn found(request: &wire::FindRequest, found: &Found) -> wire::FindResponse {
 
 /// What an answer says to the asking node.
 pub(super) fn located(response: &wire::FindResponse) -> Located {
+    let nodes = response.holders.iter();
+    let nodes = nodes.filter_map(|node| NodeId::new(node).ok());
     match response.answer() {
-        wire::Answer::Found => {
-            let holders = response.holders.iter();
-            Located::At(holders.filter_map(|node| NodeId::new(node).ok()).collect())
-        }
-        wire::Answer::Nothing | wire::Answer::Coming => Located::Nothing,
+        wire::Answer::Found => Located::At(nodes.collect()),
+        wire::Answer::Coming => Located::Coming(nodes.collect()),
+        wire::Answer::Nothing => Located::Nothing,
         wire::Answer::Incomplete | wire::Answer::Unspecified => Located::Unknown,
     }
 }
@@ -193,42 +198,51 @@ pub(super) fn say(status: &tonic::Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::NamedContent;
 
-    fn content(reference: &str) -> NamedContent {
-        NamedContent {
-            name: Name {
-                tenant: "ci".parse().expect("a label"),
-                reference: reference.parse().expect("a reference"),
-            },
+    fn name(reference: &str) -> Name {
+        Name {
+            tenant: "ci".parse().expect("a label"),
+            reference: reference.parse().expect("a reference"),
+        }
+    }
+
+    fn content() -> NameState {
+        NameState::Durable(NamedContent {
             artifact: ArtifactId::from_bits(7 << 96 | 1),
             created: Timestamp(1_795_400_000_000),
             bytes: 100,
             layers: 2,
-        }
+        })
     }
 
     #[test]
     fn a_report_arrives_as_it_was_sent() {
         for reference in ["artifact/a", "task-cache/b", "resource-cache/c"] {
-            let content = content(reference);
+            let name = name(reference);
             let sent = wire::Report {
-                put: vec![entry(&content)],
-                drop: vec![NameHash::of(&content.name).0.to_vec()],
+                put: vec![entry(&name, &content()), entry(&name, &NameState::Coming)],
+                drop: vec![NameHash::of(&name).0.to_vec()],
                 complete: true,
             };
             let report = report(&sent).expect("it is valid");
-            let put = report.put[0];
-            assert_eq!(put.name, NameHash::of(&content.name));
-            assert_eq!(put.kind, Kind::of(&content.name.reference));
-            assert_eq!(put.version.stamp, content.created);
+            let [put, coming] = report.put[..] else {
+                panic!("two entries");
+            };
+            assert_eq!(put.name, NameHash::of(&name));
+            assert_eq!(put.kind, Kind::of(&name.reference));
+            assert_eq!(put.version.stamp, Timestamp(1_795_400_000_000));
             assert_eq!((put.version.tie, put.bytes, put.layers), (7, 100, 2));
+            assert_eq!(put.state, State::Durable);
+            let expected = (put.name, put.kind, State::Coming);
+            assert_eq!((coming.name, coming.kind, coming.state), expected);
             assert_eq!((report.drop, report.complete), (vec![put.name], true));
         }
     }
 
     #[test]
     fn what_is_malformed_is_refused() {
-        let good = entry(&content("artifact/a"));
+        let good = entry(&name("artifact/a"), &content());
         let wrong = |change: fn(&mut wire::Entry)| {
             let mut entry = good.clone();
             change(&mut entry);
@@ -247,7 +261,7 @@ mod tests {
             ..wire::Report::default()
         };
         report(&short).expect_err("it is refused");
-        let name = content("task-cache/b").name;
+        let name = name("task-cache/b");
         let asked = question(&name, 5);
         assert_eq!(names(&asked).expect("it is valid"), [name]);
         let wrong = |change: fn(&mut wire::FindRequest)| {

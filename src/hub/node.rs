@@ -19,7 +19,7 @@ use tonic::{Status, Streaming};
 use super::{BEAT, MOST_ENTRIES, MOST_MESSAGE, messages};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
-use crate::engine::{Engine, NameWatch, NamedContent};
+use crate::engine::{Engine, NameState, NameWatch};
 use crate::link::{Key, connect};
 use crate::model::{ClusterClock, Name, NodeId, Reference, Timestamp};
 use crate::proto::hub::v1 as wire;
@@ -239,18 +239,18 @@ impl Stream<'_> {
         welcome.await?;
         let all = self.watch.all();
         for part in all.chunks(MOST_ENTRIES) {
-            let put = part.iter().map(|content| self.entry(content)).collect();
+            let put = part.iter().map(|(name, state)| self.entry(name, state));
+            let put = put.collect();
             self.report(put, Vec::new(), false).await?;
         }
         self.report(Vec::new(), Vec::new(), true).await
     }
 
-    fn entry(&mut self, content: &NamedContent) -> wire::Entry {
-        if let Reference::Artifact(_) = content.name.reference {
-            let hash = NameHash::of(&content.name);
-            self.outputs.insert(hash, content.name.clone());
+    fn entry(&mut self, name: &Name, state: &NameState) -> wire::Entry {
+        if let Reference::Artifact(_) = name.reference {
+            self.outputs.insert(NameHash::of(name), name.clone());
         }
-        messages::entry(content)
+        messages::entry(name, state)
     }
 
     async fn report(
@@ -288,9 +288,9 @@ impl Stream<'_> {
         let changes = self.watch.take();
         for part in changes.chunks(MOST_ENTRIES) {
             let (mut put, mut drop) = (Vec::new(), Vec::new());
-            for (name, content) in part {
-                if let Some(content) = content {
-                    put.push(self.entry(content));
+            for (name, state) in part {
+                if let Some(state) = state {
+                    put.push(self.entry(name, state));
                 } else {
                     let hash = NameHash::of(name);
                     self.outputs.remove(&hash);

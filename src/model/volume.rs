@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::artifact::is_false;
 use super::attributes::{Keep, VolumeSpec};
 use super::id::{ArtifactId, LayerId, VolumeId};
-use super::name::{Reference, Tenant};
+use super::name::{Name, Reference, Tenant};
 use super::time::Timestamp;
 
 /// A pod's uid, which distinguishes pods of one name.
@@ -95,6 +95,17 @@ pub struct SealPlan {
     /// Whether the artifact never leaves this node.
     #[serde(default, skip_serializing_if = "is_false")]
     pub never_shared: bool,
+}
+
+impl SealPlan {
+    /// The artifact's name in the namespace of its volume.
+    #[must_use]
+    pub fn name(&self, tenant: &Tenant) -> Name {
+        Name {
+            tenant: tenant.clone(),
+            reference: self.reference.clone(),
+        }
+    }
 }
 
 /// A volume's record, `volume.json`: all of an ephemeral volume's state that survives the process.

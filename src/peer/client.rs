@@ -19,7 +19,7 @@ use super::counters::{Counters, add};
 use super::messages;
 use crate::archive::toc::{Table, Want};
 use crate::distribution::roster::{Directory, Located, Peer, Roster};
-use crate::distribution::{Holding, Patience, PeerFigures, Peers};
+use crate::distribution::{Holding, Patience, PeerFigures, Peers, Told};
 use crate::link::{Key, connect};
 use crate::model::{ArtifactId, Name, NodeId, Pod, Reference, Sha256, Tenant};
 use crate::proto::peer::v1 as wire;
@@ -87,8 +87,10 @@ impl Client {
         })
     }
 
-    /// The peers that may have the content of a name, the best one first.
-    async fn holders(&self, name: &Name, wait: Duration) -> Vec<Peer> {
+    /// The peers that may have the content of a name, the best one first. Peers that make it are
+    /// told.
+    async fn holders(&self, asked: &Question, wait: Duration) -> Vec<Peer> {
+        let Question { name, sender, .. } = asked;
         let located = match &self.directory {
             Some(directory) => directory.locate(name, wait).await,
             None => Located::Unknown,
@@ -100,6 +102,13 @@ impl Client {
         match located {
             Located::Unknown => peers,
             Located::Nothing => Vec::new(),
+            Located::Coming(makers) => {
+                for maker in makers {
+                    // Without a receiver the answer came too late.
+                    let _late = sender.send(Told::Makes(maker)).await;
+                }
+                Vec::new()
+            }
             Located::At(holders) => {
                 let place = |peer: &Peer| holders.iter().position(|node| *node == peer.name);
                 if peers.iter().any(|peer| place(peer).is_some()) {
@@ -129,7 +138,7 @@ impl Client {
                 if let Some(mut holding) = node.ask(name, pod, until, sender).await {
                     holding.rank = rank;
                     // Without a receiver the answer came too late.
-                    let _late = sender.send(holding).await;
+                    let _late = sender.send(Told::Holds(Box::new(holding))).await;
                 }
             });
         }
@@ -161,7 +170,7 @@ impl Client {
 struct Question {
     name: Name,
     pod: Pod,
-    sender: mpsc::Sender<Holding>,
+    sender: mpsc::Sender<Told>,
 }
 
 /// The peers of this node, as the distribution asks them.
@@ -175,8 +184,8 @@ impl Peers for Asking {
         pod: &Pod,
         within: Duration,
         patience: Patience,
-    ) -> mpsc::Receiver<Holding> {
-        let (sender, holdings) = mpsc::channel(HOLDINGS);
+    ) -> mpsc::Receiver<Told> {
+        let (sender, told) = mpsc::channel(HOLDINGS);
         let asked = Question {
             name: name.clone(),
             pod: pod.clone(),
@@ -190,7 +199,7 @@ impl Peers for Asking {
                 Patience::Waits => within.saturating_sub(TO_ANSWER),
                 Patience::Now => Duration::ZERO,
             };
-            let holders = client.holders(&asked.name, wait);
+            let holders = client.holders(&asked, wait);
             // A controller that hangs leaves time to ask all peers.
             let limit = if wait.is_zero() {
                 within / 2
@@ -203,7 +212,7 @@ impl Peers for Asking {
             };
             client.ask(peers, &asked, until.max(Instant::now() + TO_ANSWER));
         });
-        holdings
+        told
     }
 
     fn is_told(&self) -> bool {
@@ -247,7 +256,7 @@ impl Node {
         name: &Name,
         pod: &Pod,
         until: Instant,
-        wanted: &mpsc::Sender<Holding>,
+        wanted: &mpsc::Sender<Told>,
     ) -> Option<Holding> {
         if self.is_away() {
             return None;

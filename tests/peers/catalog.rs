@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baggageclaim::distribution::roster::{Controller, Members};
+use baggageclaim::engine::notice::What;
 use baggageclaim::hub::{self, Figures};
 use baggageclaim::model::{NodeId, Outcome, Sha256};
 use baggageclaim::server::Drain;
@@ -199,6 +200,54 @@ async fn an_input_that_waits_is_told_when_its_content_is_made() {
     let (seen, ()) = tokio::join!(read, made);
     assert_eq!(seen, text("made elsewhere"));
     assert_eq!(b.figures().questions, 1, "only the holder was asked");
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
+async fn an_output_that_is_being_made_is_known_to_be_coming_until_its_step_fails() {
+    let (hub, mut nodes) = cluster!("a", "b");
+    let a = &nodes[0];
+    a.publish("fails", &OUTPUT).await;
+    a.publish("cache", &TASK).await;
+    a.publish("private", &[OUTPUT[0], ("name", "x"), ("share", "never")])
+        .await;
+    hub.knows(2).await;
+    a.end("fails", Outcome::Failed).await;
+    a.end("cache", Outcome::Failed).await;
+    a.end("private", Outcome::Failed).await;
+    hub.knows(0).await;
+
+    a.publish("maker", &OUTPUT).await;
+    crate::nodes::write(&a.bench.target("maker"), "made elsewhere");
+    hub.knows(1).await;
+    let read = nodes[1].sees("read", &INPUT);
+    let made = async {
+        eventually("the question waits", || (hub.figures)().waiting == 1).await;
+        nodes[0].end("maker", Outcome::Succeeded).await;
+    };
+    let (seen, ()) = tokio::join!(read, made);
+    assert_eq!(seen, text("made elsewhere"));
+    assert_eq!(nodes[1].figures().questions, 1, "only the holder was asked");
+    let told = nodes[1].heard().into_iter().find_map(|what| match what {
+        What::WaitingForInput { state, .. } => Some(state),
+        _ => None,
+    });
+    assert_eq!(told, text("a step on node a is making it"));
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
+async fn what_a_node_makes_is_reported_again_to_a_new_controller() {
+    let (mut hub, nodes) = cluster!("a", "b");
+    nodes[0].publish("maker", &OUTPUT).await;
+    hub.knows(1).await;
+    hub.end().await;
+    hub.begin().await;
+    hub.has_all(&nodes).await;
+    hub.knows(1).await;
+    nodes[0].end("maker", Outcome::Succeeded).await;
+    assert!(nodes[1].sees("read", &INPUT).await.is_none(), "it is empty");
+    hub.knows(2).await;
     finish(hub, nodes).await;
 }
 
