@@ -19,7 +19,7 @@ use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
-use crate::{csi, http, hub, k8s, node};
+use crate::{admin, csi, http, hub, k8s, node};
 
 /// How a controller is set up.
 #[derive(Debug, Clone)]
@@ -96,11 +96,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         client = k8s::connect(config.kubeconfig.as_deref()) => client,
         () = drain.begun() => return Ok(()),
     };
-    let collector = config.shared.map(|url| {
-        let store = url.open_later(Handle::current(), Times::default());
-        Periodic::start(store).map_err(Error::Collector)
-    });
-    let collector = collector.transpose()?.map(Arc::new);
+    let collector = config.shared.map(collect).transpose()?.map(Arc::new);
     let setup = Setup {
         driver: csi::DRIVER_NAME,
         place: csi::place_of,
@@ -115,6 +111,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     };
     let figures = (cluster.clone(), collector.clone());
     let catalog = hub.as_ref().map(|(hub, _)| hub.figures());
+    let overview = admin::cluster(hub.as_ref().map(|(hub, _)| hub.overview()));
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
     let pages = http::Sources {
@@ -142,7 +139,14 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         tracing::info!("ready");
         std::future::pending::<()>().await;
     };
-    let csi = csi::serve_controller(socket, rpcs, cluster.clone(), listed, drain.clone());
+    let csi = csi::serve_controller(
+        socket,
+        rpcs,
+        cluster.clone(),
+        listed,
+        drain.clone(),
+        overview,
+    );
     let csi = AbortOnDropHandle::new(tokio::spawn(csi));
     let hub = begin_hub(hub, client, cluster.clone(), drain.clone());
     tokio::select! {
@@ -156,6 +160,12 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         Some(Ok(Err(error))) => Err(error.into()),
         Some(Err(_)) => Err(Error::Exited("CSI services")),
     }
+}
+
+/// Collects the garbage of a shared tier from now on.
+fn collect(url: Url) -> Result<Periodic, Error> {
+    let store = url.open_later(Handle::current(), Times::default());
+    Periodic::start(store).map_err(Error::Collector)
 }
 
 /// Binds the address of the catalog. With what the nodes are told of it.

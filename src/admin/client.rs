@@ -6,12 +6,36 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::model::layout;
 use crate::proto::admin::v1::admin_client::AdminClient;
+use crate::proto::admin::v1::cluster_client::ClusterClient as AdminClusterClient;
 use crate::server;
 use crate::sys::{Dir, Errno};
+
+/// A connection to the controller of a cluster.
+pub type ClusterClient = AdminClusterClient<Channel>;
+
+/// Connects to the controller that serves this socket.
+pub async fn connect_to_controller(socket: &Path) -> Result<ClusterClient, ClientError> {
+    let path = socket.to_owned();
+    // Asked once by hand, since what tonic would say of it is "transport error".
+    if let Err(source) = UnixStream::connect(socket).await {
+        return Err(ClientError::NoController { path, source });
+    }
+    let connector = tower::service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let path = socket.to_owned();
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(connector)
+        .await
+        .map_err(|source| ClientError::Protocol { path, source })?;
+    Ok(ClusterClient::new(channel))
+}
 
 /// A connection to the driver of a pool.
 pub type Client = AdminClient<Channel>;
@@ -50,6 +74,16 @@ pub enum ClientError {
     #[error("cannot connect to {}: {source}", path.display())]
     Socket {
         /// Where it is.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// No controller accepts the call.
+    #[error(
+        "no controller answers at {}: {source}; run this in the controller's pod, or name its \
+         socket with --socket", path.display())]
+    NoController {
+        /// The socket.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,

@@ -1,5 +1,7 @@
 //! The admin service of a running driver: server and client of `admin.sock` in the pool.
 //!
+//! A controller has no pool: it serves `Cluster` with its CSI services.
+//!
 //! The only code that sees `baggageclaim.admin.v1` messages. It decides nothing and returns the
 //! rows of the engine. Only root on the node can open the socket (the pool is 0700, the socket
 //! 0600).
@@ -8,6 +10,7 @@
 //! than a socket's address.
 
 mod client;
+mod cluster;
 mod service;
 mod shared;
 mod transfer;
@@ -18,7 +21,8 @@ use std::time::Duration;
 
 use tracing::field::Empty;
 
-pub use client::{Client, ClientError, connect};
+pub use client::{Client, ClientError, ClusterClient, connect, connect_to_controller};
+pub use cluster::cluster;
 pub use transfer::STALL;
 
 use crate::distribution::Distribution;

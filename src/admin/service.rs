@@ -233,7 +233,7 @@ pub(super) fn failed(error: &engine::Error) -> Status {
     Status::new(code_of(error), message_of(error))
 }
 
-fn tenant_filter(text: Option<&str>) -> Result<Option<Tenant>, Status> {
+pub(super) fn tenant_filter(text: Option<&str>) -> Result<Option<Tenant>, Status> {
     text.map(|text| parse("tenant", text)).transpose()
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::model::{Clear, Fence, Fences, Timestamp, counted};
+use crate::model::{Clear, Fence, Fences, Name, Timestamp, counted};
 
 use super::packed::{Key, Packed};
 use super::{
@@ -29,6 +29,8 @@ pub struct Hello<'a> {
 pub struct Report {
     /// New and changed entries.
     pub put: Vec<Entry>,
+    /// The names of new entries that are caches.
+    pub caches: Vec<Name>,
     /// Names that the node no longer has.
     pub drop: Vec<NameHash>,
     /// With this batch the account is complete.
@@ -146,12 +148,19 @@ impl Catalog {
             session.entries += usize::from(is_new);
             changes.names.push(entry.name);
         }
+        for name in &report.caches {
+            self.names.keep(name);
+        }
         let mut outputs = Vec::new();
+        let mut gone = Vec::new();
         for name in &report.drop {
             if let Some(packed) = self.entries.remove(&Key::new(*name, id)) {
                 session.entries -= 1;
                 // Another holder may be the newest now, for one that has refused this content.
-                outputs.extend(Some(*name).filter(|_| packed.entry(*name).kind == Kind::Output));
+                match packed.entry(*name).kind {
+                    Kind::Output => outputs.push(*name),
+                    Kind::ResourceCache | Kind::TaskCache => gone.push(*name),
+                }
             }
             changes.names.push(*name);
         }
@@ -168,6 +177,11 @@ impl Catalog {
                 awaited.remove(&*node);
             }
             self.complete(now);
+        }
+        for name in gone {
+            if self.entries_of(name).next().is_none() {
+                self.names.forget(&name);
+            }
         }
         let durable = report.put.iter();
         let durable = durable.filter(|it| it.kind == Kind::Output && it.state == State::Durable);
@@ -303,6 +317,11 @@ impl Catalog {
             self.entries
                 .retain(|key, _| sessions.contains_key(&key.session()));
             self.dead = 0;
+            let entries = &self.entries;
+            self.names.retain(|name| {
+                let of_name = Key::new(name, SessionId(0))..=Key::new(name, SessionId(u32::MAX));
+                entries.range(of_name).next().is_some()
+            });
         }
     }
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::model::{Name, Timestamp};
 
+use super::list::current;
 use super::packed::Key;
-use super::{Catalog, Entry, Kind, MAX_INCOMPLETE, NameHash, Session, SessionId, State, Version};
+use super::{Catalog, Entry, Kind, NameHash, Session, SessionId, State, Version};
 
 /// The most holders in an answer.
 pub const MAX_HOLDERS: usize = 5;
@@ -78,24 +79,12 @@ impl Catalog {
                 is_owed = true;
                 continue;
             }
-            let fence = self.fences.covering(name);
-            let entries = self.entries_of(*hash);
-            let entries: Vec<(&Session, Entry)> = entries
-                .filter(|(_, _, entry)| entry.fence >= fence)
-                .map(|(_, session, entry)| (session, entry))
-                .collect();
-            let is_durable = |entry: &&(&Session, Entry)| entry.1.state == State::Durable;
-            let versions = entries
-                .iter()
-                .filter(is_durable)
-                .map(|(_, entry)| entry.version);
-            let version = match Kind::of(&name.reference) {
-                Kind::ResourceCache => versions.min(),
-                Kind::Output | Kind::TaskCache => versions.max(),
-            };
-            if let Some(version) = version {
-                let is_it = |entry: &&(&Session, Entry)| entry.1.version == version;
-                let holders = entries.iter().filter(is_durable).filter(is_it);
+            let entries = self.valid(*hash, name);
+            if let Some(version) = current(Kind::of(&name.reference), &entries) {
+                let is_it = |entry: &&(&Session, Entry)| {
+                    entry.1.state == State::Durable && entry.1.version == version
+                };
+                let holders = entries.iter().filter(is_it);
                 if let Some(found) = found(which, &asked.zone, holders) {
                     return Answer::Found(found);
                 }
@@ -114,15 +103,6 @@ impl Catalog {
         } else {
             Answer::Coming(makers)
         }
-    }
-
-    /// Whether content may exist that the catalog does not know yet.
-    fn is_incomplete(&self, now: Timestamp) -> bool {
-        let is_awaited = |session: &Session| {
-            let since = session.account_since.filter(|_| session.lost.is_none());
-            since.is_some_and(|since| now.since(since) <= MAX_INCOMPLETE)
-        };
-        !self.is_complete || self.sessions.values().any(is_awaited)
     }
 
     /// The entries of a name, one for each node: the newest that the node has reported.

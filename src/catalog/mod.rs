@@ -13,6 +13,7 @@
 //!
 //! - `apply`: what nodes say, and what follows from it.
 //! - `find`: the answer for a name.
+//! - `list`: what people ask for: all caches, and every node that has a name.
 //! - `held`: questions that wait for another answer.
 //! - `name`: names as digests. `packed`: an entry in few bytes.
 
@@ -21,17 +22,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::{Clear, Fences, Reference, Timestamp};
+use list::CacheNames;
 use packed::{Key, Packed};
 
 mod apply;
 mod find;
 mod held;
+mod list;
 mod name;
 mod packed;
 
 pub use apply::{Changes, Hello, Report, Supersede};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use held::Held;
+pub use list::{Explained, Listed, MAX_NAMED, OfNode, Part};
 pub use name::NameHash;
 
 /// How long entries stay when their node's stream is lost.
@@ -125,6 +129,8 @@ struct Session {
 pub struct Catalog {
     /// By name, then by session. Entries of sessions that ended are skipped, and swept together.
     entries: BTreeMap<Key, Packed>,
+    /// The names of caches.
+    names: CacheNames,
     sessions: BTreeMap<SessionId, Session>,
     last_session: u32,
     /// Entries of sessions that ended.
@@ -147,6 +153,7 @@ impl Catalog {
     pub fn new(fences: Fences, now: Timestamp) -> Self {
         Self {
             entries: BTreeMap::new(),
+            names: CacheNames::default(),
             sessions: BTreeMap::new(),
             last_session: 0,
             dead: 0,
@@ -181,6 +188,16 @@ impl Catalog {
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len() - self.dead
+    }
+
+    /// Whether nodes have still to report all that they have.
+    #[must_use]
+    pub fn is_incomplete(&self, now: Timestamp) -> bool {
+        let is_awaited = |session: &Session| {
+            let since = session.account_since.filter(|_| session.lost.is_none());
+            since.is_some_and(|since| now.since(since) <= MAX_INCOMPLETE)
+        };
+        !self.is_complete || self.sessions.values().any(is_awaited)
     }
 
     /// Whether it has no entries.

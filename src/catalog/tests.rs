@@ -100,6 +100,29 @@ impl Nodes {
         self.report(node, &report)
     }
 
+    /// The same, with its name if it is a cache.
+    pub(super) fn put_named(&mut self, node: usize, text: &str, state: State, stamp: u64) {
+        let report = Report {
+            put: vec![entry(text, state, stamp)],
+            caches: vec![name(text)],
+            ..Report::default()
+        };
+        self.report(node, &report);
+    }
+
+    pub(super) fn remove(&mut self, node: usize, text: &str) {
+        let report = Report {
+            drop: vec![NameHash::of(&name(text))],
+            ..Report::default()
+        };
+        self.report(node, &report);
+    }
+
+    /// Nodes that were lost are forgotten.
+    pub(super) fn forget_lost(&mut self) {
+        self.pass(KEEP.as_secs() + 1);
+    }
+
     pub(super) fn lose(&mut self, node: usize) -> Changes {
         self.catalog.lost(self.sessions[node], self.now)
     }

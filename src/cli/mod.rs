@@ -1,6 +1,7 @@
 //! The command line: its verbs, what they print, and their exit codes.
 //! A verb asks the driver through the admin socket and shows the answer; the driver does the work.
 
+mod cluster;
 mod human;
 mod progress;
 mod rows;
@@ -181,7 +182,27 @@ Example:
     ///
     /// A resource cache keeps its first content, a task cache its newest. AGE is the age of that
     /// content.
-    Caches(List),
+    ///
+    /// With `--cluster` it lists the caches of all nodes, and the nodes that have them. That asks
+    /// the controller, so run it in the controller's pod.
+    #[command(after_long_help = "\
+Example:
+  kubectl exec -n baggageclaim deploy/baggageclaim-controller -c controller -- \\
+    /baggageclaim caches --cluster -n ci")]
+    Caches(Caches),
+
+    /// Show which nodes have the content of a name
+    ///
+    /// Asks the controller of a cluster whose nodes are peers, so run it in the controller's pod.
+    ///
+    /// STATE is current (the newest content, or the first of a resource cache), other (older, or
+    /// later), cleared, or coming (a pod there may commit it). If a node is not CONNECTED to the
+    /// controller, the controller forgets what it has after 2 minutes.
+    #[command(after_long_help = "\
+Example:
+  kubectl exec -n baggageclaim deploy/baggageclaim-controller -c controller -- \\
+    /baggageclaim explain task-cache/main -n ci")]
+    Explain(cluster::Explain),
 
     /// Show one volume or artifact with all its fields
     ///
@@ -317,6 +338,17 @@ struct List {
     watch: bool,
     #[command(flatten)]
     pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+struct Caches {
+    #[command(flatten)]
+    list: List,
+    /// List the caches of all nodes of the cluster
+    #[arg(long, conflicts_with = "watch")]
+    cluster: bool,
+    #[command(flatten)]
+    controller: cluster::Controller,
 }
 
 #[derive(Debug, Args)]

@@ -19,7 +19,7 @@ const ID_DIGITS: usize = 12;
 pub(super) struct Now(pub(super) i64);
 
 impl Now {
-    fn since(self, unix_ms: i64) -> String {
+    pub(super) fn since(self, unix_ms: i64) -> String {
         age(Duration::from_millis(
             u64::try_from(self.0.saturating_sub(unix_ms)).unwrap_or(0),
         ))

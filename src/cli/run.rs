@@ -16,8 +16,8 @@ use super::rows::{Cache, Now, Row};
 use super::show::{self, Thing};
 use super::status as status_answer;
 use super::{
-    Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb, shared,
-    transfer,
+    Caches, Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb,
+    cluster, shared, transfer,
 };
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};
@@ -138,7 +138,8 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
         Verb::Demo(flags) => self::demo(flags, demo),
         Verb::Volumes(flags) => asking(list(flags, "volumes", volumes)),
         Verb::Artifacts(flags) => asking(list(flags, "artifacts", artifacts)),
-        Verb::Caches(flags) => asking(list(flags, "caches", caches)),
+        Verb::Caches(flags) => asking(self::caches(flags)),
+        Verb::Explain(what) => asking(cluster::explain(what)),
         Verb::Inspect(what) => asking(inspect(what)),
         Verb::Outcome(said) => asking(outcome(said)),
         Verb::Destroy(what) => asking(destroy(what)),
@@ -256,12 +257,12 @@ pub(super) fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::
 }
 
 /// Prints on stderr that a list is empty, so that stdout stays empty for programs.
-fn say_none(what: &str, tenant: Option<&Tenant>) {
+pub(super) fn say_none(what: &str, tenant: Option<&Tenant>) {
     let place = tenant.map_or(String::new(), |tenant| format!(" in namespace {tenant}"));
     let _ = writeln!(io::stderr(), "No {what}{place}.");
 }
 
-fn now() -> Now {
+pub(super) fn now() -> Now {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let millis = since.map_or(0, |since| since.as_millis());
     Now(i64::try_from(millis).unwrap_or(i64::MAX))
@@ -286,8 +287,19 @@ pub(super) async fn artifacts(
     Ok(answer.await?.into_inner().artifacts)
 }
 
-async fn caches(client: &mut socket::Client, tenant: Option<&Tenant>) -> Listed<Cache> {
-    Ok(Cache::among(artifacts(client, tenant).await?))
+async fn caches(flags: Caches) -> Done {
+    let Caches {
+        list,
+        cluster,
+        controller,
+    } = flags;
+    if cluster {
+        return cluster::caches(&list.namespace, list.output, &controller).await;
+    }
+    self::list(list, "caches", async |client, tenant| {
+        Ok(Cache::among(artifacts(client, tenant).await?))
+    })
+    .await
 }
 
 /// Shows the list that `ask` returns, and with `--watch` its changes.

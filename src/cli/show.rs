@@ -17,7 +17,7 @@ use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 
 /// How wide a table may be that is not `wide`.
-const WIDTH: usize = 120;
+pub(super) const WIDTH: usize = 120;
 
 pub(super) fn data(to: &mut impl Write, value: &Value, form: Data) -> io::Result<()> {
     match form {

@@ -179,13 +179,15 @@ pub async fn serve(
 }
 
 /// Serves Identity, Controller and GroupController for a whole cluster, beside the sidecars, until
-/// the drain closes the socket. `ready` says whether the store can be asked.
+/// the drain closes the socket. `ready` says whether the store can be asked. `others` are further
+/// services of the socket.
 pub async fn serve_controller(
     socket: Socket,
     rpcs: Rpcs,
     claims: Arc<dyn Claims>,
     ready: watch::Receiver<bool>,
     drain: Drain,
+    others: Routes,
 ) -> server::Result<()> {
     let features = Features::default();
     let known = ready.clone();
@@ -194,7 +196,7 @@ pub async fn serve_controller(
         let is_ready = *ready.borrow();
         is_ready.then(|| claims.clone()).ok_or(Failure::Listing)
     });
-    let routes = Routes::new().with(IdentityServer::new(identity));
+    let routes = others.with(IdentityServer::new(identity));
     let routes = with_controller(routes, features, claims);
     server::serve(socket, routes, trace(rpcs), drain).await
 }

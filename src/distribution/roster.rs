@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::catalog::{Explained, NameHash, Part};
 use crate::model::{Name, NodeId, Pod, Sha256, Tenant};
 
 /// Another node.
@@ -81,6 +82,18 @@ pub trait Directory: fmt::Debug + Send + Sync {
 
     /// Which nodes have the content of a name. Without content it waits so long for some.
     async fn locate(&self, name: &Name, wait: Duration) -> Located;
+}
+
+/// The catalog of the cluster, as people ask the controller.
+pub trait Overview: fmt::Debug + Send + Sync {
+    /// Whether some nodes have not reported all that they have.
+    fn is_incomplete(&self) -> bool;
+
+    /// Some caches of a namespace or of all: those after `after`.
+    fn caches(&self, tenant: Option<&Tenant>, after: Option<NameHash>) -> Part;
+
+    /// All that is known of a name.
+    fn explain(&self, name: &Name) -> Explained;
 }
 
 /// Where the controller of a cluster is, and how it is known.

@@ -38,12 +38,32 @@ pub(super) fn entry(name: &Name, state: &NameState) -> wire::Entry {
         entry.bytes = content.bytes;
         entry.layers = u32::try_from(content.layers).unwrap_or(u32::MAX);
     }
+    if let Some((_, key)) = name.reference.cache() {
+        entry.tenant = name.tenant.to_string();
+        entry.key = key.to_string();
+    }
     entry
 }
 
 fn name_hash(bytes: &[u8]) -> Result<NameHash, &'static str> {
     let hash = bytes.try_into().map(NameHash);
     hash.map_err(|_| "the digest of a name has 16 bytes")
+}
+
+/// The name of a cache that a node reports. One that is not the entry's would be shown to people.
+fn cache(entry: &wire::Entry) -> Result<Name, &'static str> {
+    let asked = wire::FindRequest {
+        tenant: entry.tenant.clone(),
+        kind: entry.kind,
+        keys: vec![entry.key.clone()],
+        ..wire::FindRequest::default()
+    };
+    let names = names(&asked).map_err(|_| "the name of a cache is malformed")?;
+    let name = names.into_iter().next().filter(|name| {
+        let is_cache = name.reference.cache().is_some();
+        is_cache && NameHash::of(name).0[..] == entry.name[..]
+    });
+    name.ok_or("an entry is not of the name that it gives")
 }
 
 /// What a node reports.
@@ -71,8 +91,10 @@ pub(super) fn report(report: &wire::Report) -> Result<Report, &'static str> {
             fence: entry.fence,
         })
     });
+    let caches = report.put.iter().filter(|entry| !entry.key.is_empty());
     Ok(Report {
         put: put.collect::<Result<_, _>>()?,
+        caches: caches.map(cache).collect::<Result<_, _>>()?,
         drop: report
             .drop
             .iter()
@@ -234,6 +256,8 @@ mod tests {
             assert_eq!(put.version.stamp, Timestamp(1_795_400_000_000));
             assert_eq!((put.version.tie, put.bytes, put.layers), (7, 100, 2));
             assert_eq!(put.state, State::Durable);
+            let of_cache = name.reference.cache().map(|_| name.clone());
+            assert_eq!(report.caches.first(), of_cache.as_ref());
             let expected = (put.name, put.kind, State::Coming);
             assert_eq!((coming.name, coming.kind, coming.state), expected);
             assert_eq!((report.drop, report.complete), (vec![put.name], true));
@@ -256,6 +280,11 @@ mod tests {
         wrong(|entry| entry.kind = 0);
         wrong(|entry| entry.state = 9);
         wrong(|entry| entry.name.truncate(15));
+        wrong(|entry| entry.key = "a".to_owned());
+        wrong(|entry| {
+            *entry = super::entry(&name("task-cache/b"), &NameState::Coming);
+            entry.key = "c".to_owned();
+        });
         let short = wire::Report {
             drop: vec![vec![0; 17]],
             ..wire::Report::default()

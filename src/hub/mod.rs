@@ -10,6 +10,7 @@
 
 mod messages;
 mod node;
+mod overview;
 mod serve;
 
 pub use node::Node;

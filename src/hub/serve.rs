@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{MOST_ENTRIES, MOST_MESSAGE, messages};
 use crate::catalog::{Answer, Asked, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
-use crate::distribution::roster::Members;
+use crate::distribution::roster::{Members, Overview};
 use crate::link::{self, IsKnown, Key, KeyError, Who};
 use crate::model::{ClusterClock, Fences, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
@@ -163,6 +163,12 @@ impl Hub {
         move || service.0.figures()
     }
 
+    /// The catalog, for people who ask.
+    #[must_use]
+    pub fn overview(&self) -> Arc<dyn Overview> {
+        Arc::new(self.service.clone())
+    }
+
     /// Serves the nodes until the services close.
     pub async fn serve(self, drain: Drain) -> Result<(), ServeError> {
         if let Ok(address) = self.listener.local_addr() {
@@ -199,7 +205,14 @@ impl Hub {
 }
 
 #[derive(Debug, Clone)]
-struct Service(Arc<Inner>);
+pub(super) struct Service(Arc<Inner>);
+
+impl Service {
+    /// Reads the catalog. The nodes wait meanwhile.
+    pub(super) fn read<T>(&self, read: impl FnOnce(&Catalog, Timestamp) -> T) -> T {
+        read(&self.0.state.lock().catalog, self.0.now())
+    }
+}
 
 #[derive(Debug)]
 struct Inner {

@@ -46,6 +46,19 @@ fn told(pool: &Path, verb: &str) -> Value {
     serde_json::from_slice(&answer.stdout).expect("JSON")
 }
 
+/// What the controller answers to a verb of the command line.
+fn asked(controller: &Process, verb: &[&str]) -> Value {
+    let answer = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args(verb)
+        .arg("--output=json")
+        .arg("--socket")
+        .arg(&controller.socket)
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&answer.stderr);
+    serde_json::from_slice(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
 /// The counters of a node's peers.
 fn figures(pool: &Path) -> Value {
     told(pool, "status")["peers"].clone()
@@ -170,6 +183,19 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
     unpublish(&reader).await;
     assert_eq!(figures(&pools[1])["questions"], 1, "{}", two.tail());
     assert_eq!(figures(&pools[1])["located"], 1);
+
+    // People ask the controller the same.
+    eventually("the controller has heard of the copy", async || {
+        let explained = asked(&controller, &["explain", "task-cache/go", "--namespace=ci"]);
+        assert_eq!(explained["answer"], "found", "{explained}");
+        assert_eq!(explained["nodes"][0]["node"], "node-1", "{explained}");
+        explained["nodes"][1]["state"] == "current"
+    })
+    .await;
+    let caches = asked(&controller, &["caches", "--cluster"]);
+    assert_eq!(caches[0]["reference"], "task-cache/go", "{caches}");
+    assert_eq!(caches[0]["nodes"][1], "node-2", "{caches}");
+    assert_eq!(caches.as_array().map(Vec::len), Some(1), "{caches}");
 
     // Without a controller it asks both.
     controller.kill();

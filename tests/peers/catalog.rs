@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baggageclaim::distribution::roster::{Controller, Members};
+use baggageclaim::distribution::roster::{Controller, Members, Overview};
 use baggageclaim::engine::notice::What;
 use baggageclaim::hub::{self, Figures};
 use baggageclaim::model::{NodeId, Outcome, Sha256};
@@ -49,6 +49,7 @@ struct Hub {
     place: watch::Sender<Option<Controller>>,
     runs: Option<(Drain, JoinHandle<()>)>,
     figures: Arc<dyn Fn() -> Figures>,
+    overview: Option<Arc<dyn Overview>>,
 }
 
 impl Hub {
@@ -58,6 +59,7 @@ impl Hub {
             place: watch::Sender::new(None),
             runs: None,
             figures: Arc::new(Figures::default),
+            overview: None,
         };
         hub.begin().await;
         hub
@@ -73,6 +75,7 @@ impl Hub {
             key: hub.key(),
         };
         self.figures = Arc::new(hub.figures());
+        self.overview = Some(hub.overview());
         let drain = Drain::new(Duration::from_secs(10));
         let served = hub.serve(drain.clone());
         let serving = tokio::spawn(async { served.await.expect("it serves") });
@@ -233,6 +236,47 @@ async fn an_output_that_is_being_made_is_known_to_be_coming_until_its_step_fails
         _ => None,
     });
     assert_eq!(told, text("a step on node a is making it"));
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
+async fn people_see_the_caches_of_all_nodes_and_who_has_a_name() {
+    let (hub, nodes) = cluster!("a", "b");
+    let (a, b) = (&nodes[0], &nodes[1]);
+    a.commit("task", &TASK, "task").await;
+    a.commit("output", &OUTPUT, "output").await;
+    hub.knows(2).await;
+    assert_eq!(b.sees("copy", &TASK).await, text("task"));
+    b.publish("resource", &RESOURCE).await;
+    hub.knows(4).await;
+
+    let overview = hub.overview.clone().expect("it runs");
+    let part = overview.caches(None, None);
+    assert_eq!(part.next, None);
+    let mut caches: Vec<(String, bool, Vec<&str>)> = part
+        .caches
+        .iter()
+        .map(|it| {
+            let nodes = it.nodes.iter().map(|node| &**node).collect();
+            (it.name.reference.to_string(), it.content.is_some(), nodes)
+        })
+        .collect();
+    caches.sort();
+    let expected = [
+        ("resource-cache/git".to_owned(), false, vec!["b"]),
+        ("task-cache/go".to_owned(), true, vec!["a", "b"]),
+    ];
+    assert_eq!(caches, expected);
+
+    let explained = overview.explain(&name("artifact/built"));
+    let [of] = &explained.nodes[..] else {
+        panic!("{explained:?}");
+    };
+    assert!(of.is_current && !of.is_away && &*of.node == "a");
+    b.end("resource", Outcome::Failed).await;
+    hub.knows(3).await;
+    assert_eq!(overview.caches(None, None).caches.len(), 1);
+    drop(overview);
     finish(hub, nodes).await;
 }
 

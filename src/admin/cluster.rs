@@ -1,0 +1,126 @@
+//! The service `Cluster` of a controller: converts what the catalog says to messages.
+//! `proto/admin.proto` documents the messages; nothing is decided here.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::service::{parse, tenant_filter, time};
+use crate::catalog::{Answer, Entry, Listed, OfNode, State};
+use crate::distribution::roster::Overview;
+use crate::model::{Name, Tenant};
+use crate::proto::admin::v1 as admin;
+use crate::server::Routes;
+use admin::cluster_server::{Cluster, ClusterServer};
+
+/// How many parts of a list wait for a slow reader.
+const WAITING: usize = 4;
+
+/// The service, to be served with others. `catalog`: there is none without `--hub-listen`.
+#[must_use]
+pub fn cluster(catalog: Option<Arc<dyn Overview>>) -> Routes {
+    Routes::new().with(ClusterServer::new(Service(catalog)))
+}
+
+struct Service(Option<Arc<dyn Overview>>);
+
+impl Service {
+    fn catalog(&self) -> Result<&Arc<dyn Overview>, Status> {
+        self.0.as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "this controller has no catalog of the nodes' content: start it with --hub-listen \
+                 (deploy/components/peers)",
+            )
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Cluster for Service {
+    type ListCachesStream = ReceiverStream<Result<admin::ListCachesResponse, Status>>;
+
+    async fn list_caches(
+        &self,
+        request: Request<admin::ListCachesRequest>,
+    ) -> Result<Response<Self::ListCachesStream>, Status> {
+        let tenant = tenant_filter(request.into_inner().tenant.as_deref())?;
+        let catalog = Arc::clone(self.catalog()?);
+        let (parts, sent) = mpsc::channel(WAITING);
+        tokio::spawn(async move {
+            let mut after = None;
+            loop {
+                let part = catalog.caches(tenant.as_ref(), after);
+                let answer = admin::ListCachesResponse {
+                    caches: part.caches.iter().map(listed).collect(),
+                    incomplete: catalog.is_incomplete(),
+                };
+                // The caller may have gone.
+                let is_read = parts.send(Ok(answer)).await.is_ok();
+                after = part.next;
+                if after.is_none() || !is_read {
+                    break;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(sent)))
+    }
+
+    async fn explain(
+        &self,
+        request: Request<admin::ExplainRequest>,
+    ) -> Result<Response<admin::ExplainResponse>, Status> {
+        let request = request.into_inner();
+        let tenant: Tenant = parse("tenant", &request.tenant)?;
+        let reference = parse("reference", &request.reference)?;
+        let explained = self.catalog()?.explain(&Name { tenant, reference });
+        let answer = match explained.answer {
+            Answer::Nothing => admin::ClusterAnswer::Nothing,
+            Answer::Found(_) => admin::ClusterAnswer::Found,
+            Answer::Coming(_) => admin::ClusterAnswer::Coming,
+            Answer::Incomplete => admin::ClusterAnswer::Incomplete,
+        };
+        Ok(Response::new(admin::ExplainResponse {
+            answer: answer.into(),
+            nodes: explained.nodes.iter().map(of_node).collect(),
+        }))
+    }
+}
+
+fn content(entry: &Entry) -> admin::ClusterContent {
+    admin::ClusterContent {
+        created_unix_ms: time(entry.version.stamp),
+        bytes: entry.bytes,
+        layers: entry.layers.into(),
+    }
+}
+
+fn listed(listed: &Listed) -> admin::ClusterCache {
+    admin::ClusterCache {
+        tenant: listed.name.tenant.to_string(),
+        reference: listed.name.reference.to_string(),
+        content: listed.content.as_ref().map(content),
+        nodes: listed.nodes.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn of_node(of: &OfNode) -> admin::NodeContent {
+    let is_coming = of.entry.state == State::Coming;
+    let state = if is_coming {
+        admin::NodeContentState::Coming
+    } else if of.is_cleared {
+        admin::NodeContentState::Cleared
+    } else if of.is_current {
+        admin::NodeContentState::Current
+    } else {
+        admin::NodeContentState::Other
+    };
+    admin::NodeContent {
+        node: of.node.to_string(),
+        zone: of.zone.to_string(),
+        state: state.into(),
+        content: (!is_coming).then(|| content(&of.entry)),
+        away: of.is_away,
+    }
+}

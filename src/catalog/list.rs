@@ -1,0 +1,284 @@
+//! What the catalog has, for people: the caches by name, and every node that has a name. Only reads
+//! the catalog, apart from the names of caches, which it keeps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::model::{Name, Tenant, Timestamp};
+
+use super::{Answer, Asked, Catalog, Entry, Kind, NameHash, Session, State, Version};
+
+/// The most names of caches that are kept. Keys that change with every build would fill the memory.
+pub const MAX_NAMED: usize = 100_000;
+
+/// The names of caches: entries have digests only.
+#[derive(Debug, Default)]
+pub(super) struct CacheNames(BTreeMap<NameHash, Name>);
+
+impl CacheNames {
+    /// Keeps the name of a cache, unless there are too many.
+    pub(super) fn keep(&mut self, name: &Name) {
+        if self.0.len() < MAX_NAMED {
+            let hash = NameHash::of(name);
+            self.0.entry(hash).or_insert_with(|| name.clone());
+        }
+    }
+
+    pub(super) fn forget(&mut self, hash: &NameHash) {
+        self.0.remove(hash);
+    }
+
+    /// Forgets the names that no node has.
+    pub(super) fn retain(&mut self, is_there: impl Fn(NameHash) -> bool) {
+        self.0.retain(|hash, _| is_there(*hash));
+    }
+}
+
+/// A cache of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: Name,
+    /// The content that counts; `None`: there is none, but a node may commit some.
+    pub content: Option<Entry>,
+    /// The nodes that have this content, or may commit some.
+    pub nodes: BTreeSet<Arc<str>>,
+}
+
+/// A part of the caches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Some caches.
+    pub caches: Vec<Listed>,
+    /// Where the next part begins; `None`: this is the last one.
+    pub next: Option<NameHash>,
+}
+
+/// What a node has of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfNode {
+    /// The node.
+    pub node: Arc<str>,
+    /// Its zone; empty: unknown.
+    pub zone: Box<str>,
+    /// What it has.
+    pub entry: Entry,
+    /// Whether its content is the one that counts: the newest, or the first of a resource cache.
+    pub is_current: bool,
+    /// Whether its content was cleared, and is not used.
+    pub is_cleared: bool,
+    /// Whether the node has no stream. Then its entry is soon forgotten.
+    pub is_away: bool,
+}
+
+/// All that is known of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explained {
+    /// What a node that asks now is told.
+    pub answer: Answer,
+    /// What the nodes have, by their names.
+    pub nodes: Vec<OfNode>,
+}
+
+impl Catalog {
+    /// The caches of a namespace or of all, without those that were cleared. Looks at no more than
+    /// `most` names, those after `after`.
+    #[must_use]
+    pub fn caches(&self, tenant: Option<&Tenant>, after: Option<NameHash>, most: usize) -> Part {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let names = self.names.0.range((from, Bound::Unbounded));
+        let (mut caches, mut next) = (Vec::new(), None);
+        for (place, (hash, name)) in names.enumerate() {
+            if place == most {
+                return Part { caches, next };
+            }
+            next = Some(*hash);
+            if tenant.is_none_or(|tenant| name.tenant == *tenant) {
+                caches.extend(self.listed(*hash, name));
+            }
+        }
+        Part { caches, next: None }
+    }
+
+    fn listed(&self, hash: NameHash, name: &Name) -> Option<Listed> {
+        let entries = self.valid(hash, name);
+        let current = current(Kind::of(&name.reference), &entries);
+        let is_it = |entry: &Entry| current.is_none_or(|version| is_durable(entry, version));
+        let of_it = entries.iter().filter(|(_, entry)| is_it(entry));
+        let nodes: BTreeSet<Arc<str>> = of_it.clone().map(|(it, _)| Arc::clone(&it.node)).collect();
+        let content = of_it.map(|(_, entry)| *entry).next();
+        (!nodes.is_empty()).then(|| Listed {
+            name: name.clone(),
+            content: content.filter(|entry| entry.state == State::Durable),
+            nodes,
+        })
+    }
+
+    /// All that is known of a name.
+    #[must_use]
+    pub fn explain(&self, name: &Name, now: Timestamp) -> Explained {
+        let hash = NameHash::of(name);
+        let fence = self.fences.covering(name);
+        let current = current(Kind::of(&name.reference), &self.valid(hash, name));
+        let of_node = |(_, session, entry): (_, &Session, Entry)| {
+            let is_cleared = entry.fence < fence;
+            let is_it = current.is_some_and(|version| is_durable(&entry, version));
+            OfNode {
+                node: Arc::clone(&session.node),
+                zone: session.zone.clone(),
+                entry,
+                is_current: is_it && !is_cleared,
+                is_cleared,
+                is_away: session.lost.is_some(),
+            }
+        };
+        let mut nodes: Vec<OfNode> = self.entries_of(hash).map(of_node).collect();
+        nodes.sort_by(|one, other| one.node.cmp(&other.node));
+        let answer = self.find(&Asked::new(vec![name.clone()], ""), now);
+        Explained { answer, nodes }
+    }
+
+    /// The entries of a name that were not cleared.
+    pub(super) fn valid(&self, hash: NameHash, name: &Name) -> Vec<(&Session, Entry)> {
+        let fence = self.fences.covering(name);
+        let entries = self.entries_of(hash);
+        let valid = entries.filter(|(_, _, entry)| entry.fence >= fence);
+        valid.map(|(_, session, entry)| (session, entry)).collect()
+    }
+}
+
+fn is_durable(entry: &Entry, version: Version) -> bool {
+    entry.state == State::Durable && entry.version == version
+}
+
+/// The version that counts: the newest, or the first of a resource cache.
+pub(super) fn current(kind: Kind, entries: &[(&Session, Entry)]) -> Option<Version> {
+    let durable = entries.iter().map(|(_, entry)| entry);
+    let durable = durable.filter(|entry| entry.state == State::Durable);
+    let versions = durable.map(|entry| entry.version);
+    match kind {
+        Kind::ResourceCache => versions.min(),
+        Kind::Output | Kind::TaskCache => versions.max(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Nodes, entry, name};
+    use super::*;
+    use crate::model::{Coverage, Fence};
+
+    fn names(part: &Part) -> Vec<String> {
+        let names = part.caches.iter();
+        names.map(|it| it.name.reference.to_string()).collect()
+    }
+
+    #[test]
+    fn caches_are_listed_in_parts_with_the_nodes_of_the_current_content() {
+        let mut nodes = Nodes::complete(&["n1", "n2", "n3"]);
+        for (node, reference, stamp) in [
+            (0, "task-cache/a", 5),
+            (1, "task-cache/a", 9),
+            (2, "task-cache/a", 9),
+            (0, "resource-cache/b", 5),
+            (1, "resource-cache/b", 9),
+        ] {
+            nodes.put_named(node, reference, State::Durable, stamp);
+        }
+        nodes.put_named(2, "task-cache/c", State::Coming, 0);
+        nodes.put(0, entry("artifact/output", State::Durable, 1));
+        let mut all = nodes.catalog.caches(None, None, 100);
+        assert_eq!(all.next, None);
+        all.caches
+            .sort_by_key(|listed| listed.name.reference.to_string());
+        assert_eq!(
+            names(&all),
+            ["resource-cache/b", "task-cache/a", "task-cache/c"]
+        );
+        let of = |place: usize| {
+            let listed = &all.caches[place];
+            let nodes: Vec<&str> = listed.nodes.iter().map(|node| &**node).collect();
+            (listed.content.map(|it| it.version.stamp.0), nodes)
+        };
+        assert_eq!(of(0), (Some(5), vec!["n1"]));
+        assert_eq!(of(1), (Some(9), vec!["n2", "n3"]));
+        assert_eq!(of(2), (None, vec!["n3"]));
+
+        let (mut seen, mut after) = (Vec::new(), None);
+        loop {
+            let part = nodes.catalog.caches(None, after, 2);
+            seen.extend(names(&part));
+            after = part.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen.len(), 3);
+        let other: Tenant = "other".parse().expect("a label");
+        assert!(
+            nodes
+                .catalog
+                .caches(Some(&other), None, 9)
+                .caches
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_cache_that_no_node_has_is_not_listed() {
+        let mut nodes = Nodes::complete(&["n1", "n2"]);
+        nodes.put_named(0, "task-cache/a", State::Durable, 5);
+        nodes.put_named(1, "task-cache/b", State::Durable, 5);
+        nodes.remove(0, "task-cache/a");
+        assert_eq!(
+            names(&nodes.catalog.caches(None, None, 9)),
+            ["task-cache/b"]
+        );
+        assert_eq!(nodes.catalog.names.0.len(), 1);
+        // The node goes for good.
+        nodes.lose(1);
+        nodes.forget_lost();
+        assert!(nodes.catalog.caches(None, None, 9).caches.is_empty());
+        assert!(nodes.catalog.names.0.is_empty(), "its memory is free");
+    }
+
+    #[test]
+    fn a_name_is_explained_with_older_cleared_and_coming_content_of_every_node() {
+        let mut nodes = Nodes::complete(&["n1", "n2", "n3", "n4"]);
+        let at = |fence, stamp, state| Entry {
+            fence,
+            ..entry("artifact/a", state, stamp)
+        };
+        nodes.put(0, at(0, 99, State::Durable));
+        nodes.put(1, at(50, 5, State::Durable));
+        nodes.put(2, at(50, 7, State::Durable));
+        nodes.put(3, at(50, 0, State::Coming));
+        nodes.catalog.fence(Fence {
+            number: 50,
+            previous: 0,
+            id: 1,
+            covers: Coverage::Name(name("artifact/a")),
+            repeats: Vec::new(),
+        });
+        nodes.lose(1);
+        let explained = nodes.catalog.explain(&name("artifact/a"), nodes.now);
+        assert!(matches!(explained.answer, Answer::Found(_)));
+        let told = explained.nodes.iter();
+        let told: Vec<_> = told
+            .map(|it| (&*it.node, it.is_current, it.is_cleared, it.is_away))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("n1", false, true, false),
+                ("n2", false, false, true),
+                ("n3", true, false, false),
+                ("n4", false, false, false),
+            ]
+        );
+        assert_eq!(explained.nodes[3].entry.state, State::Coming);
+        let none = nodes.catalog.explain(&name("artifact/b"), nodes.now);
+        assert_eq!((none.answer, none.nodes), (Answer::Nothing, Vec::new()));
+    }
+}

@@ -1,0 +1,307 @@
+//! The verbs that ask the controller of a cluster, at its CSI socket: `caches --cluster` and
+//! `explain`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::Namespace;
+use super::human::bytes;
+use super::rows::{Now, time};
+use super::run::{Done, now, print, say_none};
+use super::show::data;
+use super::table::Table;
+use crate::admin as socket;
+use crate::config::{Data, Output, PlainOutput};
+use crate::model::Reference;
+use crate::proto::admin::v1 as admin;
+use crate::sys::printable;
+use admin::{ClusterAnswer, NodeContentState};
+
+/// The socket of the controller.
+#[derive(Debug, Args)]
+pub(super) struct Controller {
+    /// The CSI socket of the controller
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "BAGGAGECLAIM_SOCKET",
+        hide_env_values = true,
+        default_value = "/run/csi/csi.sock"
+    )]
+    pub(super) socket: PathBuf,
+}
+
+#[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it belongs to")))]
+pub(super) struct Explain {
+    /// artifact/NAME, resource-cache/KEY or task-cache/KEY
+    reference: Reference,
+    #[command(flatten)]
+    namespace: Namespace,
+    /// The output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    output: PlainOutput,
+    #[command(flatten)]
+    controller: Controller,
+}
+
+/// Lists the caches of all nodes.
+pub(super) async fn caches(namespace: &Namespace, output: Output, controller: &Controller) -> Done {
+    let mut client = socket::connect_to_controller(&controller.socket).await?;
+    let tenant = namespace.tenant.as_ref();
+    let request = admin::ListCachesRequest {
+        tenant: tenant.map(ToString::to_string),
+    };
+    let mut parts = client.list_caches(request).await?.into_inner();
+    let (mut rows, mut is_incomplete) = (Vec::new(), false);
+    while let Some(part) = parts.message().await? {
+        rows.extend(part.caches);
+        is_incomplete |= part.incomplete;
+    }
+    rows.sort_by(|one, other| {
+        (&one.tenant, &one.reference).cmp(&(&other.tenant, &other.reference))
+    });
+    let for_people = matches!(output, Output::Table | Output::Wide);
+    if rows.is_empty() && for_people {
+        say_none("caches", tenant);
+    } else {
+        print(|mut to| list(&mut to, &rows, output, now()))?;
+    }
+    if is_incomplete && for_people {
+        let _ = writeln!(io::stderr(), "{INCOMPLETE}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+const INCOMPLETE: &str = "Some nodes have not reported all that they have yet.";
+
+fn list(
+    to: &mut impl Write,
+    rows: &[admin::ClusterCache],
+    output: Output,
+    now: Now,
+) -> io::Result<()> {
+    match output {
+        Output::Json => data(to, &rows.iter().map(shown).collect(), Data::Json),
+        Output::Yaml => data(to, &rows.iter().map(shown).collect(), Data::Yaml),
+        Output::Name => rows
+            .iter()
+            .try_for_each(|row| writeln!(to, "{}", printable(&row.reference))),
+        Output::Table | Output::Wide => {
+            let columns = ["NAMESPACE", "NAME", "SIZE", "AGE", "NODES"];
+            let columns = columns.map(|name| (name, name == "NODES" || name == "NAME"));
+            let width = (output == Output::Table).then_some(super::show::WIDTH);
+            let mut table = Table::new(columns.to_vec(), width);
+            for row in rows {
+                let content = row.content.as_ref();
+                let coming = if content.is_none() { " (coming)" } else { "" };
+                table.row(vec![
+                    row.tenant.clone(),
+                    printable(&row.reference),
+                    content.map(|it| bytes(it.bytes)).unwrap_or_default(),
+                    content
+                        .map(|it| now.since(it.created_unix_ms))
+                        .unwrap_or_default(),
+                    format!("{}{coming}", row.nodes.join(",")),
+                ]);
+            }
+            table.write(to)
+        }
+    }
+}
+
+fn content(content: Option<&admin::ClusterContent>) -> Value {
+    content.map_or(Value::Null, |content| {
+        json!({
+            "created": time(content.created_unix_ms),
+            "bytes": content.bytes,
+            "layers": content.layers,
+        })
+    })
+}
+
+fn shown(row: &admin::ClusterCache) -> Value {
+    json!({
+        "tenant": row.tenant,
+        "reference": row.reference,
+        "content": content(row.content.as_ref()),
+        "nodes": row.nodes,
+    })
+}
+
+/// Shows which nodes have a name, and what a node is told that asks for it.
+pub(super) async fn explain(what: Explain) -> Done {
+    let mut client = socket::connect_to_controller(&what.controller.socket).await?;
+    let tenant = what.namespace.required();
+    let request = admin::ExplainRequest {
+        tenant: tenant.to_string(),
+        reference: what.reference.to_string(),
+    };
+    let answer = client.explain(request).await?.into_inner();
+    print(|mut to| match what.output.data() {
+        Some(form) => data(&mut to, &explained(&answer), form),
+        None => explained_to_people(&mut to, &what.reference, &answer, now()),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn state_word(state: NodeContentState) -> &'static str {
+    match state {
+        NodeContentState::Current => "current",
+        NodeContentState::Cleared => "cleared",
+        NodeContentState::Coming => "coming",
+        NodeContentState::Other | NodeContentState::Unspecified => "other",
+    }
+}
+
+fn explained(answer: &admin::ExplainResponse) -> Value {
+    let word = match answer.answer() {
+        ClusterAnswer::Found => "found",
+        ClusterAnswer::Coming => "coming",
+        ClusterAnswer::Nothing => "nothing",
+        ClusterAnswer::Incomplete | ClusterAnswer::Unspecified => "incomplete",
+    };
+    let nodes = answer.nodes.iter().map(|of| {
+        json!({
+            "node": of.node,
+            "zone": of.zone,
+            "state": state_word(of.state()),
+            "content": content(of.content.as_ref()),
+            "away": of.away,
+        })
+    });
+    json!({"answer": word, "nodes": nodes.collect::<Vec<_>>()})
+}
+
+fn explained_to_people(
+    to: &mut impl Write,
+    reference: &Reference,
+    answer: &admin::ExplainResponse,
+    now: Now,
+) -> io::Result<()> {
+    let says = match (answer.answer(), reference.cache()) {
+        (ClusterAnswer::Found, _) => "A node without it fetches the current content.",
+        (ClusterAnswer::Coming, None) => "A pod may commit it. A pod that reads it waits.",
+        (ClusterAnswer::Coming, Some(_)) => "A pod may commit it. Until then it starts empty.",
+        (ClusterAnswer::Nothing, None) => "No node has it. A pod that reads it waits.",
+        (ClusterAnswer::Nothing, Some(_)) => "No node has it. It starts empty.",
+        (ClusterAnswer::Incomplete | ClusterAnswer::Unspecified, _) => INCOMPLETE,
+    };
+    writeln!(to, "{says}")?;
+    if answer.nodes.is_empty() {
+        return Ok(());
+    }
+    writeln!(to)?;
+    let columns = [
+        "NODE",
+        "STATE",
+        "COMMITTED",
+        "SIZE",
+        "LAYERS",
+        "ZONE",
+        "CONNECTED",
+    ];
+    let mut table = Table::new(columns.map(|name| (name, false)).to_vec(), None);
+    for of in &answer.nodes {
+        let content = of.content.as_ref();
+        let text =
+            |show: &dyn Fn(&admin::ClusterContent) -> String| content.map(show).unwrap_or_default();
+        table.row(vec![
+            of.node.clone(),
+            state_word(of.state()).to_owned(),
+            text(&|it| format!("{} ago", now.since(it.created_unix_ms))),
+            text(&|it| bytes(it.bytes)),
+            text(&|it| it.layers.to_string()),
+            of.zone.clone(),
+            if of.away { "no" } else { "yes" }.to_owned(),
+        ]);
+    }
+    table.write(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Now = Now(1_795_400_000_000);
+
+    fn content(age: i64) -> admin::ClusterContent {
+        admin::ClusterContent {
+            created_unix_ms: NOW.0 - age,
+            bytes: 1_300_000_000,
+            layers: 3,
+        }
+    }
+
+    fn written(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
+        let mut text = Vec::new();
+        write(&mut text).expect("memory takes it");
+        String::from_utf8(text).expect("text")
+    }
+
+    #[test]
+    fn caches_of_the_cluster_are_shown() {
+        let row = |reference: &str, content, nodes: &[&str]| admin::ClusterCache {
+            tenant: "ci".to_owned(),
+            reference: reference.to_owned(),
+            content,
+            nodes: nodes.iter().map(ToString::to_string).collect(),
+        };
+        let rows = [
+            row(
+                "task-cache/main",
+                Some(content(4 * 3_600_000)),
+                &["node-1", "node-2"],
+            ),
+            row("task-cache/pr-7", None, &["node-3"]),
+        ];
+        let table = written(|to| list(to, &rows, Output::Table, NOW));
+        insta::assert_snapshot!("cluster-caches", table);
+        let json = written(|to| list(to, &rows, Output::Json, NOW));
+        insta::assert_snapshot!("cluster-caches-json", json);
+    }
+
+    #[test]
+    fn a_name_is_explained() {
+        let of = |node: &str, state: NodeContentState, content, away| admin::NodeContent {
+            node: node.to_owned(),
+            zone: "eu-1".to_owned(),
+            state: state.into(),
+            content,
+            away,
+        };
+        let answer = admin::ExplainResponse {
+            answer: ClusterAnswer::Found.into(),
+            nodes: vec![
+                of(
+                    "node-1",
+                    NodeContentState::Current,
+                    Some(content(60_000)),
+                    false,
+                ),
+                of(
+                    "node-2",
+                    NodeContentState::Other,
+                    Some(content(9_000_000)),
+                    true,
+                ),
+                of("node-3", NodeContentState::Coming, None, false),
+            ],
+        };
+        let reference: Reference = "task-cache/main".parse().expect("a reference");
+        let text = written(|to| explained_to_people(to, &reference, &answer, NOW));
+        insta::assert_snapshot!("explained", text);
+        let json = written(|to| data(to, &explained(&answer), Data::Json));
+        insta::assert_snapshot!("explained-json", json);
+        let none = admin::ExplainResponse {
+            answer: ClusterAnswer::Nothing.into(),
+            nodes: Vec::new(),
+        };
+        let text = written(|to| explained_to_people(to, &reference, &none, NOW));
+        assert_eq!(text, "No node has it. It starts empty.\n");
+    }
+}
