@@ -96,7 +96,12 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         client = k8s::connect(config.kubeconfig.as_deref()) => client,
         () = drain.begun() => return Ok(()),
     };
-    let collector = config.shared.map(collect).transpose()?.map(Arc::new);
+    let collector = config
+        .shared
+        .as_ref()
+        .map(collect)
+        .transpose()?
+        .map(Arc::new);
     let setup = Setup {
         driver: csi::DRIVER_NAME,
         place: csi::place_of,
@@ -163,7 +168,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
 }
 
 /// Collects the garbage of a shared tier from now on.
-fn collect(url: Url) -> Result<Periodic, Error> {
+fn collect(url: &Url) -> Result<Periodic, Error> {
     let store = url.open_later(Handle::current(), Times::default());
     Periodic::start(store).map_err(Error::Collector)
 }

@@ -133,7 +133,7 @@ impl Bench<'_> {
             let ours = timed(|| through_socket(tree, &to));
             fs::remove_dir_all(&to).expect("remove");
             let to = lab.dir("archives/bound");
-            let bound = bound(tree, &to);
+            let bound = bound(tree, &to, (FILES, SIZE));
             fs::remove_dir_all(&to).expect("remove");
             (ours, bound)
         };
@@ -316,16 +316,16 @@ fn through_socket(tree: &Path, to: &Path) {
 /// Milliseconds that the work of both ends needs at least, on all cores. One thread does each step
 /// from memory to memory, without headers or digests. The memory is touched before: here the first
 /// touch of a page may cost more than compressing it.
-fn bound(tree: &Path, to: &Path) -> f64 {
-    let mut files = Vec::with_capacity(FILES);
+pub fn bound(tree: &Path, to: &Path, (count, size): (usize, usize)) -> f64 {
+    let mut files = Vec::with_capacity(count);
     // `read_to_end` looks for more behind the last byte.
     let [mut plain, mut packed, mut unpacked] = [(); 3].map(|()| {
-        let mut memory = vec![1; FILES * SIZE + (1 << 20)];
+        let mut memory = vec![1; count * size + (1 << 20)];
         memory.clear();
         memory
     });
     let read = timed(|| {
-        for index in 0..FILES {
+        for index in 0..count {
             let name = format!("{}/{}/{index}", index / PER_DIR / 20, index / PER_DIR);
             let mut file = fs::File::open(tree.join(&name)).expect("open");
             let length = file.read_to_end(&mut plain).expect("read");

@@ -115,6 +115,9 @@ impl Bench<'_> {
         if self.wants("tier") {
             self.tier().await;
         }
+        if self.wants("peers") {
+            self.peers().await;
+        }
         if self.wants("start") {
             self.start().await;
         }

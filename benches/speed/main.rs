@@ -25,6 +25,7 @@ mod commits;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 mod driver;
+mod peers;
 #[path = "../../tests/shared/server.rs"]
 #[expect(dead_code, reason = "this bench uses a part of it")]
 mod server;
@@ -71,7 +72,7 @@ pub struct Plan {
 }
 
 /// Families of rows; arguments select from them.
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 13] = [
     "fork",
     "scratch",
     "unpublish",
@@ -82,6 +83,7 @@ const FAMILIES: [&str; 12] = [
     "commits",
     "archives",
     "tier",
+    "peers",
     "start",
     "memory",
 ];

@@ -23,20 +23,20 @@ use crate::server::{KEY, SECRET, Server};
 use crate::table::{Goal, median};
 
 /// Bytes of a file.
-const SIZE: usize = 25_000;
+pub const SIZE: usize = 25_000;
 const PER_DIR: usize = 40;
 /// Of this many files, one changes.
-const UNCHANGED: usize = 100;
+pub const UNCHANGED: usize = 100;
 /// Files of the commit that goes to another node: 100 MB.
-const HANDED: usize = 4_000;
+pub const HANDED: usize = 4_000;
 /// Publishes of a task cache in a turn: with a tier that hangs, each waits.
 const ASKED: usize = 10;
 /// A fetch may read so many bytes in a request, as docs/shared-tier.md says.
 const RANGE: u64 = 16 << 20;
 
-const CACHE: [(&str, &str); 2] = [("type", "task-cache"), ("key", "tree")];
+pub const CACHE: [(&str, &str); 2] = [("type", "task-cache"), ("key", "tree")];
 /// The same for a reader.
-const READS: [(&str, &str); 3] = [("type", "task-cache"), ("key", "tree"), ("commit", "never")];
+pub const READS: [(&str, &str); 3] = [("type", "task-cache"), ("key", "tree"), ("commit", "never")];
 
 /// The server, and the URL of a tier on it.
 struct Tier {
@@ -95,7 +95,7 @@ fn bytes_below(dir: &Path) -> u64 {
     bytes.sum()
 }
 
-fn tree(root: &Path, files: usize) {
+pub fn tree(root: &Path, files: usize) {
     let mut words = Words(1);
     for index in 0..files {
         let path = file(root, index);
@@ -106,12 +106,12 @@ fn tree(root: &Path, files: usize) {
     }
 }
 
-fn file(root: &Path, index: usize) -> PathBuf {
+pub fn file(root: &Path, index: usize) -> PathBuf {
     let dir = index / PER_DIR;
     root.join(format!("{}/{dir}/{index}", dir / 20))
 }
 
-fn millis(duration: Duration) -> f64 {
+pub fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
@@ -186,7 +186,7 @@ impl Bench<'_> {
     }
 
     /// Publishes by each driver, one after the other; the medians.
-    async fn in_turns(
+    pub async fn in_turns(
         &self,
         drivers: &mut [Driver; 3],
         attributes: &[(&str, &str)],
