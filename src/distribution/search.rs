@@ -70,6 +70,9 @@ pub(super) async fn search(
             () = sleep_until(until) => break,
         }
     }
+    // What the whole cluster cleared, on a peer that has not heard of that.
+    let least = context.engine.covering(name);
+    holdings.retain(|holding| holding.found.manifest.fence >= least);
     decided(name, holdings, tier.unwrap_or_else(unasked))
 }
 

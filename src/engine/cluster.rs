@@ -6,11 +6,12 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::artifacts::Sealed;
+use super::fences;
 use super::remove;
 use super::shared::Inner;
 use super::state::State;
 use super::{Engine, Result};
-use crate::model::{ArtifactId, Name, Timestamp};
+use crate::model::{ArtifactId, Fence, Fences, Name, Timestamp};
 
 /// A name, and the durable content that other nodes may get under it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub struct NamedContent {
     pub bytes: u64,
     /// Its layers.
     pub layers: usize,
+    /// The highest fence that its maker's node had applied when the volume was published.
+    pub fence: u64,
 }
 
 /// The names of an engine, as they change. One watch at a time sees the changes: the last one.
@@ -87,6 +90,7 @@ fn offered(state: &State, sealed: &Sealed) -> Option<NamedContent> {
         created: artifact.created,
         bytes: usage.unwrap_or_default().bytes,
         layers: artifact.layers.len(),
+        fence: artifact.fence,
     })
 }
 
@@ -108,6 +112,30 @@ impl Engine {
     ) -> Result<bool> {
         let fits = move |artifact: &crate::model::Artifact| is_older(artifact.created, artifact.id);
         remove::discard(&self.inner, name, fits).await
+    }
+
+    /// The fences that this node has applied, and has not forgotten.
+    #[must_use]
+    pub fn fences(&self) -> Fences {
+        self.inner.state.lock().fences.clone()
+    }
+
+    /// The highest fence of this node that covers a name. Content with a lower number is not used.
+    #[must_use]
+    pub fn covering(&self, name: &Name) -> u64 {
+        self.inner.state.lock().fences.covering(name)
+    }
+
+    /// Applies fences, in their order: all that they clear loses its name, and they are kept, in
+    /// one transaction. `false`: at one of them the stream has to begin again
+    /// ([`FenceStep::Rejoin`](crate::model::FenceStep::Rejoin)); those before it are applied.
+    pub async fn apply_fences(&self, fences: Vec<Fence>) -> Result<bool> {
+        fences::apply(&self.inner, fences).await
+    }
+
+    /// Forgets the fences up to this number, which all nodes have applied.
+    pub async fn forget_fences(&self, up_to: u64) -> Result<()> {
+        fences::forget(&self.inner, up_to).await
     }
 
     /// How far the cluster's time is ahead of this machine's clock, in milliseconds. Content that

@@ -11,8 +11,7 @@ use super::error::{Error, Result};
 use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
 use super::types::{Measured, VolumeState};
 use crate::model::{
-    ArtifactId, Commit, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp, VolumeId,
-    VolumeRecord,
+    ArtifactId, Commit, LayerId, Name, Outcome, PodUid, SealPlan, Timestamp, VolumeId, VolumeRecord,
 };
 
 /// An inline volume.
@@ -259,19 +258,15 @@ impl Volumes {
 /// Content that volumes are about to become.
 impl Volumes {
     /// How far content of this name is, in words; `None`: no volume becomes it. A pod does not wait
-    /// for itself: its own output is sealed only after its end.
-    pub(super) fn coming(
-        &self,
-        tenant: &Tenant,
-        reference: &Reference,
-        asking: &PodUid,
-    ) -> Option<String> {
+    /// for itself: its own output is sealed only after its end. `least`: volumes with a lower fence
+    /// are not committed.
+    pub(super) fn coming(&self, name: &Name, least: u64, asking: &PodUid) -> Option<String> {
         let makes = |volume: &&Volume| {
             let record = &volume.record;
             let plan = record.seal.as_ref();
-            record.tenant == *tenant
+            record.tenant == name.tenant
                 && record.pod.uid != *asking
-                && plan.is_some_and(|plan| plan.reference == *reference)
+                && plan.is_some_and(|it| it.reference == name.reference && it.fence >= least)
         };
         let seals = self.seals().map(|(_, volume, _)| volume);
         let mut all = seals.chain(self.live.values()).filter(makes);

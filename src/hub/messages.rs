@@ -33,7 +33,7 @@ pub(super) fn entry(content: &NamedContent) -> wire::Entry {
         tie: tie(content.artifact),
         bytes: content.bytes,
         layers: u32::try_from(content.layers).unwrap_or(u32::MAX),
-        fence: 0,
+        fence: content.fence,
         tenant: String::new(),
         key: String::new(),
     }
@@ -204,6 +204,7 @@ mod tests {
             created: Timestamp(1_795_400_000_000),
             bytes: 100,
             layers: 2,
+            fence: 9,
         }
     }
 
@@ -222,6 +223,7 @@ mod tests {
             assert_eq!(put.kind, Kind::of(&content.name.reference));
             assert_eq!(put.version.stamp, content.created);
             assert_eq!((put.version.tie, put.bytes, put.layers), (7, 100, 2));
+            assert_eq!(put.fence, 9);
             assert_eq!((report.drop, report.complete), (vec![put.name], true));
         }
     }

@@ -3,11 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::name::{CacheKind, Name, Tenant};
 use super::time::Timestamp;
 
 /// The names that a fence covers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Coverage {
     /// All names of a namespace.
     Namespace(Tenant),
@@ -53,7 +56,8 @@ impl Coverage {
 
 /// An order to clear names. Content of a covered name is cleared if its own number is lower: the
 /// highest number that its maker's node had applied when its volume was published.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Fence {
     /// Its number. Later fences have higher numbers.
     pub number: u64,
@@ -65,6 +69,7 @@ pub struct Fence {
     pub covers: Coverage,
     /// The ids of earlier fences that this one stands for, because some nodes cannot apply them
     /// ([`Fences::owed_to`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repeats: Vec<u64>,
 }
 
@@ -140,6 +145,8 @@ pub struct Fences {
     /// Fences up to this number were deleted, because all nodes had applied them.
     forgotten: u64,
     newest: u64,
+    /// The number of the last fence before which some were missed.
+    missed: u64,
     by_tenant: BTreeMap<Tenant, Vec<Fence>>,
 }
 
@@ -163,6 +170,25 @@ impl Fences {
         covering.map(|fence| fence.number).max().unwrap_or(0)
     }
 
+    /// The lowest number with which a volume of this node is committed under this name. After
+    /// [`FenceStep::Missed`] no older volume is, whatever its name.
+    #[must_use]
+    pub fn least(&self, name: &Name) -> u64 {
+        self.covering(name).max(self.missed)
+    }
+
+    /// The number of the last fence before which this node missed some; 0: there was none.
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// The number up to which fences are forgotten.
+    #[must_use]
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
     /// Whether this fence is here.
     #[must_use]
     pub fn knows(&self, fence: &Fence) -> bool {
@@ -176,7 +202,7 @@ impl Fences {
     pub fn next(&self, clear: Clear, now: Timestamp, nodes: u64, id: u64) -> Fence {
         Fence {
             id,
-            number: now.0.max(self.newest.max(nodes) + 1),
+            number: now.0.max(self.newest.max(nodes).saturating_add(1)),
             previous: self.newest,
             covers: clear.covers,
             repeats: clear.repeats,
@@ -204,6 +230,16 @@ impl Fences {
             let tenant = fence.covers.tenant().clone();
             self.by_tenant.entry(tenant).or_default().push(fence);
         }
+    }
+
+    /// Remembers that a fence of this number was applied, which may be forgotten by now.
+    pub fn note_applied(&mut self, number: u64) {
+        self.newest = self.newest.max(number);
+    }
+
+    /// Remembers that fences before this number were missed.
+    pub fn miss(&mut self, number: u64) {
+        self.missed = self.missed.max(number);
     }
 
     /// Forgets the fences up to this number, which all nodes have applied.
