@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::distribution::roster::Controller;
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
+use crate::model::Fences;
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
@@ -202,6 +203,8 @@ async fn serve_hub(
 ) -> Result<(), Error> {
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
+    // Nothing makes fences yet.
+    hub.chain().load(Fences::default());
     let publish = async {
         cluster.ready().await;
         k8s::endpoint::publish(client, place, began).await;

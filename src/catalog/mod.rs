@@ -159,6 +159,14 @@ impl Catalog {
         }
     }
 
+    /// Begins again as a catalog of a controller that starts now: its chain of fences was set back.
+    /// Streams from before are not known any more.
+    pub fn begin_again(&mut self, fences: Fences, now: Timestamp) {
+        let last_session = self.last_session;
+        *self = Self::new(fences, now);
+        self.last_session = last_session;
+    }
+
     /// The fences.
     #[must_use]
     pub fn fences(&self) -> &Fences {

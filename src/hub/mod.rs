@@ -8,10 +8,12 @@
 //!
 //! `catalog` decides, without I/O. This module has the streams and the clocks.
 
+mod chain;
 mod messages;
 mod node;
 mod serve;
 
+pub use chain::Chain;
 pub use node::Node;
 pub use serve::{Figures, Hub, ServeError};
 
@@ -19,6 +21,8 @@ use std::time::Duration;
 
 /// The largest message of either side.
 const MOST_MESSAGE: usize = 1 << 20;
+/// The same of a Hello, which has the node's fences: those of a week, some 100 bytes each.
+const MOST_HELLO: usize = 16 << 20;
 /// How often a node measures the controller's time.
 const BEAT: Duration = Duration::from_secs(10);
 /// The most entries in a report, so that it is smaller than [`MOST_MESSAGE`].

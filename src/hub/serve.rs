@@ -12,17 +12,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::Stream;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{MOST_ENTRIES, MOST_MESSAGE, messages};
+use super::{Chain, MOST_ENTRIES, MOST_HELLO, messages};
 use crate::catalog::{Answer, Asked, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
 use crate::distribution::roster::Members;
 use crate::link::{self, IsKnown, Key, KeyError, Who};
-use crate::model::{ClusterClock, Fences, NodeId, Sha256, Timestamp};
+use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
 use crate::server::Drain;
 use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
@@ -163,6 +163,12 @@ impl Hub {
         move || service.0.figures()
     }
 
+    /// Its fences. No node's account begins before they are loaded.
+    #[must_use]
+    pub fn chain(&self) -> Chain {
+        Chain(Arc::clone(&self.service.0))
+    }
+
     /// Serves the nodes until the services close.
     pub async fn serve(self, drain: Drain) -> Result<(), ServeError> {
         if let Ok(address) = self.listener.local_addr() {
@@ -172,7 +178,7 @@ impl Hub {
         let is_known: IsKnown = Arc::new(move |key| members.named(key).is_some());
         let links = link::accept(&self.key, self.listener, is_known, drain.clone())?;
         let inner = Arc::clone(&self.service.0);
-        let calls = HubServer::new(self.service).max_decoding_message_size(MOST_MESSAGE);
+        let calls = HubServer::new(self.service).max_decoding_message_size(MOST_HELLO);
         let served = tonic::transport::Server::builder()
             .concurrency_limit_per_connection(CALLS)
             .http2_keepalive_interval(Some(ALIVE))
@@ -202,9 +208,11 @@ impl Hub {
 struct Service(Arc<Inner>);
 
 #[derive(Debug)]
-struct Inner {
+pub(super) struct Inner {
     members: Arc<dyn Members>,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
+    /// Tells that fences became known, or are owed.
+    pub(super) chain: watch::Sender<()>,
     /// The wall clock at the start, and when that was: together a clock that runs evenly.
     began: (Timestamp, Instant),
     /// The end of all streams.
@@ -214,20 +222,28 @@ struct Inner {
 }
 
 #[derive(Debug)]
-struct State {
-    catalog: Catalog,
+pub(super) struct State {
+    pub(super) catalog: Catalog,
     held: Held<oneshot::Sender<Answer>>,
-    clock: ClusterClock,
-    streams: BTreeMap<SessionId, Way>,
+    pub(super) clock: ClusterClock,
+    pub(super) streams: BTreeMap<SessionId, Way>,
+    /// The fences of the API server are known.
+    pub(super) is_loaded: bool,
+    /// Fences that the streams get when nothing is owed.
+    pub(super) unsent: Vec<Fence>,
 }
 
 /// The way to a node.
 #[derive(Debug)]
-struct Way {
-    node: NodeId,
+pub(super) struct Way {
+    pub(super) node: NodeId,
     key: Sha256,
     orders: mpsc::Sender<Result<wire::ToNode, Status>>,
-    ends: CancellationToken,
+    pub(super) ends: CancellationToken,
+    /// It has got the fences that it lacked.
+    pub(super) is_welcome: bool,
+    /// The highest fence that it has applied.
+    pub(super) applied: u64,
 }
 
 impl Inner {
@@ -242,7 +258,10 @@ impl Inner {
                 held: Held::default(),
                 clock: ClusterClock::default(),
                 streams: BTreeMap::new(),
+                is_loaded: false,
+                unsent: Vec::new(),
             }),
+            chain: watch::Sender::new(()),
             began,
             ends: CancellationToken::new(),
             questions: AtomicU64::new(0),
@@ -250,7 +269,7 @@ impl Inner {
         }
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn now(&self) -> Timestamp {
         self.began.0.after(self.began.1.elapsed())
     }
 
@@ -280,7 +299,7 @@ impl Inner {
     }
 
     /// Does what follows from a change of the catalog.
-    fn follow(&self, state: &mut State, changes: &Changes, now: Timestamp) {
+    pub(super) fn follow(&self, state: &mut State, changes: &Changes, now: Timestamp) {
         for order in &changes.supersede {
             self.superseded.fetch_add(1, Ordering::Relaxed);
             state.send(order.session, messages::supersede(order));
@@ -331,7 +350,7 @@ impl Inner {
 
 impl State {
     /// Sends an order to a node. The stream of one that does not read ends: it reports again.
-    fn send(&mut self, session: SessionId, order: wire::ToNode) {
+    pub(super) fn send(&mut self, session: SessionId, order: wire::ToNode) {
         let Some(stream) = self.streams.get(&session) else {
             return;
         };
@@ -342,31 +361,28 @@ impl State {
 }
 
 /// A stream of a node, until it ends.
-struct Attached {
-    inner: Arc<Inner>,
+pub(super) struct Attached {
+    pub(super) inner: Arc<Inner>,
     node: NodeId,
     key: Sha256,
-    orders: mpsc::Sender<Result<wire::ToNode, Status>>,
+    pub(super) orders: mpsc::Sender<Result<wire::ToNode, Status>>,
     ends: CancellationToken,
     session: Option<SessionId>,
 }
 
 impl Attached {
     async fn run(mut self, mut messages: Streaming<wire::FromNode>) {
-        let why = loop {
-            let message = tokio::select! {
-                message = messages.message() => message,
-                () = self.ends.cancelled() => break Err(Status::aborted("the stream was closed")),
-            };
-            match message {
-                Ok(Some(message)) => {
-                    if let Err(status) = self.heard(message).await {
-                        break Err(status);
-                    }
-                }
-                Ok(None) => break Ok(()),
-                Err(status) => break Err(status),
+        let (ends, orders) = (self.ends.clone(), self.orders.clone());
+        let all = async {
+            while let Some(message) = messages.message().await? {
+                self.heard(message).await?;
             }
+            Ok::<_, Status>(())
+        };
+        let why = tokio::select! {
+            ended = all => ended,
+            () = ends.cancelled() => Err(Status::aborted("the stream was closed")),
+            () = orders.closed() => Ok(()),
         };
         let node = self.node.as_str();
         match why {
@@ -389,10 +405,11 @@ impl Attached {
                 let sent = self.orders.send(Ok(answer)).await;
                 sent.map_err(|_| Status::cancelled("the node is gone"))
             }
-            Some(From::Hello(hello)) => self.hello(&hello),
+            Some(From::Hello(hello)) => self.hello(&hello).await,
             Some(From::Report(report)) => self.report(&report),
+            Some(From::Applied(applied)) => self.applied(applied.fence),
             // Of a later version.
-            Some(From::Usage(_) | From::Applied(_)) | None => Ok(()),
+            Some(From::Usage(_)) | None => Ok(()),
         }
     }
 
@@ -408,7 +425,20 @@ impl Attached {
         messages::to_node(To::Beat(wire::Beat { sent, time }))
     }
 
-    fn hello(&mut self, hello: &wire::Hello) -> Result<(), Status> {
+    async fn hello(&mut self, hello: &wire::Hello) -> Result<(), Status> {
+        let fences = messages::fences_of(hello).map_err(Status::invalid_argument)?;
+        self.fences_are_loaded().await;
+        let session = self.begin(hello, &fences)?;
+        self.welcome(session, fences.newest()).await?;
+        tracing::info!(
+            node = self.node.as_str(),
+            version = crate::sys::printable(&hello.version),
+            "a node's stream began"
+        );
+        Ok(())
+    }
+
+    fn begin(&mut self, hello: &wire::Hello, fences: &Fences) -> Result<SessionId, Status> {
         if self.session.is_some() || hello.node != self.node.as_str() {
             return Err(Status::invalid_argument(
                 "a stream begins with one Hello of the node whose key it uses",
@@ -421,7 +451,7 @@ impl Attached {
             node: self.node.as_str(),
             zone: &zone,
             attempt: hello.attempt,
-            fences: &Fences::default(),
+            fences,
         };
         let session = state.catalog.hello(&first, now);
         let session = session.ok_or_else(|| Status::aborted("a later stream began"))?;
@@ -436,15 +466,24 @@ impl Attached {
             key: self.key,
             orders: self.orders.clone(),
             ends: self.ends.clone(),
+            is_welcome: false,
+            applied: fences.newest(),
         };
         state.streams.insert(session, stream);
-        let welcome = To::Welcome(wire::Welcome { forgotten: 0 });
-        state.send(session, messages::to_node(welcome));
-        tracing::info!(
-            node = self.node.as_str(),
-            version = crate::sys::printable(&hello.version),
-            "a node's stream began"
-        );
+        drop(state);
+        // Its fences may show that the chain was set back.
+        self.inner.chain.send_replace(());
+        Ok(session)
+    }
+
+    fn applied(&self, fence: u64) -> Result<(), Status> {
+        let number = messages::applied(fence).map_err(Status::invalid_argument)?;
+        let mut state = self.inner.state.lock();
+        state.catalog.fence_applied(number);
+        let stream = self.session.and_then(|it| state.streams.get_mut(&it));
+        if let Some(stream) = stream {
+            stream.applied = stream.applied.max(number);
+        }
         Ok(())
     }
 
