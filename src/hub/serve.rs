@@ -40,6 +40,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 const CALLS: usize = 256;
 /// How often an idle connection is tried, and how long its answer may take.
 const ALIVE: Duration = Duration::from_secs(10);
+/// How far ahead of this controller's clock the number of a fence may be.
+const AHEAD: Duration = Duration::from_hours(24);
 /// How long streams have to see the end.
 const END: Duration = Duration::from_millis(200);
 
@@ -447,6 +449,19 @@ impl Attached {
         let zone = self.inner.members.zone(&self.node);
         let now = self.inner.now();
         let mut state = self.inner.state.lock();
+        // The next fence gets a higher number. A node that lies must not use up all numbers.
+        let newest = state
+            .catalog
+            .fences()
+            .newest()
+            .max(state.clock.time(now).after(AHEAD).0);
+        if fences.newest() > newest {
+            return Err(Status::failed_precondition(format!(
+                "it has applied fence {}, which is more than a day ahead of this controller's \
+                 clock; compare the clocks",
+                fences.newest()
+            )));
+        }
         let first = Hello {
             node: self.node.as_str(),
             zone: &zone,
@@ -479,11 +494,16 @@ impl Attached {
     fn applied(&self, fence: u64) -> Result<(), Status> {
         let number = messages::applied(fence).map_err(Status::invalid_argument)?;
         let mut state = self.inner.state.lock();
-        state.catalog.fence_applied(number);
-        let stream = self.session.and_then(|it| state.streams.get_mut(&it));
-        if let Some(stream) = stream {
-            stream.applied = stream.applied.max(number);
+        let State {
+            catalog, streams, ..
+        } = &mut *state;
+        let stream = self.session.and_then(|it| streams.get_mut(&it));
+        let stream = stream.ok_or_else(|| Status::invalid_argument("Hello comes first"))?;
+        if number > catalog.fences().newest().max(stream.applied) {
+            return Err(Status::invalid_argument("it was sent no such fence"));
         }
+        stream.applied = stream.applied.max(number);
+        catalog.fence_applied(number);
         Ok(())
     }
 

@@ -147,10 +147,22 @@ pub struct Fences {
     newest: u64,
     /// The number of the last fence before which some were missed.
     missed: u64,
+    /// The node has nothing from before: its pool was just made.
+    is_new: bool,
     by_tenant: BTreeMap<Tenant, Vec<Fence>>,
 }
 
 impl Fences {
+    /// Those of a pool that was just made. It misses nothing: fences that are forgotten by now were
+    /// applied by all nodes whose content it can get.
+    #[must_use]
+    pub fn of_new_pool() -> Self {
+        Self {
+            is_new: true,
+            ..Self::default()
+        }
+    }
+
     /// The highest number, 0 if there never was one. A node publishes volumes with this number.
     #[must_use]
     pub fn newest(&self) -> u64 {
@@ -216,7 +228,7 @@ impl Fences {
             FenceStep::Known
         } else if fence.number <= self.newest {
             FenceStep::Rejoin
-        } else if fence.previous > self.newest {
+        } else if fence.previous > self.newest && !self.is_new {
             FenceStep::Missed
         } else {
             FenceStep::Apply
@@ -226,6 +238,7 @@ impl Fences {
     /// Remembers a fence.
     pub fn insert(&mut self, fence: Fence) {
         if !self.knows(&fence) {
+            self.is_new = false;
             self.newest = self.newest.max(fence.number);
             let tenant = fence.covers.tenant().clone();
             self.by_tenant.entry(tenant).or_default().push(fence);
@@ -370,6 +383,12 @@ mod tests {
         assert!(first.clears(FenceStep::Apply, &name("task-cache/ab"), 4));
         assert!(!first.clears(FenceStep::Apply, &name("task-cache/ab"), 5));
         assert!(first.clears(FenceStep::Missed, &name("artifact/x"), 9));
+
+        let mut new = Fences::of_new_pool();
+        assert_eq!(new.step(&second), FenceStep::Apply);
+        new.insert(second.clone());
+        let third = fence(30, 20, prefix("c"));
+        assert_eq!(new.step(&third), FenceStep::Missed);
 
         let mut away = Fences::default();
         away.insert(second.clone());

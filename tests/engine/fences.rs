@@ -222,6 +222,23 @@ async fn a_node_that_missed_a_fence_drops_all_names_and_commits_no_volume() {
     bench.finish().await;
 }
 
+/// Its first pods may start before the controller has told it what was cleared.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_pool_has_missed_nothing() {
+    let bench = require_bench!();
+    bench.publish("first", "first", TASK).await;
+    bench.publish("other", "other", OTHER).await;
+    assert!(apply(&bench, vec![of_name(20, 12, "task-cache/other")]).await);
+    for volume in ["first", "other"] {
+        bench.outcome(volume, Outcome::Succeeded).await;
+        bench.unpublish(volume).await;
+    }
+    bench.quiet().await;
+    assert!(bench.artifact("task-cache/k").is_some());
+    assert!(bench.artifact("task-cache/other").is_none());
+    bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn forgotten_fences_are_gone_but_not_their_numbers() {
     let bench = require_bench!();

@@ -591,6 +591,22 @@ async fn a_key_that_is_no_nodes_gets_no_stream() {
     let refused = tokio::time::timeout(NEVER, answers.message()).await;
     let refused = refused.expect("soon").expect_err("refused");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+
+    // It uses up the numbers of fences.
+    let hello = wire::Hello {
+        node: "b".to_owned(),
+        attempt: u64::MAX,
+        applied: 1 << 61,
+        ..wire::Hello::default()
+    };
+    let hello = wire::FromNode {
+        kind: Some(Kind::Hello(hello)),
+    };
+    let lies = client_of_b.attach(tokio_stream::iter([hello])).await;
+    let mut answers = lies.expect("the key is known").into_inner();
+    let refused = tokio::time::timeout(NEVER, answers.message()).await;
+    let refused = refused.expect("soon").expect_err("refused");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     assert_eq!((hub.figures)().nodes, 2);
     assert!(nodes[0].peers().is_told());
     finish(hub, nodes).await;
