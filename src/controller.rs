@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::distribution::roster::Controller;
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
+use crate::model::Fences;
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
@@ -114,8 +115,6 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         Some(hub) => Some(open_hub(hub, &cluster).await?),
         None => None,
     };
-    let figures = (cluster.clone(), collector.clone());
-    let catalog = hub.as_ref().map(|(hub, _)| hub.figures());
     let overview = admin::cluster(hub.as_ref().map(|(hub, _)| hub.overview()));
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
@@ -125,15 +124,11 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         rpcs: rpcs.clone(),
         role: http::Role::Controller {
             listed: listed.clone(),
-            figures: Arc::new(move |registry: &mut Registry| {
-                figures.0.register(registry);
-                if let Some(catalog) = &catalog {
-                    catalog().register(registry);
-                }
-                if let Some(collector) = &figures.1 {
-                    collector.register(registry);
-                }
-            }),
+            figures: figures(
+                &cluster,
+                hub.as_ref().map(|(hub, _)| hub),
+                collector.as_ref(),
+            ),
         },
     };
     let _http =
@@ -165,6 +160,25 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         Some(Ok(Err(error))) => Err(error.into()),
         Some(Err(_)) => Err(Error::Exited("CSI services")),
     }
+}
+
+/// The metrics of the parts that run.
+fn figures(
+    cluster: &Arc<Cluster>,
+    hub: Option<&hub::Hub>,
+    collector: Option<&Arc<Periodic>>,
+) -> Arc<dyn Fn(&mut Registry) + Send + Sync> {
+    let (cluster, collector) = (Arc::clone(cluster), collector.cloned());
+    let catalog = hub.map(hub::Hub::figures);
+    Arc::new(move |registry| {
+        cluster.register(registry);
+        if let Some(catalog) = &catalog {
+            catalog().register(registry);
+        }
+        if let Some(collector) = &collector {
+            collector.register(registry);
+        }
+    })
 }
 
 /// Collects the garbage of a shared tier from now on.
@@ -217,6 +231,8 @@ async fn serve_hub(
 ) -> Result<(), Error> {
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
+    // Nothing makes fences yet.
+    hub.chain().load(Fences::default());
     let publish = async {
         cluster.ready().await;
         k8s::endpoint::publish(client, place, began).await;

@@ -60,7 +60,7 @@ const TIERS: [Tier; 11] = [
 
 /// The tiers inside `src/engine/`, from the ground up; `engine` is its `mod.rs`. Modules of one
 /// tier do not use each other. Unit tests may use everything: they open an engine.
-const ENGINE_TIERS: [Tier; 19] = [
+const ENGINE_TIERS: [Tier; 20] = [
     (
         "types, errors, failpoints",
         &[
@@ -109,6 +109,7 @@ const ENGINE_TIERS: [Tier; 19] = [
         &["guard", "layers", "mounts", "pending", "pins", "space"],
     ),
     ("catalog and durability", &["durability", "transaction"]),
+    ("clears of the cluster", &["fences"]),
     (
         "parts of a volume's life",
         &[

@@ -204,6 +204,7 @@ fn is_passed_again(point: Point) -> bool {
         | Point::ReceiveIndexed
         | Point::ReceiveConfirmed
         | Point::DestroyUnnamed
+        | Point::FenceIndexed
         | Point::CollectUnindexed
         | Point::CollectTrashed
         | Point::FlattenIndexed

@@ -12,6 +12,7 @@
 //! | `notices` | events for a pod, and pods whose outcome is awaited |
 //! | `garbage` | expiry, destroy, eviction, flattening |
 //! | `watch` | faults that the engine finds in its pool by itself |
+//! | `fences` | names that are cleared in the whole cluster |
 
 mod common;
 
@@ -19,6 +20,8 @@ mod common;
 mod content;
 #[path = "engine/ends.rs"]
 mod ends;
+#[path = "engine/fences.rs"]
+mod fences;
 #[path = "engine/garbage.rs"]
 mod garbage;
 #[path = "engine/names.rs"]

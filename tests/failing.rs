@@ -18,6 +18,9 @@ mod common;
 #[allow(dead_code, reason = "tests/claims.rs uses the rest")]
 mod bench;
 
+#[path = "failing/fences.rs"]
+mod fences;
+
 #[path = "failing/made.rs"]
 mod made;
 

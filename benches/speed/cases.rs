@@ -542,6 +542,7 @@ pub fn make_sealed(pool: &Path, count: usize) {
             made_by: None,
             digests: baggageclaim::model::Digests::default(),
             sharing: baggageclaim::model::Sharing::default(),
+            fence: 0,
         };
         let name = layer.to_string();
         dirs.layers.create_dir(&name, 0o700).expect("a directory");

@@ -115,6 +115,7 @@ impl Catalog {
             account_since: Some(now),
             followed_by: None,
             entries: 0,
+            coming: 0,
         };
         self.sessions.insert(id, session);
         Some(id)
@@ -144,8 +145,10 @@ impl Catalog {
             if entry.version.stamp < told.version.stamp {
                 packed = packed.lowered();
             }
-            let is_new = self.entries.insert(key, packed).is_none();
-            session.entries += usize::from(is_new);
+            let old = self.entries.insert(key, packed);
+            session.entries += usize::from(old.is_none());
+            session.coming += usize::from(packed.is_coming());
+            session.coming -= usize::from(old.is_some_and(Packed::is_coming));
             changes.names.push(entry.name);
         }
         for name in &report.caches {
@@ -156,6 +159,7 @@ impl Catalog {
         for name in &report.drop {
             if let Some(packed) = self.entries.remove(&Key::new(*name, id)) {
                 session.entries -= 1;
+                session.coming -= usize::from(packed.is_coming());
                 // Another holder may be the newest now, for one that has refused this content.
                 match packed.entry(*name).kind {
                     Kind::Output => outputs.push(*name),

@@ -187,6 +187,7 @@ mod tests {
             nodes.put_named(node, reference, State::Durable, stamp);
         }
         nodes.put_named(2, "task-cache/c", State::Coming, 0);
+        assert_eq!(nodes.catalog.coming(), 1);
         nodes.put(0, entry("artifact/output", State::Durable, 1));
         let mut all = nodes.catalog.caches(None, None, 100);
         assert_eq!(all.next, None);

@@ -122,6 +122,8 @@ struct Session {
     /// The next stream of this node. What it has reported replaces what this one has.
     followed_by: Option<SessionId>,
     entries: usize,
+    /// Entries without content.
+    coming: usize,
 }
 
 /// See the module.
@@ -166,6 +168,14 @@ impl Catalog {
         }
     }
 
+    /// Begins again as a catalog of a controller that starts now: its chain of fences was set back.
+    /// Streams from before are not known any more.
+    pub fn begin_again(&mut self, fences: Fences, now: Timestamp) {
+        let last_session = self.last_session;
+        *self = Self::new(fences, now);
+        self.last_session = last_session;
+    }
+
     /// The fences.
     #[must_use]
     pub fn fences(&self) -> &Fences {
@@ -198,6 +208,12 @@ impl Catalog {
             since.is_some_and(|since| now.since(since) <= MAX_INCOMPLETE)
         };
         !self.is_complete || self.sessions.values().any(is_awaited)
+    }
+
+    /// The number of entries without content, for metrics.
+    #[must_use]
+    pub fn coming(&self) -> usize {
+        self.sessions.values().map(|session| session.coming).sum()
     }
 
     /// Whether it has no entries.

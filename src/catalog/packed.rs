@@ -63,6 +63,10 @@ impl Packed {
         self
     }
 
+    pub(super) fn is_coming(self) -> bool {
+        self.kind_and_state & 4 == 0
+    }
+
     pub(super) fn is_lowered(self) -> bool {
         self.kind_and_state & 8 != 0
     }
@@ -75,7 +79,7 @@ impl Packed {
                 1 => Kind::ResourceCache,
                 _ => Kind::TaskCache,
             },
-            state: if self.kind_and_state & 4 == 0 {
+            state: if self.is_coming() {
                 State::Coming
             } else {
                 State::Durable

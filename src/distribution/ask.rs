@@ -255,6 +255,10 @@ impl Asker {
     fn found(&self, name: &Name, found: Found) -> Answer {
         let (number, cleared) = (found.record.number, found.record.cleared);
         let artifact = found.manifest.artifact;
+        // The next commit replaces it.
+        if found.manifest.fence < self.context.engine.covering(name) {
+            return Answer::Nothing { number, cleared };
+        }
         if self.memory.refused.lock().contains(&found.record.write) {
             return Answer::Content {
                 number,

@@ -218,6 +218,7 @@ impl Fetcher {
             made_by: manifest.made_by.clone().map(Box::new),
             ttl,
             sharing: found.sharing,
+            fence: manifest.fence,
             layers: manifest
                 .layers
                 .iter()

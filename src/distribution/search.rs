@@ -77,6 +77,9 @@ pub(super) async fn search(
             () = sleep_until(until) => break,
         }
     }
+    // What the whole cluster cleared, on a peer that has not heard of that.
+    let covering = context.engine.covering(name);
+    holdings.retain(|holding: &Holding| holding.found.manifest.fence >= covering);
     let of_tier = tier.unwrap_or_else(unasked);
     let tier = of_tier.there();
     Found {

@@ -174,6 +174,7 @@ impl Uploader {
             parent: None,
             base: artifact.sharing.base,
             ttl_seconds: artifact.ttl_seconds,
+            fence: artifact.fence,
         };
         Ok(match publication.commit(commit, now())? {
             Committed::Named(number) => Answer::Named(number),
@@ -331,6 +332,7 @@ mod tests {
                 base,
                 ..Sharing::default()
             },
+            fence: 0,
         }
     }
 

@@ -173,6 +173,7 @@ pub(super) mod tests {
             made_by: None,
             digests: crate::model::Digests::default(),
             sharing: crate::model::Sharing::default(),
+            fence: 0,
         }
     }
 

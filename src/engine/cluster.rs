@@ -1,17 +1,18 @@
 //! The engine as a part of a cluster: the names that have content here and their changes, names
 //! that other nodes took over, and the cluster's time. `hub` brings them to the controller.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::sync::Notify;
 
 use super::artifacts::Sealed;
+use super::fences;
 use super::remove;
 use super::shared::Inner;
 use super::state::State;
 use super::{Engine, Result};
-use crate::model::{ArtifactId, Name, Timestamp};
+use crate::model::{ArtifactId, Fence, Fences, Name, Timestamp};
 
 /// What other nodes may know of a name on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +20,10 @@ pub enum NameState {
     /// Durable content that they may get.
     Durable(NamedContent),
     /// There is none, but a volume is published whose content may become it.
-    Coming,
+    Coming {
+        /// The highest fence that this node had applied when that volume was published.
+        fence: u64,
+    },
 }
 
 /// The durable content of a name.
@@ -33,6 +37,8 @@ pub struct NamedContent {
     pub bytes: u64,
     /// Its layers.
     pub layers: usize,
+    /// The highest fence that its maker's node had applied when the volume was published.
+    pub fence: u64,
 }
 
 /// The names of an engine, as they change. One watch at a time sees the changes: the last one.
@@ -55,9 +61,9 @@ impl NameWatch {
             }
         });
         let state = self.inner.state.lock();
-        let coming = state.volumes.names_coming();
-        let coming: HashSet<Name> = coming.filter(|it| is_free(&state, it)).collect();
-        all.extend(coming.into_iter().map(|name| (name, NameState::Coming)));
+        let coming = coming(&state).into_iter();
+        let coming = coming.filter(|(name, _)| state.catalog.owner(name).is_none());
+        all.extend(coming.map(|(name, fence)| (name, NameState::Coming { fence })));
         all
     }
 
@@ -73,12 +79,15 @@ impl NameWatch {
         let mut state = self.inner.state.lock();
         let mut names = state.catalog.changes().take();
         names.extend(state.volumes.changes().take());
-        let coming: HashSet<Name> = state.volumes.names_coming().collect();
+        let coming = coming(&state);
         let told = names.into_iter().filter_map(|name| {
             let now = match state.catalog.owner(&name) {
                 Some(sealed) if !sealed.durable => return None,
                 Some(sealed) => offered(&state, sealed),
-                None => coming.contains(&name).then_some(NameState::Coming),
+                None => {
+                    let fence = coming.get(&name).copied();
+                    fence.map(|fence| NameState::Coming { fence })
+                }
             };
             Some((name, now))
         });
@@ -94,9 +103,17 @@ impl Drop for NameWatch {
     }
 }
 
-/// Whether a name has no content.
-fn is_free(state: &State, name: &Name) -> bool {
-    state.catalog.owner(name).is_none()
+/// The names of content that volumes may become and that other nodes may get, each with the highest
+/// fence of such a volume. Volumes that a fence clears are not committed.
+fn coming(state: &State) -> HashMap<Name, u64> {
+    let mut coming = HashMap::new();
+    for (name, fence) in state.volumes.names_coming() {
+        if fence >= state.fences.least(&name) {
+            let highest = coming.entry(name).or_default();
+            *highest = fence.max(*highest);
+        }
+    }
+    coming
 }
 
 /// What other nodes may know of an artifact; `None`: it stays on this node.
@@ -108,6 +125,7 @@ fn offered(state: &State, sealed: &Sealed) -> Option<NameState> {
         created: artifact.created,
         bytes: usage.unwrap_or_default().bytes,
         layers: artifact.layers.len(),
+        fence: artifact.fence,
     };
     (!artifact.sharing.never).then_some(NameState::Durable(content))
 }
@@ -134,6 +152,30 @@ impl Engine {
     ) -> Result<bool> {
         let fits = move |artifact: &crate::model::Artifact| is_older(artifact.created, artifact.id);
         remove::discard(&self.inner, name, fits).await
+    }
+
+    /// The fences that this node has applied, and has not forgotten.
+    #[must_use]
+    pub fn fences(&self) -> Fences {
+        self.inner.state.lock().fences.clone()
+    }
+
+    /// The highest fence of this node that covers a name. Content with a lower number is not used.
+    #[must_use]
+    pub fn covering(&self, name: &Name) -> u64 {
+        self.inner.state.lock().fences.covering(name)
+    }
+
+    /// Applies fences, in their order: all that they clear loses its name, and they are kept, in
+    /// one transaction. `false`: at one of them the stream has to begin again
+    /// ([`FenceStep::Rejoin`](crate::model::FenceStep::Rejoin)); those before it are applied.
+    pub async fn apply_fences(&self, fences: Vec<Fence>) -> Result<bool> {
+        fences::apply(&self.inner, fences).await
+    }
+
+    /// Forgets the fences up to this number, which all nodes have applied.
+    pub async fn forget_fences(&self, up_to: u64) -> Result<()> {
+        fences::forget(&self.inner, up_to).await
     }
 
     /// How far the cluster's time is ahead of this machine's clock, in milliseconds. Content that

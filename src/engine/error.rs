@@ -278,6 +278,12 @@ pub enum Error {
          you import another"
     )]
     NameTaken(Name),
+    /// The name was cleared in the whole cluster after the content began.
+    #[error(
+        "{0} was cleared in the cluster after this content was begun, so the content is not used; \
+         try again"
+    )]
+    Cleared(Name),
     /// Content was not packed, or an archive not unpacked.
     #[error("{operation}: {source}")]
     Archive {

@@ -101,6 +101,8 @@ points! {
     CommitPendingTrashed = "commit-pending-trashed",
     /// The index no longer has the name that is destroyed, but still what it named.
     DestroyUnnamed = "destroy-unnamed",
+    /// The index has a fence, and no longer the names that it clears; memory still has them.
+    FenceIndexed = "fence-indexed",
     /// The index no longer names what is collected; its layers are still there.
     CollectUnindexed = "collect-unindexed",
     /// One layer of the collected artifacts is in the trash.

@@ -43,6 +43,7 @@ mod durability;
 mod error;
 mod evict;
 pub mod failpoint;
+mod fences;
 mod flatten;
 mod fsck;
 mod fsck_input;

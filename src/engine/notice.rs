@@ -112,6 +112,8 @@ pub enum NotCommitted {
     NoMarker,
     /// Another step's content has the name, and keeps it.
     NameTaken,
+    /// The name was cleared in the cluster after the volume was published.
+    Cleared,
     /// The backend found something in it that cannot be sealed.
     Refused(String),
     /// The disk failed to write back data while it existed.
@@ -156,6 +158,7 @@ impl fmt::Display for NotCommitted {
                 "another step's content has this name already: a resource cache keeps the first \
                  commit, any other name the newest",
             ),
+            Self::Cleared => f.write_str("its name was cleared in the cluster after the pod began"),
             Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
             Self::Damaged => {
                 f.write_str("the disk failed to write back data while the volume existed")

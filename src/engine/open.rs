@@ -13,7 +13,7 @@ use super::pool::{Origin, boot_id, random};
 use super::pool_scan::needs_index;
 use super::shared::Config;
 use crate::backend::{self, Backend, BackendKind, Chosen, Wanted};
-use crate::model::{LayerId, layout};
+use crate::model::{Fences, LayerId, layout};
 use crate::store::{self, Contents, Index, PoolDirs, PoolIdentity};
 use crate::sys::{self, Dir};
 use crate::tree;
@@ -36,6 +36,7 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
     let dirs = PoolDirs::open(path).map_err(of_pool)?;
     point(Point::OpenLocked);
     let known = dirs.identity().map_err(of_pool)?;
+    let is_new = known.is_none();
     let kind = if let Some(identity) = &known {
         Some(kept_backend(path, identity, config.backend)?)
     } else {
@@ -49,7 +50,7 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         api: config.mount_api,
         btrfs_quota: config.btrfs_quota,
     };
-    let (chosen, lost) = choose_backend(&dirs, wanted, known.is_some());
+    let (chosen, lost) = choose_backend(&dirs, wanted, !is_new);
     let chosen = chosen.map_err(|error| match error {
         backend::Error::System(error) => of_pool(error.into()),
         error => wrong(path, error.to_string()),
@@ -65,7 +66,10 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
     } else {
         Index::open(&dirs.root)
     };
-    let (index, contents) = index.map_err(of_pool)?;
+    let (index, mut contents) = index.map_err(of_pool)?;
+    if is_new {
+        contents.fences = Fences::of_new_pool();
+    }
     point(Point::OpenIndexed);
     Ok(Opened {
         origin: Origin {

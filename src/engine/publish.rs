@@ -296,6 +296,7 @@ fn seal_plan(
         keep,
         base,
         never_shared,
+        fence: state.fences.newest(),
     })
 }
 

@@ -9,8 +9,10 @@ use super::failpoint::{Point, point};
 use super::pool::boot_id;
 use super::pool_scan::{Found, look, names};
 use super::types::Rebuilt;
-use crate::model::{Artifact, ArtifactId, LayerId, Name, PersistentVolume, layout, takes_name};
-use crate::store::{self, Change, NewIndex, PoolDirs};
+use crate::model::{
+    Artifact, ArtifactId, Fences, LayerId, Name, PersistentVolume, layout, takes_name,
+};
+use crate::store::{self, Change, Index, NewIndex, PoolDirs};
 use crate::sys::Dir;
 
 /// Rebuilds the index of a pool that no driver has open, from the records beside the layers. The
@@ -19,8 +21,9 @@ use crate::sys::Dir;
 /// The new index names only content that was durable. A layer without `layer.json` was being
 /// sealed: the next start completes its seal from `pending/`, or discards it. Claims are found by
 /// the records in their directories: those that were mounted since they were created, or since they
-/// were last cloned or snapshotted. What only the index knew is lost: last uses, deletions of names
-/// while their content was in use, all other claims, snapshots.
+/// were last cloned or snapshotted. Fences come from the old index, if it can be read. What only the index
+/// knew is lost: last uses, deletions of names while their content was in use, all other claims,
+/// snapshots.
 pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
     let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
@@ -55,8 +58,11 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
             artifacts.insert(artifact.id, artifact);
         }
     }
+    // The old index may still say what was cleared.
+    let fences = Index::read_only(&dirs.root).map_or_else(|_| Fences::default(), |old| old.fences);
+    let is_cleared = |artifact: &Artifact| artifact.fence < fences.covering(&artifact.name());
     let mut holders: HashMap<Name, &Artifact> = HashMap::new();
-    for artifact in artifacts.values() {
+    for artifact in artifacts.values().filter(|artifact| !is_cleared(artifact)) {
         let holder = holders.entry(artifact.name()).or_insert(artifact);
         if takes_name(artifact, holder) {
             *holder = artifact;
@@ -83,6 +89,11 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
         .map(Change::PutArtifact)
         .chain(named)
         .chain(claims.into_iter().map(Change::PutClaim))
+        .chain(fences.all().cloned().map(Change::PutFence))
+        .chain([
+            Change::ForgetFences(fences.forgotten()),
+            Change::MissFences(fences.missed()),
+        ])
         .collect();
     replace(&dirs.root, &changes).map_err(|error| Error::of_pool(path, error))?;
     Ok(rebuilt)

@@ -141,9 +141,12 @@ fn recover_index(
             artifacts.insert(artifact.id, artifact);
         }
     }
+    state.fences = contents.fences;
     let mut names = BTreeMap::new();
     for (name, id) in contents.names {
-        if artifacts.contains_key(&id) {
+        // An older version that ran here in between knows no fences.
+        let least = state.fences.covering(&name);
+        if artifacts.get(&id).is_some_and(|it| it.fence >= least) {
             names.insert(name, id);
         } else {
             recovered.changes.push(Change::RemoveName(name));

@@ -148,6 +148,7 @@ async fn seal_or_give_up(
             let why = NotCommitted::refused(&path, &why);
             give_up(inner, key, &why).await
         }
+        Err(Error::Cleared(_)) => give_up(inner, key, &NotCommitted::Cleared).await,
         Err(Error::CopyTooLarge { needs, pool, .. }) => {
             give_up(inner, key, &NotCommitted::TooLarge { needs, pool }).await
         }
@@ -234,8 +235,27 @@ async fn decide_at_rest(
     }
 }
 
-/// Decides whether the volume's pod did what its `commit` asks for.
+/// Decides whether the volume is sealed: its pod did what its `commit` asks for, and no fence has
+/// cleared its name since it was published.
 async fn decide(
+    inner: &Arc<Inner>,
+    key: LayerId,
+    plan: &SealPlan,
+    record: &VolumeRecord,
+) -> Result<Verdict> {
+    let verdict = decide_by_pod(inner, key, plan, record).await?;
+    let name = Name {
+        tenant: record.tenant.clone(),
+        reference: plan.reference.clone(),
+    };
+    let is_cleared = plan.fence < inner.state.lock().fences.least(&name);
+    Ok(match verdict {
+        Verdict::Seal if is_cleared => Verdict::GiveUp(NotCommitted::Cleared),
+        verdict => verdict,
+    })
+}
+
+async fn decide_by_pod(
     inner: &Arc<Inner>,
     key: LayerId,
     plan: &SealPlan,
@@ -387,6 +407,11 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             // The disk failed during the seal. The caller tries again, and gives the volume up.
             return Err(Error::Doomed);
         }
+        // A fence may have been applied during the seal.
+        let name = artifact.name();
+        if plan.fence < state.fences.least(&name) {
+            return Err(Error::Cleared(name));
+        }
         state.catalog.add_artifact(artifact);
         state.volumes.observe_retiring(key, Observation::Visible)
     };
@@ -473,6 +498,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
             base: plan.base,
             ..Sharing::default()
         },
+        fence: plan.fence,
     }
 }
 

@@ -31,11 +31,12 @@ pub(super) fn is_coming(inner: &Inner, request: &PublishRequest) -> bool {
     let VolumeKind::Input { from } = &request.spec.kind else {
         return false;
     };
+    let name = Name {
+        tenant: request.tenant.clone(),
+        reference: from.clone(),
+    };
     let state = inner.state.lock();
-    let coming = state
-        .volumes
-        .coming(&request.tenant, from, &request.pod.uid);
-    coming.is_some()
+    state.coming(&name, &request.pod.uid).is_some()
 }
 
 /// Looks at the artifacts that the tier should get, in no order. `true`: all layers of the artifact

@@ -22,7 +22,8 @@ use super::types::PublishRequest;
 use super::volumes::Volumes;
 use super::write_back::WriteBack;
 use crate::model::{
-    ArtifactId, LayerId, Name, Reference, Timestamp, VolumeId, VolumeKind, VolumeRecord,
+    ArtifactId, Fences, LayerId, Name, PodUid, Reference, Timestamp, VolumeId, VolumeKind,
+    VolumeRecord,
 };
 
 /// All that is known. Each part keeps its own state private.
@@ -35,6 +36,8 @@ pub(super) struct State {
     pub(super) pinned: Multiset<LayerId>,
     pub(super) write_back: WriteBack,
     pub(super) health: Health,
+    /// The fences that are applied. No name points at content that one of them clears.
+    pub(super) fences: Fences,
 }
 
 /// What a new volume starts from.
@@ -66,16 +69,22 @@ impl State {
         }
         match (&request.spec.kind, wanted.first()) {
             (VolumeKind::Input { .. }, Some(reference)) => {
-                match self
-                    .volumes
-                    .coming(&request.tenant, reference, &request.pod.uid)
-                {
+                let name = Name {
+                    tenant: request.tenant.clone(),
+                    reference: reference.clone(),
+                };
+                match self.coming(&name, &request.pod.uid) {
                     Some(state) => Resolution::Coming(state),
                     None => Resolution::Missing,
                 }
             }
             _ => Resolution::Empty,
         }
+    }
+
+    /// How far content of this name is, in words; `None`: no volume becomes it.
+    pub(super) fn coming(&self, name: &Name, asking: &PodUid) -> Option<String> {
+        self.volumes.coming(name, self.fences.least(name), asking)
     }
 
     /// Reserves a volume for one operation.

@@ -12,8 +12,7 @@ use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
 use super::name_changes::NameChanges;
 use super::types::{Measured, VolumeState};
 use crate::model::{
-    ArtifactId, Commit, LayerId, Name, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp,
-    VolumeId, VolumeRecord,
+    ArtifactId, Commit, LayerId, Name, Outcome, PodUid, SealPlan, Timestamp, VolumeId, VolumeRecord,
 };
 
 /// An inline volume.
@@ -267,13 +266,14 @@ impl Volumes {
 
 /// Content that volumes are about to become.
 impl Volumes {
-    /// The names of content that volumes may become and that other nodes may get; some twice.
-    pub(super) fn names_coming(&self) -> impl Iterator<Item = Name> {
+    /// The names of content that volumes may become and that other nodes may get, each with its
+    /// fence; some twice.
+    pub(super) fn names_coming(&self) -> impl Iterator<Item = (Name, u64)> {
         let seals = self.seals().map(|(_, volume, _)| volume);
         let records = seals.chain(self.live.values()).map(|volume| &volume.record);
         records.filter_map(|record| {
             let plan = record.seal.as_ref().filter(|plan| !plan.never_shared)?;
-            Some(plan.name(&record.tenant))
+            Some((plan.name(&record.tenant), plan.fence))
         })
     }
 
@@ -283,19 +283,15 @@ impl Volumes {
     }
 
     /// How far content of this name is, in words; `None`: no volume becomes it. A pod does not wait
-    /// for itself: its own output is sealed only after its end.
-    pub(super) fn coming(
-        &self,
-        tenant: &Tenant,
-        reference: &Reference,
-        asking: &PodUid,
-    ) -> Option<String> {
+    /// for itself: its own output is sealed only after its end. `least`: volumes with a lower fence
+    /// are not committed.
+    pub(super) fn coming(&self, name: &Name, least: u64, asking: &PodUid) -> Option<String> {
         let makes = |volume: &&Volume| {
             let record = &volume.record;
             let plan = record.seal.as_ref();
-            record.tenant == *tenant
+            record.tenant == name.tenant
                 && record.pod.uid != *asking
-                && plan.is_some_and(|plan| plan.reference == *reference)
+                && plan.is_some_and(|it| it.reference == name.reference && it.fence >= least)
         };
         let seals = self.seals().map(|(_, volume, _)| volume);
         let mut all = seals.chain(self.live.values()).filter(makes);

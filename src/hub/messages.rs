@@ -4,11 +4,15 @@
 use crate::catalog::{Answer, Entry, Found, Kind, NameHash, Report, State, Supersede, Version};
 use crate::distribution::roster::Located;
 use crate::engine::NameState;
-use crate::model::{ArtifactId, Name, NodeId, Reference, Timestamp};
+use crate::model::{
+    ArtifactId, CacheKind, Coverage, Fence, Fences, Name, NodeId, Reference, Timestamp,
+};
 use crate::proto::hub::v1 as wire;
 
 /// The most names in a question.
 const MOST_KEYS: usize = 64;
+/// The highest number of a fence that a node may have applied: there is room for later ones.
+const MOST_FENCE: u64 = 1 << 62;
 
 /// What decides between two commits of one millisecond.
 pub(super) fn tie(artifact: ArtifactId) -> u32 {
@@ -28,15 +32,21 @@ pub(super) fn entry(name: &Name, state: &NameState) -> wire::Entry {
     let mut entry = wire::Entry {
         name: NameHash::of(name).0.to_vec(),
         kind: kind(&name.reference).into(),
-        state: wire::State::Coming.into(),
         ..wire::Entry::default()
     };
-    if let NameState::Durable(content) = state {
-        entry.state = wire::State::Durable.into();
-        entry.stamp = content.created.0;
-        entry.tie = tie(content.artifact);
-        entry.bytes = content.bytes;
-        entry.layers = u32::try_from(content.layers).unwrap_or(u32::MAX);
+    match state {
+        NameState::Durable(content) => {
+            entry.state = wire::State::Durable.into();
+            entry.stamp = content.created.0;
+            entry.tie = tie(content.artifact);
+            entry.bytes = content.bytes;
+            entry.layers = u32::try_from(content.layers).unwrap_or(u32::MAX);
+            entry.fence = content.fence;
+        }
+        NameState::Coming { fence } => {
+            entry.state = wire::State::Coming.into();
+            entry.fence = *fence;
+        }
     }
     if let Some((_, key)) = name.reference.cache() {
         entry.tenant = name.tenant.to_string();
@@ -124,6 +134,85 @@ pub(super) fn superseded(order: &wire::Superseded) -> Result<(NameHash, Version)
     Ok((name_hash(&order.name)?, version))
 }
 
+/// A fence, from either side to the other.
+pub(super) fn fence(fence: &Fence) -> wire::Fence {
+    let (of, key, prefix) = match &fence.covers {
+        Coverage::Namespace(_) => (wire::Kind::Unspecified, String::new(), false),
+        Coverage::Name(name) => (kind(&name.reference), key(&name.reference), false),
+        Coverage::Prefix { kind, prefix, .. } => match kind {
+            CacheKind::Resource => (wire::Kind::ResourceCache, prefix.to_string(), true),
+            CacheKind::Task => (wire::Kind::TaskCache, prefix.to_string(), true),
+        },
+    };
+    wire::Fence {
+        number: fence.number,
+        previous: fence.previous,
+        id: fence.id,
+        tenant: fence.covers.tenant().to_string(),
+        kind: of.into(),
+        key,
+        prefix,
+        repeats: fence.repeats.clone(),
+    }
+}
+
+/// A fence that was received. The error names the field.
+pub(super) fn received_fence(fence: &wire::Fence) -> Result<Fence, String> {
+    let tenant = fence.tenant.parse();
+    let tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
+    let covers = match (fence.kind(), fence.prefix) {
+        // Also a kind of a later version, which this one cannot clear.
+        (wire::Kind::Unspecified, _) if fence.kind != 0 => {
+            return Err(format!("kind: {} is not known", fence.kind));
+        }
+        (wire::Kind::Unspecified, _) => Coverage::Namespace(tenant),
+        (wire::Kind::Artifact, true) => return Err("prefix: only of caches".to_owned()),
+        (wire::Kind::ResourceCache | wire::Kind::TaskCache, true) => Coverage::Prefix {
+            tenant,
+            kind: if fence.kind() == wire::Kind::TaskCache {
+                CacheKind::Task
+            } else {
+                CacheKind::Resource
+            },
+            prefix: fence.key.as_str().into(),
+        },
+        (of, false) => {
+            let reference = reference(of, &fence.key);
+            let reference = reference.map_err(|error| format!("key: {error}"))?;
+            Coverage::Name(Name { tenant, reference })
+        }
+    };
+    if fence.number == 0 || fence.number > MOST_FENCE || fence.previous >= fence.number {
+        return Err("number: it does not follow its predecessor".to_owned());
+    }
+    Ok(Fence {
+        number: fence.number,
+        previous: fence.previous,
+        id: fence.id,
+        covers,
+        repeats: fence.repeats.clone(),
+    })
+}
+
+/// The fences of a node that says Hello.
+pub(super) fn fences_of(hello: &wire::Hello) -> Result<Fences, String> {
+    let mut fences = Fences::default();
+    for fence in &hello.fences {
+        let fence = received_fence(fence).map_err(|why| format!("fences: {why}"))?;
+        fences.insert(fence);
+    }
+    fences.note_applied(applied(hello.applied)?);
+    Ok(fences)
+}
+
+/// The number of a fence that a node has applied.
+pub(super) fn applied(number: u64) -> Result<u64, String> {
+    if number > MOST_FENCE {
+        return Err(format!("{number} is the number of no fence"));
+    }
+    Ok(number)
+}
+
 pub(super) fn to_node(kind: wire::to_node::Kind) -> wire::ToNode {
     wire::ToNode { kind: Some(kind) }
 }
@@ -132,35 +221,43 @@ pub(super) fn from_node(kind: wire::from_node::Kind) -> wire::FromNode {
     wire::FromNode { kind: Some(kind) }
 }
 
-/// A question about one name.
-pub(super) fn question(name: &Name, wait_ms: u32) -> wire::FindRequest {
-    let key = match &name.reference {
+fn key(reference: &Reference) -> String {
+    match reference {
         Reference::Artifact(name) => name.to_string(),
         Reference::ResourceCache(key) | Reference::TaskCache(key) => key.to_string(),
+    }
+}
+
+fn reference(kind: wire::Kind, key: &str) -> Result<Reference, String> {
+    let kind = match kind {
+        wire::Kind::Artifact => "artifact",
+        wire::Kind::ResourceCache => "resource-cache",
+        wire::Kind::TaskCache => "task-cache",
+        wire::Kind::Unspecified => return Err("its kind is missing".to_owned()),
     };
+    let reference = format!("{kind}/{key}").parse();
+    reference.map_err(|error: crate::model::NameError| error.to_string())
+}
+
+/// A question about one name.
+pub(super) fn question(name: &Name, wait_ms: u32) -> wire::FindRequest {
     wire::FindRequest {
         tenant: name.tenant.to_string(),
         kind: kind(&name.reference).into(),
-        keys: vec![key],
+        keys: vec![key(&name.reference)],
         wait_ms,
     }
 }
 
 /// The names that a question is about. The error names the field.
 pub(super) fn names(request: &wire::FindRequest) -> Result<Vec<Name>, String> {
-    let kind = match request.kind() {
-        wire::Kind::Artifact => "artifact",
-        wire::Kind::ResourceCache => "resource-cache",
-        wire::Kind::TaskCache => "task-cache",
-        wire::Kind::Unspecified => return Err("kind is missing".to_owned()),
-    };
     if request.keys.is_empty() || request.keys.len() > MOST_KEYS {
         return Err(format!("keys: expected 1 to {MOST_KEYS}"));
     }
     let tenant = request.tenant.parse();
     let tenant: crate::model::Tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
     let name = |key: &String| {
-        let reference = format!("{kind}/{key}").parse();
+        let reference = reference(request.kind(), key);
         Ok(Name {
             tenant: tenant.clone(),
             reference: reference.map_err(|error| format!("keys: {error}"))?,
@@ -235,6 +332,7 @@ mod tests {
             created: Timestamp(1_795_400_000_000),
             bytes: 100,
             layers: 2,
+            fence: 9,
         })
     }
 
@@ -243,7 +341,10 @@ mod tests {
         for reference in ["artifact/a", "task-cache/b", "resource-cache/c"] {
             let name = name(reference);
             let sent = wire::Report {
-                put: vec![entry(&name, &content()), entry(&name, &NameState::Coming)],
+                put: vec![
+                    entry(&name, &content()),
+                    entry(&name, &NameState::Coming { fence: 3 }),
+                ],
                 drop: vec![NameHash::of(&name).0.to_vec()],
                 complete: true,
             };
@@ -255,13 +356,71 @@ mod tests {
             assert_eq!(put.kind, Kind::of(&name.reference));
             assert_eq!(put.version.stamp, Timestamp(1_795_400_000_000));
             assert_eq!((put.version.tie, put.bytes, put.layers), (7, 100, 2));
-            assert_eq!(put.state, State::Durable);
+            assert_eq!((put.state, put.fence), (State::Durable, 9));
             let of_cache = name.reference.cache().map(|_| name.clone());
             assert_eq!(report.caches.first(), of_cache.as_ref());
             let expected = (put.name, put.kind, State::Coming);
             assert_eq!((coming.name, coming.kind, coming.state), expected);
             assert_eq!((report.drop, report.complete), (vec![put.name], true));
         }
+    }
+
+    #[test]
+    fn a_fence_arrives_as_it_was_sent_and_others_are_refused() {
+        let tenant: crate::model::Tenant = "ci".parse().expect("a label");
+        let prefix = |kind, prefix: &str| Coverage::Prefix {
+            tenant: tenant.clone(),
+            kind,
+            prefix: prefix.into(),
+        };
+        for covers in [
+            Coverage::Namespace(tenant.clone()),
+            Coverage::Name(name("artifact/a")),
+            Coverage::Name(name("task-cache/b/c")),
+            Coverage::Name(name("resource-cache/b")),
+            prefix(CacheKind::Task, ""),
+            prefix(CacheKind::Resource, "pr-"),
+        ] {
+            let sent = Fence {
+                number: 9,
+                previous: 5,
+                id: 77,
+                covers,
+                repeats: vec![3, 4],
+            };
+            assert_eq!(received_fence(&fence(&sent)), Ok(sent));
+        }
+        let good = fence(&Fence {
+            number: 9,
+            previous: 5,
+            id: 77,
+            covers: Coverage::Name(name("artifact/a")),
+            repeats: Vec::new(),
+        });
+        let wrong = |change: fn(&mut wire::Fence)| {
+            let mut fence = good.clone();
+            change(&mut fence);
+            received_fence(&fence).expect_err("it is refused");
+            let hello = wire::Hello {
+                fences: vec![fence],
+                ..wire::Hello::default()
+            };
+            fences_of(&hello).expect_err("it is refused");
+        };
+        wrong(|fence| fence.kind = 9);
+        wrong(|fence| fence.prefix = true);
+        wrong(|fence| fence.key = "A_B".to_owned());
+        wrong(|fence| fence.tenant = String::new());
+        wrong(|fence| fence.number = 5);
+        wrong(|fence| fence.number = MOST_FENCE + 1);
+        let hello = wire::Hello {
+            applied: 12,
+            fences: vec![good],
+            ..wire::Hello::default()
+        };
+        let fences = fences_of(&hello).expect("it is valid");
+        assert_eq!((fences.newest(), fences.all().count()), (12, 1));
+        applied(u64::MAX).expect_err("it is refused");
     }
 
     #[test]
@@ -282,7 +441,7 @@ mod tests {
         wrong(|entry| entry.name.truncate(15));
         wrong(|entry| entry.key = "a".to_owned());
         wrong(|entry| {
-            *entry = super::entry(&name("task-cache/b"), &NameState::Coming);
+            *entry = super::entry(&name("task-cache/b"), &NameState::Coming { fence: 3 });
             entry.key = "c".to_owned();
         });
         let short = wire::Report {

@@ -8,18 +8,24 @@
 //!
 //! `catalog` decides, without I/O. This module has the streams and the clocks.
 
+mod chain;
+mod figures;
 mod messages;
 mod node;
 mod overview;
 mod serve;
 
+pub use chain::Chain;
+pub use figures::Figures;
 pub use node::Node;
-pub use serve::{Figures, Hub, ServeError};
+pub use serve::{Hub, ServeError};
 
 use std::time::Duration;
 
 /// The largest message of either side.
 const MOST_MESSAGE: usize = 1 << 20;
+/// The same of a Hello, which has the node's fences: those of a week, some 100 bytes each.
+const MOST_HELLO: usize = 16 << 20;
 /// How often a node measures the controller's time.
 const BEAT: Duration = Duration::from_secs(10);
 /// The most entries in a report, so that it is smaller than [`MOST_MESSAGE`].

@@ -37,6 +37,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(1);
 /// How long an order may take. Reports and beats wait for it.
 const TO_SUPERSEDE: Duration = Duration::from_secs(10);
+/// How many fences are applied in one transaction.
+const MOST_FENCES: usize = 1_000;
 /// How many messages wait for the controller.
 const WAITING: usize = 4;
 
@@ -229,14 +231,11 @@ impl Stream<'_> {
             pool: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             attempt: self.engine.now().0,
-            fences: Vec::new(),
+            fences: self.engine.fences().all().map(messages::fence).collect(),
+            applied: self.engine.fences().newest(),
         };
         self.send(From::Hello(hello)).await?;
-        let welcome = self.answer(|kind| match kind {
-            To::Welcome(welcome) => Some(welcome),
-            _ => None,
-        });
-        welcome.await?;
+        self.clear_until_welcome().await?;
         let all = self.watch.all();
         for part in all.chunks(MOST_ENTRIES) {
             let put = part.iter().map(|(name, state)| self.entry(name, state));
@@ -244,6 +243,50 @@ impl Stream<'_> {
             self.report(put, Vec::new(), false).await?;
         }
         self.report(Vec::new(), Vec::new(), true).await
+    }
+
+    /// Applies the fences that this node lacks.
+    async fn clear_until_welcome(&mut self) -> Result<(), Status> {
+        let mut fences = Vec::new();
+        loop {
+            let next = timeout(ANSWER, self.next()).await;
+            match next.map_err(|_| Status::deadline_exceeded("no answer in time"))?? {
+                To::Fence(fence) => {
+                    fences.push(fence);
+                    if fences.len() == MOST_FENCES {
+                        self.clear(&std::mem::take(&mut fences)).await?;
+                    }
+                }
+                To::Welcome(welcome) => {
+                    self.clear(&fences).await?;
+                    let forgotten = self.engine.forget_fences(welcome.forgotten).await;
+                    forgotten.map_err(|error| Status::internal(error.to_string()))?;
+                    return self.say_applied().await;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Clears names. A fence that cannot be applied ends the stream: what this node has does not
+    /// count without it.
+    async fn clear(&self, fences: &[wire::Fence]) -> Result<(), Status> {
+        let fences = fences.iter().map(messages::received_fence);
+        let fences = fences.collect::<Result<Vec<_>, _>>();
+        let fences =
+            fences.map_err(|why| Status::internal(format!("a fence is malformed: {why}")))?;
+        match self.engine.apply_fences(fences).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Status::aborted("the fences of the cluster were set back")),
+            Err(error) => Err(Status::internal(format!(
+                "names that were cleared in the cluster could not be cleared here: {error}"
+            ))),
+        }
+    }
+
+    async fn say_applied(&self) -> Result<(), Status> {
+        let fence = self.engine.fences().newest();
+        self.send(From::Applied(wire::Applied { fence })).await
     }
 
     fn entry(&mut self, name: &Name, state: &NameState) -> wire::Entry {
@@ -308,21 +351,35 @@ impl Stream<'_> {
                 let _used = self.heard_beat(&beat);
             }
             Some(To::Superseded(order)) => match messages::superseded(&order) {
-                Ok((hash, version)) => self.supersede(hash, version).await?,
+                Ok((hash, version)) => self.supersede(hash, version, order.fence).await?,
                 Err(why) => tracing::warn!(why, "an order of the controller is malformed"),
             },
+            Some(To::Fence(fence)) => {
+                self.clear(&[fence]).await?;
+                self.say_applied().await?;
+            }
             // Of a later version.
-            Some(To::Welcome(_) | To::Fence(_) | To::CutOff(_)) | None => {}
+            Some(To::Welcome(_) | To::CutOff(_)) | None => {}
         }
         Ok(())
     }
 
     /// Another node has newer content of an output. An order that cannot be carried out ends the
     /// stream: the next account makes the controller repeat it.
-    async fn supersede(&mut self, hash: NameHash, newer: Version) -> Result<(), Status> {
+    async fn supersede(
+        &mut self,
+        hash: NameHash,
+        newer: Version,
+        fence: u64,
+    ) -> Result<(), Status> {
         let Some(name) = self.outputs.get(&hash) else {
             return Ok(());
         };
+        // Content that was cleared takes no name (`catalog::Supersede::takes`). Only this stream
+        // brings fences.
+        if fence < self.engine.covering(name) {
+            return Ok(());
+        }
         let is_older = move |created: Timestamp, artifact| {
             let own = Version {
                 stamp: created,

@@ -12,20 +12,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::Stream;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{MOST_ENTRIES, MOST_MESSAGE, messages};
+use super::{Chain, Figures, MOST_ENTRIES, MOST_HELLO, messages};
 use crate::catalog::{Answer, Asked, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
 use crate::distribution::roster::{Members, Overview};
 use crate::link::{self, IsKnown, Key, KeyError, Who};
-use crate::model::{ClusterClock, Fences, NodeId, Sha256, Timestamp};
+use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
 use crate::server::Drain;
-use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
 use wire::from_node::Kind as From;
 use wire::hub_server::HubServer;
 use wire::to_node::Kind as To;
@@ -40,6 +39,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 const CALLS: usize = 256;
 /// How often an idle connection is tried, and how long its answer may take.
 const ALIVE: Duration = Duration::from_secs(10);
+/// How far ahead of this controller's clock the number of a fence may be.
+const AHEAD: Duration = Duration::from_hours(24);
 /// How long streams have to see the end.
 const END: Duration = Duration::from_millis(200);
 
@@ -63,64 +64,6 @@ pub enum ServeError {
     /// The server failed.
     #[error("serving the nodes: {0}")]
     Serve(#[from] tonic::transport::Error),
-}
-
-/// The catalog's figures at this moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Figures {
-    /// Nodes with a stream.
-    pub nodes: u64,
-    /// Names that nodes have, each node counted.
-    pub names: u64,
-    /// Questions since the start.
-    pub questions: u64,
-    /// Questions that wait for content.
-    pub waiting: u64,
-    /// Orders to nodes to give up a name, since the start.
-    pub superseded: u64,
-}
-
-impl Figures {
-    /// Adds them to the controller's metrics.
-    pub fn register(&self, registry: &mut Registry) {
-        let gauges = [
-            (
-                "catalog_nodes",
-                "Nodes that report what they have",
-                self.nodes,
-            ),
-            (
-                "catalog_names",
-                "Names with content on a node, each node counted",
-                self.names,
-            ),
-            (
-                "catalog_questions_waiting",
-                "Questions of nodes that wait for content",
-                self.waiting,
-            ),
-        ];
-        for (name, help, value) in gauges {
-            let gauge = Gauge::<i64>::default();
-            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-            registry.register(name, help, gauge);
-        }
-        let counters = [
-            (
-                "catalog_questions",
-                "Questions of nodes where content is",
-                self.questions,
-            ),
-            (
-                "catalog_superseded",
-                "Orders to a node to give up an output that another node made again",
-                self.superseded,
-            ),
-        ];
-        for (name, help, value) in counters {
-            registry.register(name, help, ConstCounter::new(value));
-        }
-    }
 }
 
 /// The catalog of a cluster, served to its nodes.
@@ -169,6 +112,12 @@ impl Hub {
         Arc::new(self.service.clone())
     }
 
+    /// Its fences. No node's account begins before they are loaded.
+    #[must_use]
+    pub fn chain(&self) -> Chain {
+        Chain(Arc::clone(&self.service.0))
+    }
+
     /// Serves the nodes until the services close.
     pub async fn serve(self, drain: Drain) -> Result<(), ServeError> {
         if let Ok(address) = self.listener.local_addr() {
@@ -178,7 +127,7 @@ impl Hub {
         let is_known: IsKnown = Arc::new(move |key| members.named(key).is_some());
         let links = link::accept(&self.key, self.listener, is_known, drain.clone())?;
         let inner = Arc::clone(&self.service.0);
-        let calls = HubServer::new(self.service).max_decoding_message_size(MOST_MESSAGE);
+        let calls = HubServer::new(self.service).max_decoding_message_size(MOST_HELLO);
         let served = tonic::transport::Server::builder()
             .concurrency_limit_per_connection(CALLS)
             .http2_keepalive_interval(Some(ALIVE))
@@ -215,9 +164,11 @@ impl Service {
 }
 
 #[derive(Debug)]
-struct Inner {
+pub(super) struct Inner {
     members: Arc<dyn Members>,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
+    /// Tells that fences became known, or are owed.
+    pub(super) chain: watch::Sender<()>,
     /// The wall clock at the start, and when that was: together a clock that runs evenly.
     began: (Timestamp, Instant),
     /// The end of all streams.
@@ -227,20 +178,28 @@ struct Inner {
 }
 
 #[derive(Debug)]
-struct State {
-    catalog: Catalog,
+pub(super) struct State {
+    pub(super) catalog: Catalog,
     held: Held<oneshot::Sender<Answer>>,
-    clock: ClusterClock,
-    streams: BTreeMap<SessionId, Way>,
+    pub(super) clock: ClusterClock,
+    pub(super) streams: BTreeMap<SessionId, Way>,
+    /// The fences of the API server are known.
+    pub(super) is_loaded: bool,
+    /// Fences that the streams get when nothing is owed.
+    pub(super) unsent: Vec<Fence>,
 }
 
 /// The way to a node.
 #[derive(Debug)]
-struct Way {
-    node: NodeId,
+pub(super) struct Way {
+    pub(super) node: NodeId,
     key: Sha256,
     orders: mpsc::Sender<Result<wire::ToNode, Status>>,
-    ends: CancellationToken,
+    pub(super) ends: CancellationToken,
+    /// It has got the fences that it lacked.
+    pub(super) is_welcome: bool,
+    /// The highest fence that it has applied.
+    pub(super) applied: u64,
 }
 
 impl Inner {
@@ -255,7 +214,10 @@ impl Inner {
                 held: Held::default(),
                 clock: ClusterClock::default(),
                 streams: BTreeMap::new(),
+                is_loaded: false,
+                unsent: Vec::new(),
             }),
+            chain: watch::Sender::new(()),
             began,
             ends: CancellationToken::new(),
             questions: AtomicU64::new(0),
@@ -263,7 +225,7 @@ impl Inner {
         }
     }
 
-    fn now(&self) -> Timestamp {
+    pub(super) fn now(&self) -> Timestamp {
         self.began.0.after(self.began.1.elapsed())
     }
 
@@ -272,7 +234,8 @@ impl Inner {
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         Figures {
             nodes: count(state.streams.len()),
-            names: count(state.catalog.len()),
+            names: count(state.catalog.len() - state.catalog.coming()),
+            coming: count(state.catalog.coming()),
             questions: self.questions.load(Ordering::Relaxed),
             waiting: count(state.held.len()),
             superseded: self.superseded.load(Ordering::Relaxed),
@@ -293,7 +256,7 @@ impl Inner {
     }
 
     /// Does what follows from a change of the catalog.
-    fn follow(&self, state: &mut State, changes: &Changes, now: Timestamp) {
+    pub(super) fn follow(&self, state: &mut State, changes: &Changes, now: Timestamp) {
         for order in &changes.supersede {
             self.superseded.fetch_add(1, Ordering::Relaxed);
             state.send(order.session, messages::supersede(order));
@@ -344,7 +307,7 @@ impl Inner {
 
 impl State {
     /// Sends an order to a node. The stream of one that does not read ends: it reports again.
-    fn send(&mut self, session: SessionId, order: wire::ToNode) {
+    pub(super) fn send(&mut self, session: SessionId, order: wire::ToNode) {
         let Some(stream) = self.streams.get(&session) else {
             return;
         };
@@ -355,31 +318,28 @@ impl State {
 }
 
 /// A stream of a node, until it ends.
-struct Attached {
-    inner: Arc<Inner>,
+pub(super) struct Attached {
+    pub(super) inner: Arc<Inner>,
     node: NodeId,
     key: Sha256,
-    orders: mpsc::Sender<Result<wire::ToNode, Status>>,
+    pub(super) orders: mpsc::Sender<Result<wire::ToNode, Status>>,
     ends: CancellationToken,
     session: Option<SessionId>,
 }
 
 impl Attached {
     async fn run(mut self, mut messages: Streaming<wire::FromNode>) {
-        let why = loop {
-            let message = tokio::select! {
-                message = messages.message() => message,
-                () = self.ends.cancelled() => break Err(Status::aborted("the stream was closed")),
-            };
-            match message {
-                Ok(Some(message)) => {
-                    if let Err(status) = self.heard(message).await {
-                        break Err(status);
-                    }
-                }
-                Ok(None) => break Ok(()),
-                Err(status) => break Err(status),
+        let (ends, orders) = (self.ends.clone(), self.orders.clone());
+        let all = async {
+            while let Some(message) = messages.message().await? {
+                self.heard(message).await?;
             }
+            Ok::<_, Status>(())
+        };
+        let why = tokio::select! {
+            ended = all => ended,
+            () = ends.cancelled() => Err(Status::aborted("the stream was closed")),
+            () = orders.closed() => Ok(()),
         };
         let node = self.node.as_str();
         match why {
@@ -402,10 +362,11 @@ impl Attached {
                 let sent = self.orders.send(Ok(answer)).await;
                 sent.map_err(|_| Status::cancelled("the node is gone"))
             }
-            Some(From::Hello(hello)) => self.hello(&hello),
+            Some(From::Hello(hello)) => self.hello(&hello).await,
             Some(From::Report(report)) => self.report(&report),
+            Some(From::Applied(applied)) => self.applied(applied.fence),
             // Of a later version.
-            Some(From::Usage(_) | From::Applied(_)) | None => Ok(()),
+            Some(From::Usage(_)) | None => Ok(()),
         }
     }
 
@@ -421,7 +382,20 @@ impl Attached {
         messages::to_node(To::Beat(wire::Beat { sent, time }))
     }
 
-    fn hello(&mut self, hello: &wire::Hello) -> Result<(), Status> {
+    async fn hello(&mut self, hello: &wire::Hello) -> Result<(), Status> {
+        let fences = messages::fences_of(hello).map_err(Status::invalid_argument)?;
+        self.fences_are_loaded().await;
+        let session = self.begin(hello, &fences)?;
+        self.welcome(session, fences.newest()).await?;
+        tracing::info!(
+            node = self.node.as_str(),
+            version = crate::sys::printable(&hello.version),
+            "a node's stream began"
+        );
+        Ok(())
+    }
+
+    fn begin(&mut self, hello: &wire::Hello, fences: &Fences) -> Result<SessionId, Status> {
         if self.session.is_some() || hello.node != self.node.as_str() {
             return Err(Status::invalid_argument(
                 "a stream begins with one Hello of the node whose key it uses",
@@ -430,11 +404,24 @@ impl Attached {
         let zone = self.inner.members.zone(&self.node);
         let now = self.inner.now();
         let mut state = self.inner.state.lock();
+        // The next fence gets a higher number. A node that lies must not use up all numbers.
+        let newest = state
+            .catalog
+            .fences()
+            .newest()
+            .max(state.clock.time(now).after(AHEAD).0);
+        if fences.newest() > newest {
+            return Err(Status::failed_precondition(format!(
+                "it has applied fence {}, which is more than a day ahead of this controller's \
+                 clock; compare the clocks",
+                fences.newest()
+            )));
+        }
         let first = Hello {
             node: self.node.as_str(),
             zone: &zone,
             attempt: hello.attempt,
-            fences: &Fences::default(),
+            fences,
         };
         let session = state.catalog.hello(&first, now);
         let session = session.ok_or_else(|| Status::aborted("a later stream began"))?;
@@ -449,15 +436,29 @@ impl Attached {
             key: self.key,
             orders: self.orders.clone(),
             ends: self.ends.clone(),
+            is_welcome: false,
+            applied: fences.newest(),
         };
         state.streams.insert(session, stream);
-        let welcome = To::Welcome(wire::Welcome { forgotten: 0 });
-        state.send(session, messages::to_node(welcome));
-        tracing::info!(
-            node = self.node.as_str(),
-            version = crate::sys::printable(&hello.version),
-            "a node's stream began"
-        );
+        drop(state);
+        // Its fences may show that the chain was set back.
+        self.inner.chain.send_replace(());
+        Ok(session)
+    }
+
+    fn applied(&self, fence: u64) -> Result<(), Status> {
+        let number = messages::applied(fence).map_err(Status::invalid_argument)?;
+        let mut state = self.inner.state.lock();
+        let State {
+            catalog, streams, ..
+        } = &mut *state;
+        let stream = self.session.and_then(|it| streams.get_mut(&it));
+        let stream = stream.ok_or_else(|| Status::invalid_argument("Hello comes first"))?;
+        if number > catalog.fences().newest().max(stream.applied) {
+            return Err(Status::invalid_argument("it was sent no such fence"));
+        }
+        stream.applied = stream.applied.max(number);
+        catalog.fence_applied(number);
         Ok(())
     }
 
@@ -534,18 +535,5 @@ impl Inner {
                 _ => self.state.lock().catalog.find(&asked, self.now()),
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::telemetry::metrics;
-
-    #[test]
-    fn the_page_of_metrics_names_the_figures() {
-        let mut registry = metrics::registry();
-        Figures::default().register(&mut registry);
-        metrics::assert_documented(&registry, "catalog_");
     }
 }

@@ -163,7 +163,8 @@ fn why_not_committed(why: &NotCommitted, pod: &Pod, known: &PodOutcomes) -> (boo
         NotCommitted::PodFailed
         | NotCommitted::Never
         | NotCommitted::NoMarker
-        | NotCommitted::NameTaken => more.as_deref() == Some(UNSEEN),
+        | NotCommitted::NameTaken
+        | NotCommitted::Cleared => more.as_deref() == Some(UNSEEN),
         NotCommitted::OutcomeUnknown { .. }
         | NotCommitted::Refused(_)
         | NotCommitted::Damaged

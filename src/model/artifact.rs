@@ -42,6 +42,10 @@ pub struct Artifact {
     /// Its place in the shared tier. Records from before this field lack it.
     #[serde(default, skip_serializing_if = "Sharing::is_default")]
     pub sharing: Sharing,
+    /// The highest [fence](super::Fence) that its maker's node had applied when the volume was
+    /// published. Copies keep it. 0: there was none, or the record is from before this field.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub fence: u64,
 }
 
 /// The known facts about an artifact and the shared tier.
@@ -108,6 +112,14 @@ impl Sharing {
 )]
 pub(super) fn is_false(value: &bool) -> bool {
     !value
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature is serde's"
+)]
+pub(super) fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 /// The digests of an artifact's content, as far as they are known.
@@ -345,6 +357,7 @@ mod tests {
             made_by: None,
             digests: Digests::default(),
             sharing: Sharing::default(),
+            fence: 0,
         }
     }
 

@@ -3,11 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::name::{CacheKind, Name, Tenant};
 use super::time::Timestamp;
 
 /// The names that a fence covers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Coverage {
     /// All names of a namespace.
     Namespace(Tenant),
@@ -53,7 +56,8 @@ impl Coverage {
 
 /// An order to clear names. Content of a covered name is cleared if its own number is lower: the
 /// highest number that its maker's node had applied when its volume was published.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Fence {
     /// Its number. Later fences have higher numbers.
     pub number: u64,
@@ -65,6 +69,7 @@ pub struct Fence {
     pub covers: Coverage,
     /// The ids of earlier fences that this one stands for, because some nodes cannot apply them
     /// ([`Fences::owed_to`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repeats: Vec<u64>,
 }
 
@@ -140,10 +145,24 @@ pub struct Fences {
     /// Fences up to this number were deleted, because all nodes had applied them.
     forgotten: u64,
     newest: u64,
+    /// The number of the last fence before which some were missed.
+    missed: u64,
+    /// The node has nothing from before: its pool was just made.
+    is_new: bool,
     by_tenant: BTreeMap<Tenant, Vec<Fence>>,
 }
 
 impl Fences {
+    /// Those of a pool that was just made. It misses nothing: fences that are forgotten by now were
+    /// applied by all nodes whose content it can get.
+    #[must_use]
+    pub fn of_new_pool() -> Self {
+        Self {
+            is_new: true,
+            ..Self::default()
+        }
+    }
+
     /// The highest number, 0 if there never was one. A node publishes volumes with this number.
     #[must_use]
     pub fn newest(&self) -> u64 {
@@ -163,6 +182,25 @@ impl Fences {
         covering.map(|fence| fence.number).max().unwrap_or(0)
     }
 
+    /// The lowest number with which a volume of this node is committed under this name. After
+    /// [`FenceStep::Missed`] no older volume is, whatever its name.
+    #[must_use]
+    pub fn least(&self, name: &Name) -> u64 {
+        self.covering(name).max(self.missed)
+    }
+
+    /// The number of the last fence before which this node missed some; 0: there was none.
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// The number up to which fences are forgotten.
+    #[must_use]
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
     /// Whether this fence is here.
     #[must_use]
     pub fn knows(&self, fence: &Fence) -> bool {
@@ -176,7 +214,7 @@ impl Fences {
     pub fn next(&self, clear: Clear, now: Timestamp, nodes: u64, id: u64) -> Fence {
         Fence {
             id,
-            number: now.0.max(self.newest.max(nodes) + 1),
+            number: now.0.max(self.newest.max(nodes).saturating_add(1)),
             previous: self.newest,
             covers: clear.covers,
             repeats: clear.repeats,
@@ -190,7 +228,7 @@ impl Fences {
             FenceStep::Known
         } else if fence.number <= self.newest {
             FenceStep::Rejoin
-        } else if fence.previous > self.newest {
+        } else if fence.previous > self.newest && !self.is_new {
             FenceStep::Missed
         } else {
             FenceStep::Apply
@@ -200,10 +238,21 @@ impl Fences {
     /// Remembers a fence.
     pub fn insert(&mut self, fence: Fence) {
         if !self.knows(&fence) {
+            self.is_new = false;
             self.newest = self.newest.max(fence.number);
             let tenant = fence.covers.tenant().clone();
             self.by_tenant.entry(tenant).or_default().push(fence);
         }
+    }
+
+    /// Remembers that a fence of this number was applied, which may be forgotten by now.
+    pub fn note_applied(&mut self, number: u64) {
+        self.newest = self.newest.max(number);
+    }
+
+    /// Remembers that fences before this number were missed.
+    pub fn miss(&mut self, number: u64) {
+        self.missed = self.missed.max(number);
     }
 
     /// Forgets the fences up to this number, which all nodes have applied.
@@ -334,6 +383,12 @@ mod tests {
         assert!(first.clears(FenceStep::Apply, &name("task-cache/ab"), 4));
         assert!(!first.clears(FenceStep::Apply, &name("task-cache/ab"), 5));
         assert!(first.clears(FenceStep::Missed, &name("artifact/x"), 9));
+
+        let mut new = Fences::of_new_pool();
+        assert_eq!(new.step(&second), FenceStep::Apply);
+        new.insert(second.clone());
+        let third = fence(30, 20, prefix("c"));
+        assert_eq!(new.step(&third), FenceStep::Missed);
 
         let mut away = Fences::default();
         away.insert(second.clone());

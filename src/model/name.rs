@@ -213,7 +213,7 @@ impl fmt::Display for Reference {
 }
 
 /// A reference and its tenant: the key of the index.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Name {
     /// The tenant.
     pub tenant: Tenant,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::artifact::is_false;
+use super::artifact::{is_false, is_zero};
 use super::attributes::{Keep, VolumeSpec};
 use super::id::{ArtifactId, LayerId, VolumeId};
 use super::name::{Name, Reference, Tenant};
@@ -95,6 +95,9 @@ pub struct SealPlan {
     /// Whether the artifact never leaves this node.
     #[serde(default, skip_serializing_if = "is_false")]
     pub never_shared: bool,
+    /// The artifact's [`fence`](super::Artifact::fence).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub fence: u64,
 }
 
 impl SealPlan {

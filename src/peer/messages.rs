@@ -71,6 +71,7 @@ pub(super) fn artifact(open: &OpenArtifact) -> wire::Artifact {
         number: artifact.sharing.number,
         base: artifact.sharing.base,
         copied: artifact.sharing.copied,
+        fence: artifact.fence,
     }
 }
 
@@ -135,6 +136,7 @@ pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sha
             made,
             made_by: maker.transpose()?,
             parent: None,
+            fence: artifact.fence,
         },
         known: Known::artifact(id),
     };

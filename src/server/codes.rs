@@ -18,7 +18,9 @@ use crate::engine::Error;
 pub fn code_of(error: &Error) -> Code {
     match error {
         // The unmount of a volume with open files goes on: the kernel has not finished it.
-        Error::Busy(_) | Error::HeldOpen(_) | Error::Coming { .. } => Code::Aborted,
+        Error::Busy(_) | Error::HeldOpen(_) | Error::Coming { .. } | Error::Cleared(_) => {
+            Code::Aborted
+        }
         Error::NoSuchContent(_)
         | Error::NoSuchName(_)
         | Error::NoSuchArtifact(_)
@@ -223,6 +225,7 @@ mod tests {
             Error::NotExportable { .. } => "NotExportable",
             Error::OtherDigest { .. } => "OtherDigest",
             Error::NameTaken(_) => "NameTaken",
+            Error::Cleared(_) => "Cleared",
             Error::Archive { .. } => "Archive",
             Error::Remote { .. } => "Remote",
             Error::ShuttingDown => "ShuttingDown",
@@ -334,6 +337,7 @@ mod tests {
                 packed: Sha256([3; 32]),
             },
             Error::NameTaken(name()),
+            Error::Cleared(name()),
             Error::SealIntentStays(name()),
             Error::Archive {
                 operation: "unpack the archive",

@@ -45,6 +45,8 @@ pub struct Commit {
     pub base: Option<u64>,
     /// How long the name lives.
     pub ttl_seconds: Option<u64>,
+    /// The artifact's fence.
+    pub fence: u64,
 }
 
 /// The result of a commit.
@@ -201,6 +203,7 @@ impl<'a> Publication<'a> {
             made: commit.made,
             made_by: commit.made_by,
             parent: commit.parent,
+            fence: commit.fence,
         };
         let bytes = encode(&manifest);
         let state = NameState::Content {

@@ -125,6 +125,9 @@ pub struct Manifest {
     /// The artifact that it was forked from. For display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ArtifactId>,
+    /// The artifact's [`fence`](crate::model::Artifact::fence), of the cluster that made it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub fence: u64,
 }
 
 /// The version of a tenant's layout.

@@ -386,6 +386,7 @@ mod tests {
             made_by: None,
             digests: crate::model::Digests::default(),
             sharing: crate::model::Sharing::default(),
+            fence: 0,
         }
     }
 

@@ -8,8 +8,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::error::{Error, Result};
 use crate::model::{
-    Artifact, ArtifactId, LayerId, Name, PersistentVolume, Snapshot, SnapshotGroup, SnapshotId,
-    Usage, VolumeId,
+    Artifact, ArtifactId, Fence, Fences, LayerId, Name, PersistentVolume, Snapshot, SnapshotGroup,
+    SnapshotId, Usage, VolumeId,
 };
 
 pub(super) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
@@ -21,11 +21,17 @@ type Records = TableDefinition<'static, &'static str, &'static [u8]>;
 const CLAIMS: Records = TableDefinition::new("claims");
 const SNAPSHOTS: Records = TableDefinition::new("snapshots");
 const GROUPS: Records = TableDefinition::new("groups");
+/// From number, in 20 digits, to JSON. Made with the first fence.
+const FENCES: Records = TableDefinition::new("fences");
 
 pub(super) const FORMAT_KEY: &str = "format";
 /// The random number of the last transaction, by which one in doubt is recognised. A counter could
 /// repeat the number of a failed transaction.
 const LAST_KEY: &str = "last-transaction";
+/// Fences up to this number are forgotten.
+const FORGOTTEN_KEY: &str = "fences-forgotten";
+/// Fences before this one were missed.
+const MISSED_KEY: &str = "fences-missed";
 /// Format 1 had no claims; this version upgrades it. A version without claims would delete their
 /// layers as unreferenced, so it must refuse this format.
 pub(super) const FORMAT: u64 = 2;
@@ -61,6 +67,14 @@ pub enum Change {
     PutGroup(SnapshotGroup),
     /// Removes a group of snapshots.
     RemoveGroup(SnapshotId),
+    /// Adds a fence.
+    PutFence(Fence),
+    /// Notes that fences before this number were missed.
+    MissFences(u64),
+    /// Removes the fence of this number.
+    RemoveFence(u64),
+    /// Notes that fences up to this number are forgotten.
+    ForgetFences(u64),
 }
 
 /// The whole content of the index.
@@ -78,6 +92,8 @@ pub struct Contents {
     pub snapshots: Vec<Snapshot>,
     /// Every group of snapshots.
     pub groups: Vec<SnapshotGroup>,
+    /// The fences that were applied.
+    pub fences: Fences,
 }
 
 /// The index's format; `None` if its creation was not completed.
@@ -173,9 +189,28 @@ fn begin(
                 records(GROUPS)?.insert(group.id.as_str(), json(group).as_slice())?;
             }
             Change::RemoveGroup(id) => drop(records(GROUPS)?.remove(id.as_str())?),
+            Change::PutFence(fence) => {
+                let key = fence_key(fence.number);
+                records(FENCES)?.insert(key.as_str(), json(fence).as_slice())?;
+            }
+            Change::RemoveFence(number) => {
+                drop(records(FENCES)?.remove(fence_key(*number).as_str())?);
+            }
+            Change::MissFences(number) => {
+                transaction.open_table(META)?.insert(MISSED_KEY, number)?;
+            }
+            Change::ForgetFences(number) => {
+                transaction
+                    .open_table(META)?
+                    .insert(FORGOTTEN_KEY, number)?;
+            }
         }
     }
     Ok(transaction)
+}
+
+fn fence_key(number: u64) -> String {
+    format!("{number:020}")
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {
@@ -240,5 +275,19 @@ pub(super) fn read(database: &Database) -> Result<Contents, redb::Error> {
     contents.claims = records(&transaction, CLAIMS)?;
     contents.snapshots = records(&transaction, SNAPSHOTS)?;
     contents.groups = records(&transaction, GROUPS)?;
+    contents.fences = fences(&transaction)?;
     Ok(contents)
+}
+
+/// Reads the fences. An older version has written none.
+fn fences(transaction: &ReadTransaction) -> Result<Fences, redb::Error> {
+    let meta = transaction.open_table(META)?;
+    let number = |key| Ok::<_, redb::Error>(meta.get(key)?.map_or(0, |number| number.value()));
+    let mut fences = Fences::default();
+    fences.forget(number(FORGOTTEN_KEY)?);
+    fences.miss(number(MISSED_KEY)?);
+    for fence in records(transaction, FENCES)? {
+        fences.insert(fence);
+    }
+    Ok(fences)
 }

@@ -44,6 +44,8 @@ pub(crate) enum Act {
     Expire,
     /// An administrator deletes.
     Destroy,
+    /// A name is cleared in the whole cluster.
+    Clear,
     /// A task cache was committed often enough that its layers are merged.
     Flatten,
     /// An artifact leaves as an archive.
@@ -74,6 +76,8 @@ pub(crate) enum Done {
     Ended(&'static str),
     Deleted(&'static str),
     Imported(&'static str, Snapshot),
+    /// A name, and a volume that would have been committed under it.
+    Cleared(&'static str, &'static str),
     Nothing,
 }
 
@@ -106,6 +110,7 @@ impl Act {
             Point::DiscardDeleted => &[Self::UnpublishScratch],
             Point::SealGivenUp => &[Self::LoseName],
             Point::DestroyUnnamed => &[Self::Destroy],
+            Point::FenceIndexed => &[Self::Clear],
             Point::OutcomeNoted => &[Self::OutcomeWhileMounted, Self::OutcomeAwaited],
             Point::SealLayerMade
             | Point::SealLayerRecorded
@@ -307,6 +312,22 @@ impl Act {
                 calls = vec![Call::Destroy { reference }];
                 done = Done::Deleted("artifact/unwanted");
             }
+            Self::Clear => {
+                let cache = [("type", "task-cache"), ("key", "cleared")];
+                world.start_pod(place, on, "maker", Some("task-cache/cleared"), &cache);
+                world.end_pod(place, on, "maker");
+                // It began before, and ends after.
+                world.start_pod(place, on, "writer", None, &cache);
+                on.must(&outcome("writer", true));
+                let reference = "task-cache/cleared".to_owned();
+                calls = vec![
+                    Call::Clear { reference },
+                    unpublish(place, "writer"),
+                    Call::Settle,
+                    Call::Reap,
+                ];
+                done = Done::Cleared("task-cache/cleared", "writer");
+            }
             Self::Flatten => {
                 let cache = [("type", "task-cache"), ("key", "chain")];
                 // Each layer holds directories of the others: the ninth is one too many.
@@ -393,6 +414,12 @@ impl Done {
             Self::Deleted(name) => {
                 world.sealed.remove(*name);
                 vec![(*name).to_owned()]
+            }
+            // The clear is in the index.
+            Self::Cleared(name, volume) => {
+                world.pod_ended(volume);
+                world.sealed.remove(*name);
+                Vec::new()
             }
         }
     }

@@ -21,7 +21,7 @@ use baggageclaim::engine::{
     ReceiveLayer, ReceiveRequest, Source, VolumeRow, failpoint,
 };
 use baggageclaim::model::{
-    ArtifactId, Name, Outcome, Pod, Sha256, Sharing, Tenant, Timestamp, VolumeSpec,
+    ArtifactId, Coverage, Fence, Name, Outcome, Pod, Sha256, Sharing, Tenant, Timestamp, VolumeSpec,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -75,6 +75,10 @@ pub(crate) enum Call {
         succeeded: bool,
     },
     Destroy {
+        reference: String,
+    },
+    /// In the whole cluster.
+    Clear {
         reference: String,
     },
     Export {
@@ -521,6 +525,19 @@ async fn run(engine: &Engine, call: Call) -> Answer {
             received.await.map_err(said)?;
             done
         }
+        Call::Clear { reference } => {
+            let reference = reference.parse().expect("a reference");
+            let fence = Fence {
+                number: 7,
+                previous: 0,
+                id: 7,
+                covers: Coverage::Name(Name { tenant, reference }),
+                repeats: Vec::new(),
+            };
+            let goes_on = engine.apply_fences(vec![fence]).await.map_err(said)?;
+            assert!(goes_on);
+            done
+        }
         Call::Share { reference } => {
             let reference = reference.parse().expect("a reference");
             engine.settled().await;
@@ -571,6 +588,7 @@ fn receive(engine: &Engine, name: Name, layers: &[PathBuf]) -> Result<(), Error>
             number: Some(1),
             ..Sharing::default()
         },
+        fence: 0,
         layers: wanted.collect(),
     };
     let received = engine.receive(&request, &AtomicU64::new(0), |layer, place| {

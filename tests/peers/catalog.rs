@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use baggageclaim::distribution::roster::{Controller, Members, Overview};
 use baggageclaim::engine::notice::What;
-use baggageclaim::hub::{self, Figures};
-use baggageclaim::model::{NodeId, Outcome, Sha256};
+use baggageclaim::hub::{self, Chain, Figures};
+use baggageclaim::model::{Clear, Coverage, Fence, Fences, NodeId, Outcome, Sha256};
 use baggageclaim::server::Drain;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -45,6 +45,9 @@ impl Members for Nodes {
 
 /// A controller, and where the nodes find it. It can be started again.
 struct Hub {
+    /// The fences of the API server.
+    api: Vec<Fence>,
+    chain: Option<Chain>,
     nodes: Arc<Nodes>,
     place: watch::Sender<Option<Controller>>,
     runs: Option<(Drain, JoinHandle<()>)>,
@@ -55,6 +58,8 @@ struct Hub {
 impl Hub {
     async fn start() -> Self {
         let mut hub = Self {
+            api: Vec::new(),
+            chain: None,
             nodes: Arc::default(),
             place: watch::Sender::new(None),
             runs: None,
@@ -76,11 +81,45 @@ impl Hub {
         };
         self.figures = Arc::new(hub.figures());
         self.overview = Some(hub.overview());
+        self.chain = Some(hub.chain());
+        self.load();
         let drain = Drain::new(Duration::from_secs(10));
         let served = hub.serve(drain.clone());
         let serving = tokio::spawn(async { served.await.expect("it serves") });
         self.runs = Some((drain, serving));
         self.place.send_replace(Some(controller));
+    }
+
+    fn chain(&self) -> &Chain {
+        self.chain.as_ref().expect("it runs")
+    }
+
+    /// The controller reads the API server's fences.
+    fn load(&self) {
+        let mut fences = Fences::default();
+        let previous = self.api.iter().map(|fence| fence.previous);
+        fences.forget(previous.min().unwrap_or(0));
+        for fence in &self.api {
+            fences.insert(fence.clone());
+        }
+        self.chain().load(fences);
+    }
+
+    /// A fence is made at the API server, and the controller hears of it.
+    fn clear(&mut self, clear: impl Into<Clear>) -> Fence {
+        let fence = self.chain().next(clear.into());
+        self.api.push(fence.clone());
+        self.chain().learn(fence.clone());
+        fence
+    }
+
+    /// All nodes with a stream have applied this fence.
+    async fn is_applied(&self, fence: &Fence, nodes: usize) {
+        eventually("the fence is applied", || {
+            let applied = self.chain().applied();
+            applied.len() == nodes && applied.values().all(|it| *it >= fence.number)
+        })
+        .await;
     }
 
     async fn end(&mut self) {
@@ -108,6 +147,13 @@ impl Hub {
         eventually("all nodes have a stream", || {
             let are_told = nodes.iter().all(|node| node.peers().is_told());
             are_told && (self.figures)().nodes == nodes.len() as u64
+        })
+        .await;
+    }
+
+    async fn knows_coming(&self, names: u64) {
+        eventually("the controller knows what is coming", || {
+            (self.figures)().coming == names
         })
         .await;
     }
@@ -214,15 +260,15 @@ async fn an_output_that_is_being_made_is_known_to_be_coming_until_its_step_fails
     a.publish("cache", &TASK).await;
     a.publish("private", &[OUTPUT[0], ("name", "x"), ("share", "never")])
         .await;
-    hub.knows(2).await;
+    hub.knows_coming(2).await;
     a.end("fails", Outcome::Failed).await;
     a.end("cache", Outcome::Failed).await;
     a.end("private", Outcome::Failed).await;
-    hub.knows(0).await;
+    hub.knows_coming(0).await;
 
     a.publish("maker", &OUTPUT).await;
     crate::nodes::write(&a.bench.target("maker"), "made elsewhere");
-    hub.knows(1).await;
+    hub.knows_coming(1).await;
     let read = nodes[1].sees("read", &INPUT);
     let made = async {
         eventually("the question waits", || (hub.figures)().waiting == 1).await;
@@ -248,7 +294,8 @@ async fn people_see_the_caches_of_all_nodes_and_who_has_a_name() {
     hub.knows(2).await;
     assert_eq!(b.sees("copy", &TASK).await, text("task"));
     b.publish("resource", &RESOURCE).await;
-    hub.knows(4).await;
+    hub.knows(3).await;
+    hub.knows_coming(1).await;
 
     let overview = hub.overview.clone().expect("it runs");
     let part = overview.caches(None, None);
@@ -274,7 +321,7 @@ async fn people_see_the_caches_of_all_nodes_and_who_has_a_name() {
     };
     assert!(of.is_current && !of.is_away && &*of.node == "a");
     b.end("resource", Outcome::Failed).await;
-    hub.knows(3).await;
+    hub.knows_coming(0).await;
     assert_eq!(overview.caches(None, None).caches.len(), 1);
     drop(overview);
     finish(hub, nodes).await;
@@ -284,11 +331,11 @@ async fn people_see_the_caches_of_all_nodes_and_who_has_a_name() {
 async fn what_a_node_makes_is_reported_again_to_a_new_controller() {
     let (mut hub, nodes) = cluster!("a", "b");
     nodes[0].publish("maker", &OUTPUT).await;
-    hub.knows(1).await;
+    hub.knows_coming(1).await;
     hub.end().await;
     hub.begin().await;
     hub.has_all(&nodes).await;
-    hub.knows(1).await;
+    hub.knows_coming(1).await;
     nodes[0].end("maker", Outcome::Succeeded).await;
     assert!(nodes[1].sees("read", &INPUT).await.is_none(), "it is empty");
     hub.knows(2).await;
@@ -349,6 +396,232 @@ async fn without_a_controller_all_peers_are_asked_and_a_new_one_is_found() {
     assert_eq!(b.sees("told", &TASK).await, text("two"));
     assert_eq!(b.figures().questions, 3, "only the holder is asked");
     finish(hub, nodes).await;
+}
+
+fn task() -> Coverage {
+    Coverage::Name(name("task-cache/go"))
+}
+
+#[tokio::test]
+async fn a_clear_reaches_all_nodes_and_no_writer_from_before_brings_content_back() {
+    let (mut hub, nodes) = cluster!("a", "b", "c");
+    let (a, b, c) = (&nodes[0], &nodes[1], &nodes[2]);
+    a.commit("made", &TASK, "old").await;
+    a.commit("other", &RESOURCE, "kept").await;
+    hub.knows(2).await;
+    assert_eq!(b.sees("copy", &TASK).await, text("old"));
+    hub.knows(3).await;
+    // Forks of it run on the node of the content, on one with a copy, and empty on a third one.
+    for node in [a, b] {
+        node.publish("writer", &TASK).await;
+    }
+    c.publish("writer", &[TASK[0], TASK[1], ("restoreKeys", "none")])
+        .await;
+    hub.knows(4).await;
+    let fence = hub.clear(task());
+    hub.is_applied(&fence, 3).await;
+    hub.knows(1).await;
+    for node in &nodes {
+        let is_new = node.sees("after", &TASK).await;
+        assert_eq!(is_new, None, "{:?}", node.id);
+    }
+    for node in &nodes {
+        crate::nodes::write(&node.bench.target("writer"), "old");
+        node.end("writer", Outcome::Succeeded).await;
+        for reader in &nodes {
+            assert_eq!(reader.sees("still", &TASK).await, None, "{:?}", reader.id);
+        }
+    }
+    hub.knows(1).await;
+    c.commit("new", &TASK, "new").await;
+    hub.knows(2).await;
+    assert_eq!(a.sees("new", &TASK).await, text("new"));
+    assert_eq!(b.sees("other", &RESOURCE).await, text("kept"));
+    // The next one clears what followed the first.
+    let fence = hub.clear(Coverage::Namespace(name("task-cache/go").tenant));
+    hub.is_applied(&fence, 3).await;
+    hub.knows(0).await;
+    for node in &nodes {
+        assert_eq!(node.sees("last", &RESOURCE).await, None);
+    }
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
+async fn what_a_node_commits_while_it_is_away_is_cleared_before_it_counts() {
+    let (mut hub, mut nodes) = cluster!("a");
+    // This node finds the controller by itself.
+    let place = watch::Sender::new(hub.place.borrow().clone());
+    let away = place.subscribe();
+    let Some(b) = Node::with("b", |start| start.controller = Some(away)).await else {
+        return;
+    };
+    let known = (b.id.clone(), b.key.name());
+    hub.nodes.0.lock().push(known);
+    nodes.push(b);
+    introduce(&nodes);
+    hub.has_all(&nodes).await;
+    let (a, b) = (&nodes[0], &nodes[1]);
+    b.commit("before", &TASK, "before").await;
+    b.publish("writer", &TASK).await;
+    hub.knows(1).await;
+    place.send_replace(None);
+    eventually("the stream ends", || (hub.figures)().nodes == 1).await;
+    let fence = hub.clear(task());
+    hub.is_applied(&fence, 1).await;
+    // What it has reported does not count any more, and what it has is refused.
+    assert_eq!(a.sees("one", &TASK).await, None);
+    assert_eq!(
+        b.sees("here", &TASK).await,
+        text("before"),
+        "it does not know"
+    );
+    crate::nodes::write(&b.bench.target("writer"), "while away");
+    b.end("writer", Outcome::Succeeded).await;
+    assert_eq!(a.sees("two", &TASK).await, None);
+    b.publish("runs", &TASK).await;
+    // It comes back. Its other content counts.
+    b.commit("other", &RESOURCE, "other").await;
+    place.send_replace(hub.place.borrow().clone());
+    hub.has_all(&nodes).await;
+    hub.is_applied(&fence, 2).await;
+    hub.knows(1).await;
+    b.end("runs", Outcome::Succeeded).await;
+    for node in [a, b] {
+        assert_eq!(node.sees("three", &TASK).await, None);
+        assert_eq!(node.sees("four", &RESOURCE).await, text("other"));
+    }
+    finish(hub, nodes).await;
+}
+
+/// Without a controller, all peers are asked. One of them has not heard of the clear.
+#[tokio::test]
+async fn cleared_content_of_a_peer_is_not_fetched() {
+    let (mut hub, nodes) = cluster!("a", "b");
+    let (a, b) = (&nodes[0], &nodes[1]);
+    let fence = hub.clear(task());
+    hub.is_applied(&fence, 2).await;
+    b.commit("made", &TASK, "made").await;
+    b.commit("built", &OUTPUT, "built").await;
+    hub.knows(2).await;
+    hub.end().await;
+    eventually("the streams end", || {
+        nodes.iter().all(|node| !node.peers().is_told())
+    })
+    .await;
+    assert_eq!(a.sees("one", &TASK).await, text("made"));
+    // This node alone has heard of them.
+    let previous = fence.number;
+    let covers = Coverage::Namespace(name("task-cache/go").tenant);
+    let later = Fence {
+        number: previous + 1,
+        previous,
+        covers,
+        ..fence
+    };
+    let applied = a.bench.engine.apply_fences(vec![later]).await;
+    assert!(applied.expect("it is applied"));
+    let asked = a.figures().questions;
+    assert_eq!(a.sees("two", &TASK).await, None);
+    assert_eq!(a.figures().questions, asked + 1, "it was offered");
+    finish_without(nodes).await;
+}
+
+#[tokio::test]
+async fn a_new_controller_sends_what_a_node_lacks_and_a_deleted_fence_clears_all() {
+    let (mut hub, nodes) = cluster!("a", "b");
+    let (a, b) = (&nodes[0], &nodes[1]);
+    let first = hub.clear(task());
+    hub.is_applied(&first, 2).await;
+    a.commit("made", &TASK, "made").await;
+    a.commit("other", &RESOURCE, "other").await;
+    hub.knows(2).await;
+    hub.end().await;
+    // Two fences are made by another controller, and no node has heard of them.
+    for _ in 0..2 {
+        let previous = hub.api.last().expect("there is one").number;
+        let next = Fence {
+            number: previous + 10,
+            previous,
+            covers: task(),
+            ..first.clone()
+        };
+        hub.api.push(next);
+    }
+    hub.begin().await;
+    hub.has_all(&nodes).await;
+    let last = hub.api[2].clone();
+    hub.is_applied(&last, 2).await;
+    hub.knows(1).await;
+    assert_eq!(b.sees("one", &TASK).await, None);
+    assert_eq!(b.sees("two", &RESOURCE).await, text("other"));
+    hub.knows(2).await;
+    hub.end().await;
+    // The nodes are away for so long that a fence is deleted which they have not applied.
+    let Some(fence) = hub.api.last().cloned() else {
+        return;
+    };
+    hub.api = vec![Fence {
+        number: fence.number + 20,
+        previous: fence.number + 10,
+        ..fence
+    }];
+    hub.begin().await;
+    hub.has_all(&nodes).await;
+    hub.knows(0).await;
+    assert_eq!(b.sees("three", &RESOURCE).await, None);
+    let fences = a.bench.engine.fences();
+    assert_eq!(fences.forgotten(), hub.api[0].previous);
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
+async fn after_an_older_etcd_what_nodes_have_cleared_is_cleared_again() {
+    let (mut hub, nodes) = cluster!("a", "b");
+    let (a, b) = (&nodes[0], &nodes[1]);
+    let lost = hub.clear(task());
+    hub.is_applied(&lost, 2).await;
+    b.commit("made", &TASK, "made").await;
+    hub.knows(1).await;
+    hub.end().await;
+    hub.api.clear();
+    hub.begin().await;
+    // No node's account begins before it is repeated.
+    let chain = hub.chain().clone();
+    let mut changes = chain.changes();
+    while chain.owed().is_empty() {
+        changes.changed().await.expect("it runs");
+    }
+    assert!(chain.applied().is_empty());
+    let owed = chain.owed();
+    assert_eq!((owed.len(), &owed[0].covers), (1, &lost.covers));
+    assert_eq!(owed[0].repeats, [lost.id]);
+    let again = hub.clear(owed[0].clone());
+    assert!(again.number > lost.number);
+    assert!(hub.chain().owed().is_empty());
+    hub.has_all(&nodes).await;
+    hub.is_applied(&again, 2).await;
+    assert_eq!(a.sees("gone", &TASK).await, None);
+    // The chain was set back once more, while the controller runs.
+    hub.api.clear();
+    hub.load();
+    while chain.owed().is_empty() {
+        changes.changed().await.expect("it runs");
+    }
+    while let Some(owed) = chain.owed().first().cloned() {
+        hub.clear(owed);
+    }
+    hub.has_all(&nodes).await;
+    b.commit("new", &TASK, "new").await;
+    hub.knows(1).await;
+    assert_eq!(a.sees("new", &TASK).await, text("new"));
+    finish(hub, nodes).await;
+}
+
+async fn finish_without(nodes: Vec<Node>) {
+    for node in nodes {
+        node.finish().await;
+    }
 }
 
 /// A node is expected that never comes: the controller does not know whether there is content.
@@ -419,6 +692,22 @@ async fn a_key_that_is_no_nodes_gets_no_stream() {
     let refused = tokio::time::timeout(NEVER, answers.message()).await;
     let refused = refused.expect("soon").expect_err("refused");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+
+    // It uses up the numbers of fences.
+    let hello = wire::Hello {
+        node: "b".to_owned(),
+        attempt: u64::MAX,
+        applied: 1 << 61,
+        ..wire::Hello::default()
+    };
+    let hello = wire::FromNode {
+        kind: Some(Kind::Hello(hello)),
+    };
+    let lies = client_of_b.attach(tokio_stream::iter([hello])).await;
+    let mut answers = lies.expect("the key is known").into_inner();
+    let refused = tokio::time::timeout(NEVER, answers.message()).await;
+    let refused = refused.expect("soon").expect_err("refused");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     assert_eq!((hub.figures)().nodes, 2);
     assert!(nodes[0].peers().is_told());
     finish(hub, nodes).await;

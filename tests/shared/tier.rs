@@ -183,6 +183,7 @@ pub(crate) fn commit(name: &str, layers: Vec<LayerRef>) -> Commit {
         parent: None,
         base: None,
         ttl_seconds: None,
+        fence: 0,
     }
 }
 

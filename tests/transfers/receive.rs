@@ -49,6 +49,7 @@ fn request(open: &OpenArtifact, number: u64) -> ReceiveRequest {
             number: Some(number),
             ..Sharing::default()
         },
+        fence: open.artifact.fence,
         layers: layers.collect(),
     }
 }

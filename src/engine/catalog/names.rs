@@ -60,11 +60,14 @@ impl Catalog {
 
     /// The current owner of a name and the previous ones that may get it back, oldest first.
     fn owners(&self, name: &Name) -> Vec<ArtifactId> {
+        let owners = self.all_owners(name);
+        owners.map(|sealed| sealed.artifact.id).collect()
+    }
+
+    fn all_owners(&self, name: &Name) -> impl Iterator<Item = &Sealed> {
         let earlier = self.earlier.get(name).into_iter().flatten();
-        let owners = earlier.chain(self.names.get(name)).copied();
-        owners
-            .filter(|id| self.artifacts.contains_key(id))
-            .collect()
+        let owners = earlier.chain(self.names.get(name));
+        owners.filter_map(|id| self.artifacts.get(id))
     }
 
     fn set_owners(&mut self, name: Name, mut owners: Vec<ArtifactId>) {
@@ -159,6 +162,30 @@ impl Catalog {
         self.earlier.remove(name);
         self.changes.note(name);
         self.names.remove(name)
+    }
+
+    /// The names in the index that point at one of these artifacts.
+    pub(in crate::engine) fn indexed_names(&self, is: impl Fn(&Artifact) -> bool) -> Vec<Name> {
+        // Only the oldest owner of a name may be in the index.
+        let is_one = |name: &&Name| {
+            let oldest = self.all_owners(name).next();
+            oldest.is_some_and(|sealed| sealed.indexed && is(&sealed.artifact))
+        };
+        self.names.keys().filter(is_one).cloned().collect()
+    }
+
+    /// Takes their names from these artifacts for good, whether or not the index has them.
+    pub(in crate::engine) fn clear(&mut self, is: impl Fn(&Artifact) -> bool) {
+        let is_concerned = |name: &&Name| {
+            let mut owners = self.all_owners(name);
+            owners.any(|sealed| is(&sealed.artifact))
+        };
+        let names: Vec<Name> = self.names.keys().filter(is_concerned).cloned().collect();
+        for name in names {
+            let kept = self.all_owners(&name).filter(|it| !is(&it.artifact));
+            let kept = kept.map(|sealed| sealed.artifact.id).collect();
+            self.set_owners(name, kept);
+        }
     }
 
     /// Puts a name back that could not be deleted. An artifact that took it meanwhile keeps it; if

@@ -18,6 +18,7 @@ fn artifact(id: u128) -> Artifact {
         made_by: None,
         digests: crate::model::Digests::default(),
         sharing: crate::model::Sharing::default(),
+        fence: 0,
     }
 }
 

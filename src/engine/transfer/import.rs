@@ -100,7 +100,11 @@ fn import_now(
     input: impl Read + Send,
     progress: &Progress,
 ) -> Result<Imported> {
-    refuse(&inner.state.lock(), request)?;
+    let fence = {
+        let state = inner.state.lock();
+        refuse(&state, request)?;
+        state.fences.newest()
+    };
     space::ask(inner, request.size.unwrap_or(0))?;
     let began = inner.now();
     let (mut half, dir) = Half::make(inner)?;
@@ -117,12 +121,21 @@ fn import_now(
         .backend
         .received(&dir)
         .context("complete the archive's content")?;
-    let artifact = describe(inner, request, half.id, &unpacked);
+    let artifact = Artifact {
+        fence,
+        ..describe(inner, request, half.id, &unpacked)
+    };
     half.record(&dir, Some(&artifact))?;
     point(Point::ImportRecorded);
     half.place()?;
     point(Point::ImportPlaced);
-    let described = |state: &State| refuse(state, request).map(|()| artifact.clone());
+    let described = |state: &State| {
+        refuse(state, request)?;
+        if fence < state.fences.least(&request.name()) {
+            return Err(Error::Cleared(request.name()));
+        }
+        Ok(artifact.clone())
+    };
     let named = half::enter(inner, vec![half], began, described, &POINTS)?;
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
         digest = imported(&unpacked).map(tracing::field::display), "imported");
@@ -248,5 +261,6 @@ fn describe(
             base: request.base,
             ..Sharing::default()
         },
+        fence: 0,
     }
 }

@@ -51,6 +51,8 @@ pub struct ReceiveRequest {
     pub ttl: Option<Duration>,
     /// What is known of it and the shared tier.
     pub sharing: Sharing,
+    /// The highest fence that its maker's node had applied when the volume was published.
+    pub fence: u64,
     /// Its layers, newest first; never empty.
     pub layers: Vec<ReceiveLayer>,
 }
@@ -197,6 +199,7 @@ fn receive_now<E>(
         if state.catalog.contains(&request.artifact) {
             return Err(Error::Defect);
         }
+        refuse_cleared(state, request)?;
         Ok(describe(inner, state, request, &layers))
     };
     let named = half::enter(inner, halves, began, described, &POINTS)?;
@@ -228,6 +231,7 @@ fn look<E>(inner: &Inner, request: &ReceiveRequest) -> Result<Option<Received>, 
             reused: request.layers.len(),
         }));
     }
+    refuse_cleared(&state, request)?;
     let limit = u64::try_from(MOST_LAYERS).expect("small");
     if request.layers.len() > MOST_LAYERS {
         let what = "the number of its layers";
@@ -246,6 +250,14 @@ fn look<E>(inner: &Inner, request: &ReceiveRequest) -> Result<Option<Received>, 
         named: false,
         reused: 0,
     }))
+}
+
+/// Refuses content that a fence of this node has cleared.
+fn refuse_cleared(state: &State, request: &ReceiveRequest) -> Result<(), Error> {
+    if request.fence < state.fences.covering(&request.name) {
+        return Err(Error::Cleared(request.name.clone()));
+    }
+    Ok(())
 }
 
 fn refused(source: archive::Error) -> Error {
@@ -288,6 +300,7 @@ fn describe(
         made_by: request.made_by.clone(),
         digests: Digests::default(),
         sharing: request.sharing,
+        fence: request.fence,
     }
 }
 

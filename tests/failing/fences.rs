@@ -1,0 +1,182 @@
+//! Names that are cleared in the whole cluster, in the middle of something that brings content.
+
+use std::fs;
+use std::sync::mpsc;
+
+use baggageclaim::archive::Codec;
+use baggageclaim::engine::failpoint::{self, Point};
+use baggageclaim::engine::{Error, ImportRequest, Source};
+use baggageclaim::model::{Coverage, Fence, Name, Outcome};
+
+use super::common::bench::{Bench, NEVER, eventually};
+use super::common::require_bench;
+use super::{TASK, my_turn};
+
+fn name() -> Name {
+    Name {
+        tenant: "ci".parse().expect("a label"),
+        reference: "task-cache/k".parse().expect("a reference"),
+    }
+}
+
+async fn clear(bench: &Bench) {
+    let fence = Fence {
+        number: 7,
+        previous: 0,
+        id: 7,
+        covers: Coverage::Name(name()),
+        repeats: Vec::new(),
+    };
+    let applied = bench.engine.apply_fences(vec![fence]).await;
+    assert!(applied.expect("it is applied"));
+}
+
+/// A thread that comes to a point and waits there.
+struct Held {
+    come: mpsc::Receiver<()>,
+    go_on: mpsc::Sender<()>,
+}
+
+impl Held {
+    fn at(point: Point) -> Self {
+        let (say, come) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        failpoint::at(point, 1, move || {
+            say.send(()).expect("it is waited for");
+            may_go_on.recv_timeout(NEVER).expect("it goes on");
+        });
+        Self { come, go_on }
+    }
+
+    async fn comes(&self) {
+        eventually("the point is reached", || self.come.try_recv().is_ok()).await;
+    }
+
+    fn goes_on(self) {
+        self.go_on.send(()).expect("it waits");
+    }
+}
+
+/// Nothing has the name, now and after a restart, and the next commit gets it.
+async fn is_clear(bench: Bench) {
+    bench.quiet().await;
+    let is_free = |bench: &Bench| bench.artifact("task-cache/k").is_none();
+    assert!(is_free(&bench));
+    bench.engine.reap().await.expect("reap");
+    assert_eq!(bench.engine.artifacts(None).len(), 0);
+    let bench = bench.restart().await;
+    assert!(is_free(&bench));
+    bench.assert_whole().await;
+    bench.step("next", &TASK, |_| ()).await;
+    assert!(!is_free(&bench));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_seal_that_has_begun_is_given_up() {
+    let _alone = my_turn().await;
+    for point in [Point::SealLayerMade, Point::SealContentMoved] {
+        let bench = require_bench!();
+        bench.publish("writer", "writer", &TASK).await;
+        bench.outcome("writer", Outcome::Succeeded).await;
+        let held = Held::at(point);
+        bench.unpublish("writer").await;
+        held.comes().await;
+        clear(&bench).await;
+        held.goes_on();
+        is_clear(bench).await;
+    }
+}
+
+/// It can be forked, and the index does not have it yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sealed_volume_that_is_not_durable_yet_loses_its_name_for_good() {
+    let _alone = my_turn().await;
+    for with_older in [false, true] {
+        let bench = require_bench!();
+        if with_older {
+            bench.step("older", &TASK, |_| ()).await;
+        }
+        bench.publish("writer", "writer", &TASK).await;
+        bench.outcome("writer", Outcome::Succeeded).await;
+        let held = Held::at(Point::CommitSynced);
+        bench.unpublish("writer").await;
+        held.comes().await;
+        let row = bench.artifact("task-cache/k").expect("it is visible");
+        assert!(!row.durable);
+        clear(&bench).await;
+        assert!(bench.artifact("task-cache/k").is_none());
+        held.goes_on();
+        eventually("it is durable or gone", || {
+            let rows = bench.engine.artifacts(None);
+            rows.iter().all(|row| row.durable)
+        })
+        .await;
+        is_clear(bench).await;
+    }
+}
+
+/// The index has the fence, and memory does not yet: the content can still be forked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fork_that_is_made_while_a_fence_is_applied_is_not_committed() {
+    let _alone = my_turn().await;
+    let bench = require_bench!();
+    bench
+        .step("first", &TASK, |at| {
+            fs::write(at.join("f"), "first").expect("write");
+        })
+        .await;
+    let held = Held::at(Point::FenceIndexed);
+    let (applied, ()) = tokio::join!(clear(&bench), async {
+        held.comes().await;
+        bench.publish("fork", "fork", &TASK).await;
+        held.goes_on();
+    });
+    let () = applied;
+    assert!(bench.target("fork").join("f").exists());
+    bench.outcome("fork", Outcome::Succeeded).await;
+    bench.unpublish("fork").await;
+    is_clear(bench).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_that_began_before_is_refused() {
+    let _alone = my_turn().await;
+    let bench = require_bench!();
+    bench.step("first", &TASK, |_| ()).await;
+    let id = bench.artifact("task-cache/k").expect("it is there").id;
+    let export = bench
+        .engine
+        .export(Source::Artifact(id))
+        .await
+        .expect("open");
+    let path = bench.lab.path().join("archive");
+    let file = fs::File::create(&path).expect("create");
+    let packed = bench
+        .engine
+        .pack(export, Codec::Zstd(1), file, <_>::default());
+    packed.await.expect("packed");
+    let import = || {
+        let request = ImportRequest {
+            tenant: name().tenant,
+            reference: name().reference,
+            digest: None,
+            size: None,
+            ttl: None,
+            base: None,
+        };
+        let file = fs::File::open(&path).expect("open");
+        bench.engine.import(request, file, <_>::default())
+    };
+    let held = Held::at(Point::ImportPlaced);
+    let (imported, ()) = tokio::join!(import(), async {
+        held.comes().await;
+        clear(&bench).await;
+        held.goes_on();
+    });
+    assert!(matches!(imported, Err(Error::Cleared(_))), "{imported:?}");
+    assert!(bench.artifact("task-cache/k").is_none());
+    let again = import().await.expect("it is newer than the clear");
+    assert!(again.named);
+    bench.finish().await;
+}
