@@ -20,7 +20,7 @@ use crate::model::Fences;
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
-use crate::{admin, csi, http, hub, k8s, node};
+use crate::{admin, csi, http, hub, k8s, locality, node};
 
 /// How a controller is set up.
 #[derive(Debug, Clone)]
@@ -39,8 +39,19 @@ pub struct Config {
     pub node_grace: Duration,
     /// How the nodes reach the catalog, if it is served.
     pub hub: Option<Hub>,
+    /// How the API server asks which nodes a pod prefers, if it does. Needs `hub`.
+    pub webhook: Option<Webhook>,
     /// How long the end may take.
     pub grace: Duration,
+}
+
+/// How the API server reaches the locality webhook.
+#[derive(Debug, Clone)]
+pub struct Webhook {
+    /// The address that serves it.
+    pub listen: SocketAddr,
+    /// The file with its key and certificate.
+    pub identity: PathBuf,
 }
 
 /// How the nodes reach the catalog.
@@ -64,6 +75,9 @@ pub enum Error {
     /// The catalog cannot be served.
     #[error(transparent)]
     Hub(#[from] hub::ServeError),
+    /// The locality webhook cannot be served.
+    #[error(transparent)]
+    Locality(#[from] locality::Error),
     /// No thread for the collector.
     #[error("the collector of the shared tier cannot be started: {0}")]
     Collector(#[source] std::io::Error),
@@ -115,7 +129,14 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         Some(hub) => Some(open_hub(hub, &cluster).await?),
         None => None,
     };
+    let webhook = open_webhook(config.webhook, hub.as_ref().map(|(hub, _)| hub)).await?;
     let overview = admin::cluster(hub.as_ref().map(|(hub, _)| hub.overview()));
+    let figures = Figures {
+        cluster: cluster.clone(),
+        catalog: hub.as_ref().map(|(hub, _)| Box::new(hub.figures()) as _),
+        locality: webhook.as_ref().map(locality::Webhook::counters),
+        collector: collector.clone(),
+    };
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
     let pages = http::Sources {
@@ -124,11 +145,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         rpcs: rpcs.clone(),
         role: http::Role::Controller {
             listed: listed.clone(),
-            figures: figures(
-                &cluster,
-                hub.as_ref().map(|(hub, _)| hub),
-                collector.as_ref(),
-            ),
+            figures: Arc::new(move |registry: &mut Registry| figures.register(registry)),
         },
     };
     let _http =
@@ -149,6 +166,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     );
     let csi = AbortOnDropHandle::new(tokio::spawn(csi));
     let hub = begin_hub(hub, client, cluster.clone(), drain.clone());
+    let _webhook = webhook.map(|it| AbortOnDropHandle::new(tokio::spawn(it.serve(drain.clone()))));
     tokio::select! {
         () = drain.begun() => {}
         () = ready => {}
@@ -163,22 +181,26 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
 }
 
 /// The metrics of the parts that run.
-fn figures(
-    cluster: &Arc<Cluster>,
-    hub: Option<&hub::Hub>,
-    collector: Option<&Arc<Periodic>>,
-) -> Arc<dyn Fn(&mut Registry) + Send + Sync> {
-    let (cluster, collector) = (Arc::clone(cluster), collector.cloned());
-    let catalog = hub.map(hub::Hub::figures);
-    Arc::new(move |registry| {
-        cluster.register(registry);
-        if let Some(catalog) = &catalog {
+struct Figures {
+    cluster: Arc<Cluster>,
+    catalog: Option<Box<dyn Fn() -> hub::Figures + Send + Sync>>,
+    locality: Option<locality::Counters>,
+    collector: Option<Arc<Periodic>>,
+}
+
+impl Figures {
+    fn register(&self, registry: &mut Registry) {
+        self.cluster.register(registry);
+        if let Some(catalog) = &self.catalog {
             catalog().register(registry);
         }
-        if let Some(collector) = &collector {
+        if let Some(locality) = &self.locality {
+            locality.register(registry);
+        }
+        if let Some(collector) = &self.collector {
             collector.register(registry);
         }
-    })
+    }
 }
 
 /// Collects the garbage of a shared tier from now on.
@@ -200,6 +222,19 @@ async fn open_hub(
         key: hub.key(),
     };
     Ok((hub, place))
+}
+
+/// Binds the address of the locality webhook. It asks the catalog of this process.
+async fn open_webhook(
+    config: Option<Webhook>,
+    hub: Option<&hub::Hub>,
+) -> Result<Option<locality::Webhook>, locality::Error> {
+    let (Some(Webhook { listen, identity }), Some(hub)) = (config, hub) else {
+        return Ok(None);
+    };
+    let find = Arc::new(hub.finder());
+    let bound = locality::Webhook::bind(listen, identity, csi::DRIVER_NAME, find);
+    Ok(Some(bound.await?))
 }
 
 /// Has the catalog served in a task of its own, if there is one. The future ends when that fails.

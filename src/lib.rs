@@ -27,6 +27,7 @@
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`api`] | the objects by which the controller and the nodes talk |
 //! | [`hub`] | what each node has, from the nodes to the controller, and questions about it |
+//! | [`locality`] | a pod prefers the nodes that have its content: a webhook of the controller |
 //! | [`link`] | connections between nodes: TLS with a key for each side |
 //! | [`peer`] | content straight from node to node: server and client |
 //! | [`kubelet`] | registration with kubelet |
@@ -70,6 +71,7 @@ pub mod k8s;
 pub mod kubelet;
 pub mod kubelet_double;
 pub mod link;
+pub mod locality;
 pub mod model;
 pub mod node;
 pub mod peer;

@@ -41,6 +41,7 @@ const TIERS: [Tier; 11] = [
             "k8s",
             "kubelet",
             "kubelet_double",
+            "locality",
             "peer",
         ],
     ),

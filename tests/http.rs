@@ -343,10 +343,10 @@ fn documented() -> BTreeSet<String> {
         .collect()
 }
 
-/// Only `baggageclaim controller` has these. `shared::periodic`, `hub::serve` and
-/// `tests/control_plane` compare them with the page.
+/// Only `baggageclaim controller` has these. `shared::periodic`, `hub::serve`,
+/// `locality::serve` and `tests/control_plane` compare them with the page.
 fn is_of_the_controller(series: &str) -> bool {
-    let of_controller = ["collector_", "catalog_", "cluster_"];
+    let of_controller = ["collector_", "catalog_", "cluster_", "locality_"];
     let name = series.strip_prefix("baggageclaim_").unwrap_or(series);
     of_controller.iter().any(|it| name.starts_with(it))
 }

@@ -14,6 +14,8 @@
 mod controller;
 #[path = "common/docs.rs"]
 mod docs;
+#[path = "manifests/locality.rs"]
+mod locality;
 #[path = "manifests/peers.rs"]
 mod peers;
 #[path = "manifests/platforms.rs"]
@@ -32,13 +34,13 @@ use baggageclaim::csi::DRIVER_NAME;
 use baggageclaim::model::VolumeSpec;
 use baggageclaim::server::code_name;
 use k8s_openapi::api::admissionregistration::v1::{
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Namespace, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota,
-    ServiceAccount,
+    ConfigMap, Namespace, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota, Secret,
+    Service, ServiceAccount,
 };
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
@@ -534,12 +536,17 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
             reread::<ValidatingAdmissionPolicyBinding>
         }
+        ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration") => {
+            reread::<MutatingWebhookConfiguration>
+        }
         ("v1", "ConfigMap") => reread::<ConfigMap>,
         ("v1", "Namespace") => reread::<Namespace>,
         ("v1", "PersistentVolume") => reread::<PersistentVolume>,
         ("v1", "PersistentVolumeClaim") => reread::<PersistentVolumeClaim>,
         ("v1", "Pod") => reread::<Pod>,
         ("v1", "ResourceQuota") => reread::<ResourceQuota>,
+        ("v1", "Secret") => reread::<Secret>,
+        ("v1", "Service") => reread::<Service>,
         ("v1", "ServiceAccount") => reread::<ServiceAccount>,
         ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
             reread::<CustomResourceDefinition>

@@ -59,7 +59,7 @@ pub struct Found {
     pub which: usize,
     /// Which content.
     pub version: Version,
-    /// Its size.
+    /// Its size; 0: no holder has measured it yet.
     pub bytes: u64,
     /// Its layers.
     pub layers: u16,
@@ -144,11 +144,13 @@ fn found<'a>(
         (session.lost.is_some(), is_elsewhere(session), &session.node)
     });
     let (_, entry) = holders.first()?;
+    // A node that has just fetched a copy has not measured it.
+    let bytes = holders.iter().map(|(_, entry)| entry.bytes).max();
     let nodes = holders.iter().take(MAX_HOLDERS);
     Some(Found {
         which,
         version: entry.version,
-        bytes: entry.bytes,
+        bytes: bytes.unwrap_or_default(),
         layers: entry.layers,
         fence: entry.fence,
         holders: nodes
@@ -204,6 +206,22 @@ mod tests {
         };
         let holders: Vec<&str> = found.holders.iter().map(AsRef::as_ref).collect();
         assert_eq!(holders, ["n3", "n5", "n7", "n0", "n2"]);
+    }
+
+    #[test]
+    fn the_size_is_that_of_a_holder_that_has_measured_it() {
+        let mut nodes = Nodes::complete(&["n1", "n2", "n3"]);
+        for (node, bytes) in [(0, 0), (1, 700), (2, 0)] {
+            let entry = Entry {
+                bytes,
+                ..entry("artifact/a", State::Durable, 5)
+            };
+            nodes.put(node, entry);
+        }
+        let Answer::Found(found) = nodes.find(&["artifact/a"]) else {
+            panic!("it is there");
+        };
+        assert_eq!((found.bytes, found.holders.len()), (700, 3));
     }
 
     #[test]

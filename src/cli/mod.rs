@@ -148,6 +148,19 @@ Example:
     #[command(hide = true)]
     Crds,
 
+    /// Print what turns locality on: objects for `kubectl apply`
+    ///
+    /// Prints the Secret `baggageclaim-locality` with a new key and certificate for the controller,
+    /// and the MutatingWebhookConfiguration by which the API server calls the controller when a pod
+    /// is created. The pod then prefers the nodes that have its content. The output is secret.
+    ///
+    /// Each run makes a new key: apply its output to replace the one before. The controller needs
+    /// `--webhook-listen`, which deploy/components/locality sets.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim locality | kubectl apply -f -")]
+    Locality(Locality),
+
     /// Run a pipeline with real trees, and show what it costs
     ///
     /// Starts a driver on a filesystem of its own and calls it as kubelet does. One step fetches a
@@ -323,6 +336,13 @@ impl Namespace {
     fn required(self) -> Tenant {
         self.tenant.expect("clap refuses the verb without -n")
     }
+}
+
+#[derive(Debug, Args)]
+struct Locality {
+    /// The namespace of the controller
+    #[arg(short, long, value_name = "NAMESPACE", default_value = "baggageclaim")]
+    namespace: Tenant,
 }
 
 #[derive(Debug, Args)]

@@ -25,7 +25,9 @@ use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
 use crate::sys::printable;
-use crate::{admin as socket, api, controller, driver, link, node, standalone, telemetry};
+use crate::{
+    admin as socket, api, controller, driver, link, locality, node, standalone, telemetry,
+};
 
 /// Exit code: the verb failed.
 const FAILED: u8 = 1;
@@ -98,6 +100,8 @@ pub(super) enum Failure {
     Shared(#[from] shared::Failure),
     #[error(transparent)]
     PeerKey(#[from] link::KeyError),
+    #[error("the objects for locality: {0}")]
+    Locality(#[from] locality::IdentityError),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -135,6 +139,7 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
         Verb::Node(flags) => self::node(*flags),
         Verb::Controller(flags) => self::controller(*flags),
         Verb::Crds => crds(),
+        Verb::Locality(flags) => self::locality(flags.namespace.as_str()),
         Verb::Demo(flags) => self::demo(flags, demo),
         Verb::Volumes(flags) => asking(list(flags, "volumes", volumes)),
         Verb::Artifacts(flags) => asking(list(flags, "artifacts", artifacts)),
@@ -185,6 +190,13 @@ fn controller(flags: config::Controller) -> Done {
 /// Prints the definitions of the objects.
 fn crds() -> Done {
     print(|to| to.write_all(api::definitions_text().as_bytes()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what turns locality on.
+fn locality(namespace: &str) -> Done {
+    let objects = locality::objects(namespace)?;
+    print(|to| writeln!(to, "{objects:#}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -52,6 +52,24 @@ pub struct Controller {
     /// The IP address that nodes connect to [default: that of `--hub-listen`]
     #[arg(long, value_name = "IP", env = "BAGGAGECLAIM_HUB_ADDRESS")]
     pub hub_address: Option<IpAddr>,
+    /// Serve the locality webhook to the API server at this ADDRESS:PORT, such as [::]:9443: new
+    /// pods then prefer the nodes that have their content. Needs --hub-listen, and the output of
+    /// `baggageclaim locality` in the cluster [default: no webhook]
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "BAGGAGECLAIM_WEBHOOK_LISTEN",
+        requires = "hub_listen"
+    )]
+    pub webhook_listen: Option<SocketAddr>,
+    /// The file with the key and the certificate of the webhook. It may come and change at any time
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "BAGGAGECLAIM_WEBHOOK_IDENTITY",
+        default_value = "/etc/baggageclaim/locality/identity.pem"
+    )]
+    pub webhook_identity: PathBuf,
     /// How long shutdown may take, to answer running calls
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s",
         value_parser = parse_duration)]
@@ -74,8 +92,11 @@ impl Controller {
                 return Err(Error::HubAddress(address));
             }
         }
+        let identity = self.webhook_identity;
+        let webhook = self.webhook_listen;
         Ok(controller::Config {
             hub,
+            webhook: webhook.map(|listen| controller::Webhook { listen, identity }),
             socket: self.socket,
             http: self.http.0,
             kubeconfig: self.api_server.kubeconfig(),

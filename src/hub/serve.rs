@@ -22,7 +22,7 @@ use super::{Chain, Figures, MOST_ENTRIES, MOST_HELLO, messages};
 use crate::catalog::{Answer, Asked, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
 use crate::distribution::roster::{Members, Overview};
 use crate::link::{self, IsKnown, Key, KeyError, Who};
-use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
+use crate::model::{ClusterClock, Fence, Fences, Name, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
 use crate::server::Drain;
 use wire::from_node::Kind as From;
@@ -116,6 +116,17 @@ impl Hub {
     #[must_use]
     pub fn chain(&self) -> Chain {
         Chain(Arc::clone(&self.service.0))
+    }
+
+    /// A function that answers a question of no node at once. `None`: the catalog is busy for so
+    /// long.
+    pub fn finder(&self) -> impl Fn(Vec<Name>, Duration) -> Option<Answer> + Send + Sync + 'static {
+        let inner = Arc::clone(&self.service.0);
+        move |names, wait| {
+            let asked = Asked::new(names, "");
+            let state = inner.state.try_lock_for(wait)?;
+            Some(state.catalog.find(&asked, inner.now()))
+        }
     }
 
     /// Serves the nodes until the services close.

@@ -14,6 +14,7 @@ mod common;
 mod calls;
 mod driver;
 mod leaks;
+mod locality;
 mod nodes;
 mod objects;
 mod orphans;

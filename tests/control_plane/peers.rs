@@ -31,13 +31,13 @@ const READ: [(&str, &str); 3] = [("type", "task-cache"), ("key", "go"), ("commit
 const READ_INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
 
 /// A node that is a peer, on its own port. No chance decides: every answer is waited for.
-fn peer(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
+pub(crate) fn peer(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
     let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
     node_with(plane, name, pool, &[&listen, "--ask=60s"])
 }
 
 /// What the driver of a pool answers to a verb of the command line.
-fn told(pool: &Path, verb: &str) -> Value {
+pub(crate) fn told(pool: &Path, verb: &str) -> Value {
     let answer = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
         .args([verb, "--output=json", "--pool"])
         .arg(pool)
@@ -65,7 +65,7 @@ fn figures(pool: &Path) -> Value {
 }
 
 /// Waits until a node knows so many others.
-async fn knows(pool: &Path, others: u64) {
+pub(crate) async fn knows(pool: &Path, others: u64) {
     eventually("the node knows the others", async || {
         figures(pool)["peers"] == others
     })
@@ -142,7 +142,7 @@ fn hub(plane: &ControlPlane) -> Process {
 }
 
 /// Waits until a node has a stream to the controller, or has none.
-async fn is_told(pool: &Path, expected: bool) {
+pub(crate) async fn is_told(pool: &Path, expected: bool) {
     eventually(
         "the node has a stream to the controller, or none",
         async || figures(pool)["catalog"] == expected,

@@ -50,7 +50,7 @@ pub(crate) fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-fn daemon(directory: &Path, name: &str, arguments: &[String]) -> Daemon {
+pub(crate) fn daemon(directory: &Path, name: &str, arguments: &[String]) -> Daemon {
     let log = File::create(directory.join(format!("{name}.log"))).expect("a log");
     // However this process ends, so does the daemon.
     let child = Command::new("setpriv")

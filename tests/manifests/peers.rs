@@ -9,13 +9,13 @@ use super::{Rule, as_written, help, root};
 
 const PAGE: &str = "docs/peers.md";
 
-fn objects(file: &str) -> Vec<Value> {
+pub(super) fn objects(file: &str) -> Vec<Value> {
     let path = root().join("deploy").join(file);
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{file}: {error}"));
     serde_saphyr::from_multiple(&text).expect(file)
 }
 
-fn object(file: &str) -> Value {
+pub(super) fn object(file: &str) -> Value {
     let [object] = &objects(file)[..] else {
         panic!("{file}: one object");
     };
@@ -23,7 +23,7 @@ fn object(file: &str) -> Value {
 }
 
 /// Checks the patch that gives a pod its flags and a port; returns the name of that port.
-fn check_patch(patch: &str, patched: &str, verb: &str, page: &str) -> Value {
+pub(super) fn check_patch(patch: &str, patched: &str, verb: &str, page: &str) -> Value {
     let (patch, whole) = (object(patch), object(patched));
     for field in ["name", "namespace"] {
         assert_eq!(patch["metadata"][field], whole["metadata"][field]);

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baggageclaim::catalog::Answer;
 use baggageclaim::distribution::roster::{Controller, Members, Overview};
 use baggageclaim::engine::notice::What;
 use baggageclaim::hub::{self, Chain, Figures};
-use baggageclaim::model::{Clear, Coverage, Fence, Fences, NodeId, Outcome, Sha256};
+use baggageclaim::model::{Clear, Coverage, Fence, Fences, Name, NodeId, Outcome, Sha256};
 use baggageclaim::server::Drain;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -53,7 +54,10 @@ struct Hub {
     runs: Option<(Drain, JoinHandle<()>)>,
     figures: Arc<dyn Fn() -> Figures>,
     overview: Option<Arc<dyn Overview>>,
+    find: Arc<Find>,
 }
+
+type Find = dyn Fn(Vec<Name>, Duration) -> Option<Answer>;
 
 impl Hub {
     async fn start() -> Self {
@@ -65,6 +69,7 @@ impl Hub {
             runs: None,
             figures: Arc::new(Figures::default),
             overview: None,
+            find: Arc::new(|_, _| None),
         };
         hub.begin().await;
         hub
@@ -83,6 +88,7 @@ impl Hub {
         self.overview = Some(hub.overview());
         self.chain = Some(hub.chain());
         self.load();
+        self.find = Arc::new(hub.finder());
         let drain = Drain::new(Duration::from_secs(10));
         let served = hub.serve(drain.clone());
         let serving = tokio::spawn(async { served.await.expect("it serves") });
@@ -200,6 +206,18 @@ async fn a_miss_asks_only_the_node_that_has_the_content() {
     ] {
         let kind = read[0].1;
         a.commit(&format!("{kind}-made"), made, kind).await;
+        let reference = match read[0] {
+            ("type", "input") => read[1].1.to_owned(),
+            _ => format!("{kind}/{}", read[1].1),
+        };
+        // A name is known before its content is: it is coming.
+        let is_found = || {
+            matches!(
+                (hub.find)(vec![name(&reference)], NEVER),
+                Some(Answer::Found(_))
+            )
+        };
+        eventually("the content is found", is_found).await;
         hub.knows(names).await;
         let asked = b.figures().questions;
         assert_eq!(b.sees(&format!("{kind}-read"), read).await, text(kind));
@@ -219,6 +237,29 @@ async fn a_miss_asks_only_the_node_that_has_the_content() {
     let asked = nodes[2].figures().questions;
     assert_eq!(nodes[2].sees("gone", &TASK).await, None);
     assert_eq!(nodes[2].figures().questions, asked);
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
+async fn the_controller_itself_finds_the_nodes_and_learns_the_size() {
+    let (hub, nodes) = cluster!("a", "b");
+    let find = || (hub.find)(vec![name(INPUT[1].1)], NEVER).expect("it is not busy");
+    let asked = (hub.figures)().questions;
+    assert_eq!(find(), Answer::Nothing);
+    nodes[1].commit("made", &OUTPUT, "made").await;
+    let bytes = || match find() {
+        Answer::Found(found) => {
+            let holders: Vec<&str> = found.holders.iter().map(AsRef::as_ref).collect();
+            assert_eq!(holders, ["b"]);
+            Some(found.bytes)
+        }
+        _ => None,
+    };
+    eventually("it is found", || bytes().is_some()).await;
+    // It is measured only now.
+    nodes[1].bench.engine.reap().await.expect("measured");
+    eventually("its size is known", || bytes() > Some(0)).await;
+    assert_eq!((hub.figures)().questions, asked, "no node has asked");
     finish(hub, nodes).await;
 }
 

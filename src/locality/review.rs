@@ -1,0 +1,243 @@
+//! The API server's question about a pod, and the answer: AdmissionReview of `admission.k8s.io/v1`.
+//! Pure: bytes in, values and bytes out.
+//!
+//! The answer always allows the pod. It only adds terms to
+//! `preferredDuringSchedulingIgnoredDuringExecution`, each for one node by `matchFields`.
+//! Kubernetes (1.37, `ValidateNodeFieldSelectorRequirement`) allows one value in such a term.
+//!
+//! A pod is left alone if it names a node (`nodeName`), or if any of its terms selects nodes by
+//! name. Such a pod was placed by its author, by the controller of a DaemonSet, or by an earlier
+//! answer. So a pod that is reviewed twice does not get terms twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::ByteString;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use super::policy::Preferred;
+use crate::model::{KUBELET, Name, Tenant, VolumeSpec};
+
+/// The most volumes that count. A step has a few; more are an attempt to keep the controller busy.
+const MOST_VOLUMES: usize = 128;
+
+const VERSION: &str = "admission.k8s.io/v1";
+const KIND: &str = "AdmissionReview";
+const AFFINITY: &str = "/spec/affinity";
+const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+/// Why a body is no question. The API server then creates the pod as it is.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Malformed {
+    /// Not JSON, or of another form.
+    #[error("the request is no {KIND}: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Of another kind, or another version.
+    #[error("the request is {0:?} of {1:?}, and not {KIND} of {VERSION}")]
+    Kind(String, String),
+    /// The part with the question is missing.
+    #[error("the {KIND} has no request")]
+    Empty,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Review {
+    api_version: String,
+    kind: String,
+    request: Option<Question>,
+}
+
+/// A question of the API server. Every field of the pod may be missing or null: the pod is
+/// validated only afterwards.
+#[derive(Debug, Deserialize)]
+pub(super) struct Question {
+    uid: String,
+    kind: Kind,
+    operation: String,
+    namespace: Option<String>,
+    object: Option<Pod>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Kind {
+    group: String,
+    kind: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Pod {
+    spec: Option<Spec>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    node_name: Option<String>,
+    volumes: Option<Vec<Volume>>,
+    affinity: Option<Affinity>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Volume {
+    csi: Option<Csi>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Csi {
+    driver: Option<String>,
+    volume_attributes: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Affinity {
+    node_affinity: Option<NodeAffinity>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<Selector>,
+    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution")]
+    preferred: Option<Vec<Preference>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Selector {
+    node_selector_terms: Option<Vec<Term>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Preference {
+    preference: Option<Term>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Term {
+    match_fields: Option<Vec<IgnoredAny>>,
+}
+
+impl Term {
+    /// Whether it selects nodes by name, the one field that Kubernetes knows.
+    fn is_by_name(&self) -> bool {
+        self.match_fields.as_ref().is_some_and(|it| !it.is_empty())
+    }
+}
+
+impl NodeAffinity {
+    fn is_by_name(&self) -> bool {
+        let required = self.required.iter();
+        let mut required = required.flat_map(|it| it.node_selector_terms.iter().flatten());
+        let preferred = self.preferred.iter().flatten();
+        let mut preferred = preferred.filter_map(|it| it.preference.as_ref());
+        required.any(Term::is_by_name) || preferred.any(Term::is_by_name)
+    }
+}
+
+impl Spec {
+    fn node_affinity(&self) -> Option<&NodeAffinity> {
+        self.affinity.as_ref()?.node_affinity.as_ref()
+    }
+
+    /// Whether its node was chosen already.
+    fn is_placed(&self) -> bool {
+        let is_bound = self.node_name.as_ref().is_some_and(|name| !name.is_empty());
+        is_bound || self.node_affinity().is_some_and(NodeAffinity::is_by_name)
+    }
+}
+
+/// Reads a question.
+pub(super) fn read(body: &[u8]) -> Result<Question, Malformed> {
+    let review: Review = serde_json::from_slice(body)?;
+    if review.kind != KIND || review.api_version != VERSION {
+        let cut = |text: &str| text.chars().take(80).collect();
+        return Err(Malformed::Kind(cut(&review.kind), cut(&review.api_version)));
+    }
+    review.request.ok_or(Malformed::Empty)
+}
+
+impl Question {
+    /// The specification of the pod, if the question is about a new pod that may prefer nodes.
+    fn pod(&self) -> Option<&Spec> {
+        let is_new_pod =
+            self.kind.group.is_empty() && self.kind.kind == "Pod" && self.operation == "CREATE";
+        let spec = self.object.as_ref()?.spec.as_ref()?;
+        (is_new_pod && !spec.is_placed()).then_some(spec)
+    }
+
+    /// The names that the volumes of this driver start from, for each volume in the order in which
+    /// they are tried. Each list is there once. A volume with wrong attributes has none: the node
+    /// refuses it later, with the reason.
+    pub(super) fn names(&self, driver: &str) -> BTreeSet<Vec<Name>> {
+        let tenant = self.namespace.as_deref().and_then(|it| it.parse().ok());
+        let (Some(spec), Some(tenant)) = (self.pod(), tenant) else {
+            return BTreeSet::new();
+        };
+        let volumes = spec.volumes.iter().flatten();
+        let ours = volumes.filter_map(|volume| volume.csi.as_ref());
+        let ours = ours.filter(|csi| csi.driver.as_deref() == Some(driver));
+        let ours = ours.take(MOST_VOLUMES);
+        let names = ours.filter_map(|csi| names_of(csi, &tenant));
+        names.filter(|names| !names.is_empty()).collect()
+    }
+
+    /// The answer. It allows the pod, with these nodes as its preferred ones.
+    pub(super) fn answer(&self, preferred: &[Preferred]) -> Vec<u8> {
+        let mut response = json!({"uid": self.uid, "allowed": true});
+        if let Some(spec) = self.pod().filter(|_| !preferred.is_empty()) {
+            let patch = ByteString(Value::from(patch(spec, preferred)).to_string().into());
+            response["patchType"] = "JSONPatch".into();
+            response["patch"] = json!(patch);
+        }
+        let review = json!({"apiVersion": VERSION, "kind": KIND, "response": response});
+        review.to_string().into()
+    }
+}
+
+fn names_of(csi: &Csi, tenant: &Tenant) -> Option<Vec<Name>> {
+    let mut attributes = csi.volume_attributes.clone().unwrap_or_default();
+    attributes.retain(|key, _| !key.starts_with(KUBELET));
+    let spec = VolumeSpec::parse(&attributes).ok()?;
+    let names = spec.kind.starts_from().into_iter().map(|reference| Name {
+        tenant: tenant.clone(),
+        reference,
+    });
+    Some(names.collect())
+}
+
+/// The operations of a JSON patch (RFC 6902) that adds the terms behind those of the pod. A null
+/// stands for a missing field: `add` replaces it.
+fn patch(spec: &Spec, preferred: &[Preferred]) -> Vec<Value> {
+    let terms = preferred.iter().map(|Preferred { node, weight }| {
+        let by_name = json!({"key": "metadata.name", "operator": "In", "values": [&**node]});
+        json!({"weight": weight, "preference": {"matchFields": [by_name]}})
+    });
+    let terms: Vec<Value> = terms.collect();
+    let add = |path: String, value: Value| json!({"op": "add", "path": path, "value": value});
+    let list = format!("{AFFINITY}/nodeAffinity/{PREFERRED}");
+    match (&spec.affinity, spec.node_affinity()) {
+        (None, _) => {
+            let affinity = json!({"nodeAffinity": {PREFERRED: terms}});
+            vec![add(AFFINITY.to_owned(), affinity)]
+        }
+        (Some(_), None) => {
+            let affinity = json!({PREFERRED: terms});
+            vec![add(format!("{AFFINITY}/nodeAffinity"), affinity)]
+        }
+        (Some(_), Some(affinity)) if affinity.preferred.is_none() => {
+            vec![add(list, terms.into())]
+        }
+        (Some(_), Some(_)) => {
+            let terms = terms.into_iter();
+            terms.map(|term| add(format!("{list}/-"), term)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
