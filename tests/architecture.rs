@@ -66,7 +66,6 @@ const ENGINE_TIERS: [Tier; 19] = [
         &[
             "claims::types",
             "clock",
-            "counters",
             "error",
             "failpoint",
             "gc_cycles",
@@ -85,6 +84,7 @@ const ENGINE_TIERS: [Tier; 19] = [
             "artifacts",
             "backoff",
             "claims::entries",
+            "counters",
             "health",
             "lifetime",
             "pool",
@@ -115,6 +115,7 @@ const ENGINE_TIERS: [Tier; 19] = [
             "claims::data_dir",
             "claims::lookup",
             "commit",
+            "hit",
             "republish",
             "quiesce",
             "transfer::half",
