@@ -527,6 +527,7 @@ impl Driver {
             reap_interval: self.reap_interval,
             reserve: self.reserve,
             share: self.shared.share == Share::Auto,
+            node: Some(node.clone()),
             ..defaults
         };
         Ok(driver::Config {

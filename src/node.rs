@@ -259,7 +259,7 @@ fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
     })
 }
 
-/// The shared tier, once there is an engine.
+/// The shared tier and the peers, once there is an engine.
 fn find_distribution(readiness: watch::Receiver<Readiness>) -> http::FindDistribution {
     Arc::new(move || match &*readiness.borrow() {
         Readiness::Ready(_, distribution) => distribution.clone(),

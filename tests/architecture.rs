@@ -67,7 +67,6 @@ const ENGINE_TIERS: [Tier; 20] = [
         &[
             "claims::types",
             "clock",
-            "counters",
             "error",
             "failpoint",
             "gc_cycles",
@@ -86,6 +85,7 @@ const ENGINE_TIERS: [Tier; 20] = [
             "artifacts",
             "backoff",
             "claims::entries",
+            "counters",
             "health",
             "lifetime",
             "pool",
@@ -117,6 +117,7 @@ const ENGINE_TIERS: [Tier; 20] = [
             "claims::data_dir",
             "claims::lookup",
             "commit",
+            "hit",
             "republish",
             "quiesce",
             "transfer::half",

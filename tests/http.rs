@@ -135,6 +135,7 @@ fn allowed(key: &str, value: &str) -> bool {
             "sealing",
         ]),
         "kind" => one_of(&["output", "resource-cache", "task-cache", "resource", "task"]),
+        "source" => one_of(&["local", "peer", "shared"]),
         "result" => one_of(&["sealed", "given-up"]),
         "backend" => one_of(&["overlay", "btrfs", "copy"]),
         "version" => value == env!("CARGO_PKG_VERSION"),
@@ -359,9 +360,11 @@ fn counted(page: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// A driver with a shared tier has these, too.
-fn is_of_the_tier(series: &str) -> bool {
-    series.starts_with("baggageclaim_shared_")
+/// Only a driver with a shared tier or with peers has these.
+fn is_of_moving_content(series: &str) -> bool {
+    let series = series.trim_start_matches("baggageclaim_");
+    let parts = ["shared_", "peer_", "fetch"];
+    parts.iter().any(|part| series.starts_with(part))
 }
 
 const TENANT: &str = "zebra-tenant";
@@ -395,7 +398,10 @@ async fn work(node: &NodeProcess, kubelet: &Kubelet) -> String {
         ("seals_pending", 0.0),
         ("misses_total{type=\"task-cache\"}", 1.0),
         ("misses_total{type=\"resource-cache\"}", 0.0),
-        ("hits_total{type=\"input\"}", 0.0),
+        ("misses_total{type=\"input\"}", 1.0),
+        ("hits_total{type=\"input\",source=\"local\"}", 0.0),
+        ("saved_bytes_total{type=\"input\",source=\"peer\"}", 0.0),
+        ("content_wait_seconds_total{type=\"input\"}", 0.0),
     ] {
         assert_eq!(value(&during, id), count, "{id}: {during:#?}");
     }
@@ -434,7 +440,8 @@ async fn each_metric_moves_by_the_work_done_and_contains_no_names() {
         value(&after, id) - before.get(&full).copied().unwrap_or(0.0)
     };
     for (id, by) in [
-        ("hits_total{type=\"input\"}", 1.0),
+        ("hits_total{type=\"input\",source=\"local\"}", 1.0),
+        ("hits_total{type=\"input\",source=\"shared\"}", 0.0),
         ("misses_total{type=\"task-cache\"}", 1.0),
         (
             "csi_rpcs_total{method=\"NodePublishVolume\",code=\"OK\"}",
@@ -481,7 +488,7 @@ async fn each_metric_moves_by_the_work_done_and_contains_no_names() {
 
     let (_, page) = get(address, "/metrics").await;
     let mut expected = documented();
-    expected.retain(|series| !is_of_the_tier(series));
+    expected.retain(|series| !is_of_moving_content(series));
     assert_eq!(counted(&page), expected);
     let page = page.to_lowercase();
     for secret in [TENANT, POD, KEY, NAME, &uid, "\"here\"", "nonsense"] {
@@ -500,8 +507,9 @@ async fn a_driver_with_a_shared_tier_has_its_metrics_too() {
     node.kubelet().await;
     let (_, page) = get(node.http().await, "/metrics").await;
     let (mut expected, mut found) = (documented(), counted(&page));
-    expected.retain(|series| is_of_the_tier(series));
-    found.retain(|series| is_of_the_tier(series));
+    let is_of_peers = |series: &str| series.starts_with("baggageclaim_peer_");
+    expected.retain(|series| is_of_moving_content(series) && !is_of_peers(series));
+    found.retain(|series| is_of_moving_content(series));
     assert_eq!(found, expected);
     node.terminate().await;
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));

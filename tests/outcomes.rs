@@ -262,6 +262,40 @@ async fn a_pods_phase_decides_before_and_after_its_volumes_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pod_is_told_what_its_volumes_started_from_in_one_event() {
+    let (notices, heard) = Notices::channel(64);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let api = Api::start().await;
+    for name in ["a", "b"] {
+        let kept = [&output(name)[..], &[("commit", "always")]].concat();
+        bench.publish("maker", name, &kept).await;
+        bench.unpublish(name).await;
+        committed(&bench, &format!("artifact/{name}")).await;
+        let from = format!("artifact/{name}");
+        let input = [("type", "input"), ("from", &from)];
+        bench.publish("reader", &format!("in-{name}"), &input).await;
+    }
+    // It hears of both at once.
+    let kube = Kube::start(&bench, &api, Some(heard));
+    eventually("it is told", || !api.events("reader").is_empty()).await;
+    let events = api.events("reader");
+    let [(kind, reason, note, _)] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!((&**kind, &**reason), ("Normal", "Forked"));
+    for name in ["a", "b"] {
+        let forked = format!("forked artifact/{name}, ");
+        assert!(
+            note.contains(&forked) && note.contains(" ago on this node"),
+            "{note}"
+        );
+        bench.unpublish(&format!("in-{name}")).await;
+    }
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_artifact_says_which_images_made_it_where_the_watch_has_told() {
     let known = Arc::<k8s::PodOutcomes>::default();
     let pods = known.clone();

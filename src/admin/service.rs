@@ -348,6 +348,7 @@ fn maker(maker: Maker) -> admin::Maker {
         pod_uid: maker.pod.uid.to_string(),
         service_account: maker.pod.service_account.unwrap_or_default(),
         images: maker.images,
+        node: maker.node.map(String::from).unwrap_or_default(),
     }
 }
 

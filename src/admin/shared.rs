@@ -5,11 +5,11 @@ use tonic::{Code, Status};
 
 use super::service::{failed, reference_of, time};
 use crate::distribution::{self, Distribution, Moving, WaitingVolume};
-use crate::engine::{self, Engine};
+use crate::engine::{self, ContentSource, Engine};
 use crate::model::{Name, Reference, Sharing, Tenant};
 use crate::proto::admin::v1 as admin;
 
-/// The state of a volume that waits for content of the tier; programs read it.
+/// The state of a volume that waits for content of a peer or the tier; programs read it.
 const FETCHING: &str = "fetching";
 
 /// The word for an artifact's place in the tier; programs read it.
@@ -45,6 +45,7 @@ fn moving(moving: Moving) -> admin::Moving {
         reference: moving.reference.to_string(),
         bytes: moving.bytes,
         of: moving.of,
+        from: moving.from.unwrap_or_default(),
         since_unix_ms: time(moving.since),
     }
 }
@@ -52,12 +53,13 @@ fn moving(moving: Moving) -> admin::Moving {
 /// The counters of peers, if there are some.
 pub(super) fn peers(metrics: &distribution::Metrics) -> Option<admin::Peers> {
     let figures = metrics.peers?;
+    let fetched = metrics.fetches.from(ContentSource::Peer);
     Some(admin::Peers {
         peers: figures.peers,
         questions: figures.questions,
         questions_failed: figures.questions_failed,
-        fetches: metrics.peer_fetches,
-        fetched_bytes: metrics.peer_fetched_bytes,
+        fetches: fetched.artifacts,
+        fetched_bytes: fetched.bytes,
         received_bytes: figures.received_bytes,
         offered: figures.offered,
         sent_bytes: figures.sent_bytes,
@@ -89,9 +91,11 @@ pub(super) fn add_waiting(
 
 fn waiting_row(volume: WaitingVolume, fetching: &[Moving]) -> admin::Volume {
     let reference = reference_of(&volume.spec.kind);
+    // It may be the content of a restore key.
+    let wanted = volume.spec.kind.starts_from();
     let fetch = fetching
         .iter()
-        .find(|fetch| fetch.tenant == volume.tenant && fetch.reference.to_string() == reference);
+        .find(|fetch| fetch.tenant == volume.tenant && wanted.contains(&fetch.reference));
     admin::Volume {
         id: volume.id.into(),
         tenant: volume.tenant.into(),
@@ -154,6 +158,56 @@ pub(super) async fn destroy(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Pod, Timestamp, VolumeSpec};
+
+    #[test]
+    fn a_volume_that_waits_shows_the_fetch_of_its_restore_key_and_where_it_comes_from() {
+        let attributes = [
+            ("type", "task-cache"),
+            ("key", "pr-7"),
+            ("restoreKeys", "main"),
+        ];
+        let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let tenant: Tenant = "ci".parse().expect("a tenant");
+        let volume = WaitingVolume {
+            id: "csi-1".parse().expect("an id"),
+            tenant: tenant.clone(),
+            pod: Pod {
+                uid: "uid".parse().expect("a uid"),
+                name: "pod".to_owned(),
+                service_account: None,
+            },
+            spec: VolumeSpec::parse(&attributes.into()).expect("attributes"),
+            read_only: false,
+            since: Timestamp(1),
+        };
+        let of = |reference: &str| Moving {
+            tenant: tenant.clone(),
+            reference: reference.parse().expect("a reference"),
+            bytes: 1,
+            of: 2,
+            from: Some("peer node-2".to_owned()),
+            since: Timestamp(1),
+        };
+        let row = waiting_row(
+            volume.clone(),
+            &[of("task-cache/other"), of("task-cache/main")],
+        );
+        assert_eq!(
+            (&*row.reference, &*row.state),
+            ("task-cache/pr-7", "fetching")
+        );
+        let fetch = row.fetch.expect("its fetch is shown");
+        assert_eq!(
+            (&*fetch.reference, &*fetch.from),
+            ("task-cache/main", "peer node-2")
+        );
+        assert_eq!(
+            waiting_row(volume, &[of("task-cache/other")]).fetch,
+            None,
+            "another volume's"
+        );
+    }
 
     #[test]
     fn the_word_says_whether_other_nodes_can_have_it() {

@@ -122,6 +122,7 @@ pub(super) fn moving(moving: &admin::Moving) -> Value {
         "reference": moving.reference,
         "bytes": moving.bytes,
         "of": moving.of,
+        "from": some(&moving.from),
         "since": time(moving.since_unix_ms),
     })
 }
@@ -137,8 +138,9 @@ impl Row for admin::Volume {
         ("SIZE", false),
         ("AGE", false),
     ];
-    const MORE: &'static [&'static str] =
-        &["LAYERS", "LIMIT", "WRITABLE", "POD-UID", "PARENT", "TARGET"];
+    const MORE: &'static [&'static str] = &[
+        "FROM", "LAYERS", "LIMIT", "WRITABLE", "POD-UID", "PARENT", "TARGET",
+    ];
 
     fn id(&self) -> &str {
         &self.id
@@ -168,7 +170,9 @@ impl Row for admin::Volume {
         if !self.limit_unenforced.is_empty() {
             limit.push_str(" (not enforced)");
         }
+        let fetch = self.fetch.as_ref();
         vec![
+            fetch.map_or_else(String::new, |fetch| printable(&fetch.from)),
             self.layers.to_string(),
             limit,
             yes(!self.read_only),
@@ -218,6 +222,7 @@ impl Row for admin::Artifact {
         "POD",
         "POD-UID",
         "SERVICE-ACCOUNT",
+        "NODE",
         "IMAGES",
     ];
 
@@ -251,6 +256,7 @@ impl Row for admin::Artifact {
             printable(&maker.pod_name),
             maker.pod_uid,
             printable(&maker.service_account),
+            printable(&maker.node),
             printable(maker.images.join(",")),
         ]
     }
@@ -261,6 +267,7 @@ impl Row for admin::Artifact {
                 "pod": pod(&maker.pod_name, &maker.pod_uid),
                 "serviceAccount": some(&maker.service_account),
                 "images": maker.images,
+                "node": some(&maker.node),
             })
         });
         let table_digests = self.table_digests.iter().map(|digest| some(digest));

@@ -387,6 +387,7 @@ mod tests {
                     reference: "artifact/far".into(),
                     bytes: 35 << 20,
                     of: 100 << 20,
+                    from: "peer node-2".into(),
                     since_unix_ms: NOW.0 - 2_000,
                 }),
                 ..Default::default()
@@ -420,6 +421,7 @@ mod tests {
                         format!("registry.example/go:1.25@sha256:{}", "e".repeat(64)),
                         "registry.example/proxy:1".into(),
                     ],
+                    node: "node-2".into(),
                 }),
                 digest: format!("sha256:{}", "d".repeat(64)),
                 table_digests: vec![format!("sha256:{}", "f".repeat(64))],

@@ -148,7 +148,13 @@ fn shared_lines(tier: &admin::SharedTier) -> Vec<(&'static str, String)> {
     let moves = |row: &admin::Moving| {
         let (reference, tenant) = (printable(&row.reference), &row.tenant);
         let (of, done) = (bytes(row.of), percent(row));
-        format!("{reference} of namespace {tenant}, {done} of {of}")
+        let from = printable(&row.from);
+        let from = if from.is_empty() {
+            from
+        } else {
+            format!(" from {from}")
+        };
+        format!("{reference} of namespace {tenant}, {done} of {of}{from}")
     };
     let mut rows = vec![("shared tier", printable(&tier.url))];
     if !tier.permanent_error.is_empty() {
@@ -193,7 +199,12 @@ mod tests {
             reference: format!("task-cache/{key}"),
             bytes,
             of: 700 << 20,
+            from: String::new(),
             since_unix_ms: AT,
+        };
+        let fetching = |key: &str, bytes| admin::Moving {
+            from: "the shared tier".into(),
+            ..moving(key, bytes)
         };
         let tier = admin::SharedTier {
             url: "s3://ci-cache/prod".into(),
@@ -202,7 +213,7 @@ mod tests {
             uploads_waiting: 3,
             bytes_waiting: 1 << 30,
             uploading: Some(moving("go", 70 << 20)),
-            fetching: vec![moving("npm", 699 << 20), moving("a\u{202e}b", 0)],
+            fetching: vec![fetching("npm", 699 << 20), fetching("a\u{202e}b", 0)],
             ..Default::default()
         };
         let unusable = admin::SharedTier {

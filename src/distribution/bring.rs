@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, timeout_at};
 
 use super::ask::{Answer, Asker, Detail};
-use super::context::{Context, count};
+use super::context::Context;
 use super::decide::{Decision, Here, Question, Step, There, Want, base, decide, question};
 use super::fetch::{Fetched, Fetcher};
 use super::flight::Flights;
@@ -49,6 +49,16 @@ struct Candidate {
     answer: Answer,
     /// What the tier says.
     tier: There,
+}
+
+impl Candidate {
+    /// The content that can be fetched.
+    fn offered(&self) -> Option<&Arc<Offered>> {
+        match &self.answer {
+            Answer::Content { found, .. } => found.as_ref(),
+            Answer::Failed(_) | Answer::Nothing { .. } => None,
+        }
+    }
 }
 
 /// How long a pod waits for a fetch.
@@ -181,15 +191,18 @@ impl Bringer {
                     let is_here = self.here(name).is_some();
                     let stall = is_here.then_some(self.context.settings.stall);
                     let limits = Limits { until, stall };
-                    let fetched = self.fetch(request, option, limits).await;
-                    if fetched || self.here(name).is_some() {
+                    if self.fetch(request, option, limits).await {
+                        let found = option.offered();
+                        request.fetched = found.map(|found| Box::new(found.fetched()));
+                        return Ok(());
+                    }
+                    if self.here(name).is_some() {
                         return Ok(());
                     }
                 }
                 Step::Without | Step::Wait => {}
             }
         }
-        count(&self.context.counters.misses);
         Ok(())
     }
 
@@ -242,10 +255,7 @@ impl Bringer {
 
     /// Fetches what the tier shows. `false`: it did not come in time, or not at all.
     async fn fetch(&self, request: &PublishRequest, option: &Candidate, limits: Limits) -> bool {
-        let Answer::Content {
-            found: Some(found), ..
-        } = &option.answer
-        else {
+        let Some(found) = option.offered() else {
             return false;
         };
         let why = match self.fetched(request, &option.name, found, limits).await {
@@ -315,7 +325,7 @@ impl Bringer {
 
 /// Inputs.
 impl Bringer {
-    async fn bring_input(&self, request: &PublishRequest) -> engine::Result<()> {
+    async fn bring_input(&self, request: &mut PublishRequest) -> engine::Result<()> {
         let VolumeKind::Input { from } = &request.spec.kind else {
             return Ok(());
         };
@@ -357,7 +367,7 @@ impl Bringer {
                 {
                     let limits = Limits { until, stall: None };
                     match self.fetched(request, &name, found, limits).await {
-                        Some(Ok(())) => {}
+                        Some(Ok(())) => request.fetched = Some(Box::new(found.fetched())),
                         Some(Err(error)) => state = error.to_string(),
                         None => state = self.how_far(found),
                     }
@@ -375,7 +385,7 @@ impl Bringer {
     }
 
     fn gives_up(&self, reference: Reference, state: String, began: Instant) -> engine::Result<()> {
-        count(&self.context.counters.misses);
+        self.context.engine.counters().missed("input");
         Err(Error::Coming {
             reference,
             state,

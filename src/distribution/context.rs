@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::flight::Flights;
 use super::health::Health;
 use super::peers::Peers;
-use super::types::Settings;
+use super::types::{Fetches, Settings};
 use super::work::Workers;
 use crate::engine::Engine;
 use crate::model::{Name, Reference, Tenant};
@@ -52,14 +52,10 @@ pub(super) struct Counters {
     pub(super) uploaded_bytes: AtomicU64,
     pub(super) upload_failures: AtomicU64,
     pub(super) uploads_refused: AtomicU64,
-    pub(super) fetches: AtomicU64,
-    pub(super) fetched_bytes: AtomicU64,
-    pub(super) fetch_failures: AtomicU64,
-    pub(super) peer_fetches: AtomicU64,
-    pub(super) peer_fetched_bytes: AtomicU64,
+    /// By kind of content and source.
+    pub(super) fetches: Mutex<Fetches>,
     pub(super) questions: AtomicU64,
     pub(super) questions_failed: AtomicU64,
-    pub(super) misses: AtomicU64,
     pub(super) damage_reported: AtomicU64,
 }
 

@@ -110,6 +110,7 @@ impl Fetcher {
                 reference: running.name.reference.clone(),
                 bytes: value(&running.bytes),
                 of: value(&running.of),
+                from: Some(running.from.clone()),
                 since: running.since,
             })
             .collect();
@@ -248,14 +249,11 @@ impl Fetcher {
             context.block_on(context.engine.discard_cleared(name, cleared))?;
         }
         let bytes = value(&running.bytes);
-        count(&context.counters.fetches);
-        let all = &context.counters.fetched_bytes;
-        all.fetch_add(bytes, Ordering::Relaxed);
-        if !found.is_only_in_tier() {
-            count(&context.counters.peer_fetches);
-            let of_peers = &context.counters.peer_fetched_bytes;
-            of_peers.fetch_add(bytes, Ordering::Relaxed);
-        }
+        let mut fetches = context.counters.fetches.lock();
+        let counted = fetches.of(&name.reference, found.source());
+        counted.artifacts += 1;
+        counted.bytes += bytes;
+        drop(fetches);
         tracing::info!(
             tenant = %name.tenant, reference = %name.reference, artifact = %received.artifact,
             number = request.sharing.number, bytes, reused = received.reused,
@@ -312,7 +310,9 @@ impl Fetcher {
     /// Notes why a fetch failed, and tells the other nodes of damage.
     fn failed(&self, name: &Name, found: &Offered, failure: &Failure) {
         let context = &self.context;
-        count(&context.counters.fetch_failures);
+        let mut fetches = context.counters.fetches.lock();
+        fetches.of(&name.reference, found.source()).failures += 1;
+        drop(fetches);
         tracing::warn!(
             tenant = %name.tenant, reference = %name.reference, number = found.record.number,
             error = %failure, "content was not fetched from {}", found.from()

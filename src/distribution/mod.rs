@@ -48,7 +48,7 @@ use std::time::Duration;
 
 pub use pace::Pace;
 pub use peers::{Holding, Patience, PeerFigures, Peers, Told};
-pub use types::{Drained, Metrics, Moving, Settings, Status};
+pub use types::{Drained, Fetched, Fetches, Metrics, Moving, Settings, Status};
 pub use waiting::{Entered, Waiting, WaitingVolume};
 
 use crate::engine::{self, Engine, PublishRequest};
@@ -135,6 +135,8 @@ impl Distribution {
     ///
     /// Fails only for an input whose content is neither here nor came in time.
     pub async fn bring(&self, request: &mut PublishRequest) -> engine::Result<()> {
+        let counters = self.context.engine.counters();
+        let _wait = counters.wait(request.spec.kind.type_name());
         self.bringer.bring(request).await
     }
 
@@ -226,17 +228,12 @@ impl Distribution {
             upload_failures: value(&counters.upload_failures),
             uploads_refused: value(&counters.uploads_refused),
             fetching: self.fetcher.running().len() as u64,
-            fetches: value(&counters.fetches),
-            fetched_bytes: value(&counters.fetched_bytes),
-            fetch_failures: value(&counters.fetch_failures),
+            fetches: *counters.fetches.lock(),
             questions: value(&counters.questions),
             questions_failed: value(&counters.questions_failed),
-            misses: value(&counters.misses),
             damage_reported: value(&counters.damage_reported),
             permanent_error: self.context.health.is_unusable(),
             has_tier,
-            peer_fetches: value(&counters.peer_fetches),
-            peer_fetched_bytes: value(&counters.peer_fetched_bytes),
             peers: self.context.peers.as_ref().map(|peers| peers.figures()),
         }
     }

@@ -7,6 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::peers::Holding;
+use crate::engine::{ContentSource, FetchedContent};
 use crate::model::{ArtifactId, Reference, Sharing, Tenant};
 use crate::shared::{Bucket, Content, Error, Found, Known, LayerRef, Resolved, Result, Source};
 
@@ -89,13 +90,34 @@ impl Offered {
         self.holders.is_empty()
     }
 
-    /// Where it comes from, as a message says it.
+    /// Where it comes from. Peers are asked first.
+    pub(super) fn source(&self) -> ContentSource {
+        if self.is_only_in_tier() {
+            ContentSource::Shared
+        } else {
+            ContentSource::Peer
+        }
+    }
+
+    /// The same as a message says it. The first peers are the ones that are asked first.
     pub(super) fn from(&self) -> String {
         let names: Vec<&str> = self.holders.iter().map(|(name, _)| &**name).collect();
         match names[..] {
             [] => "the shared tier".to_owned(),
             [name] => format!("peer {name}"),
+            [one, two, _, _, ..] => format!("peers {one}, {two} and {} more", names.len() - 2),
             _ => format!("peers {}", names.join(", ")),
+        }
+    }
+
+    /// The same for a volume, after its fetch.
+    pub(super) fn fetched(&self) -> FetchedContent {
+        let layers = self.manifest.layers.iter();
+        FetchedContent {
+            artifact: self.manifest.artifact,
+            source: self.source(),
+            from: self.from(),
+            bytes: layers.map(|layer| layer.content).sum(),
         }
     }
 

@@ -92,6 +92,10 @@ pub struct PeerFigures {
     pub sent: u64,
     /// Their bytes, as they travelled.
     pub sent_bytes: u64,
+    /// Streams that are being sent now.
+    pub sending: u64,
+    /// Streams that peers did not get because as many ran as may.
+    pub busy: u64,
     /// Calls that were refused: an unknown key, or content that the peer may not have.
     pub refused: u64,
     /// Reports of damage, made or received.

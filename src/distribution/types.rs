@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use super::peers::PeerFigures;
-use crate::engine::Notices;
+use crate::engine::{ContentSource, Notices};
 use crate::model::{Reference, Tenant, Timestamp};
 
 /// How content is taken to and from the tier.
@@ -82,6 +82,8 @@ pub struct Moving {
     pub bytes: u64,
     /// How many bytes there are: plain ones, without layers that need not be moved.
     pub of: u64,
+    /// Where a fetch takes it from, in words. `None`: an upload.
+    pub from: Option<String>,
     /// When it began.
     pub since: Timestamp,
 }
@@ -93,6 +95,73 @@ pub struct Drained {
     pub uploaded: u64,
     /// Artifacts that are still on this node only. The next start uploads them.
     pub left: u64,
+}
+
+/// The kinds of content that are fetched.
+const KINDS: [&str; 3] = ["output", "resource-cache", "task-cache"];
+/// The places that it is fetched from.
+const SOURCES: [ContentSource; 2] = [ContentSource::Peer, ContentSource::Shared];
+
+/// The fetches of one kind of content from one source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// Artifacts that came.
+    pub artifacts: u64,
+    /// Bytes of their files, without layers that were on this node.
+    pub bytes: u64,
+    /// Fetches that failed.
+    pub failures: u64,
+}
+
+/// Fetches, by kind of content and source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fetches([[Fetched; SOURCES.len()]; KINDS.len()]);
+
+impl Fetches {
+    /// Those of this content's kind.
+    pub(super) fn of(&mut self, reference: &Reference, source: ContentSource) -> &mut Fetched {
+        let kind = match reference {
+            Reference::Artifact(_) => 0,
+            Reference::ResourceCache(_) => 1,
+            Reference::TaskCache(_) => 2,
+        };
+        let source = match source {
+            // Content of this node is not fetched.
+            ContentSource::Local | ContentSource::Peer => 0,
+            ContentSource::Shared => 1,
+        };
+        &mut self.0[kind][source]
+    }
+
+    /// All of them, with their kind and source.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, ContentSource, Fetched)> {
+        let by_kind = KINDS.into_iter().zip(self.0);
+        by_kind.flat_map(|(kind, by_source)| {
+            let by_source = SOURCES.into_iter().zip(by_source);
+            by_source.map(move |(source, fetched)| (kind, source, fetched))
+        })
+    }
+
+    /// The sum over all kinds of content from one source.
+    #[must_use]
+    pub fn from(&self, source: ContentSource) -> Fetched {
+        self.sum(|it| it == source)
+    }
+
+    /// The sum of all.
+    #[must_use]
+    pub fn total(&self) -> Fetched {
+        self.sum(|_| true)
+    }
+
+    fn sum(&self, counts: impl Fn(ContentSource) -> bool) -> Fetched {
+        let counted = self.all().filter(|(_, source, _)| counts(*source));
+        counted.fold(Fetched::default(), |sum, (_, _, more)| Fetched {
+            artifacts: sum.artifacts + more.artifacts,
+            bytes: sum.bytes + more.bytes,
+            failures: sum.failures + more.failures,
+        })
+    }
 }
 
 /// Counters since the start, and gauges of this moment.
@@ -110,28 +179,18 @@ pub struct Metrics {
     pub uploads_refused: u64,
     /// Fetches that run.
     pub fetching: u64,
-    /// Artifacts that were fetched.
-    pub fetches: u64,
-    /// Plain bytes of content that came.
-    pub fetched_bytes: u64,
-    /// Fetches that failed.
-    pub fetch_failures: u64,
+    /// Fetches that ended.
+    pub fetches: Fetches,
     /// Questions about names.
     pub questions: u64,
     /// Questions that the tier answered with an error, or not at all.
     pub questions_failed: u64,
-    /// Caches that began empty, and inputs that waited in vain.
-    pub misses: u64,
     /// Damaged objects that were reported to the other nodes.
     pub damage_reported: u64,
     /// Whether an error lasts until a person changes something, and nothing succeeded since.
     pub permanent_error: bool,
     /// Whether there is a shared tier.
     pub has_tier: bool,
-    /// Artifacts that were fetched from peers, among `fetches`.
-    pub peer_fetches: u64,
-    /// Their plain bytes, among `fetched_bytes`.
-    pub peer_fetched_bytes: u64,
     /// The counters of peers; `None`: there are none.
     pub peers: Option<PeerFigures>,
 }

@@ -92,6 +92,7 @@ impl Uploader {
             reference: running.artifact.reference.clone(),
             bytes: value(&running.bytes),
             of: value(&running.of),
+            from: None,
             since: running.since,
         })
     }

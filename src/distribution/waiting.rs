@@ -1,5 +1,5 @@
 //! The publishes that run at this moment, for other calls on their volumes; and those of them that
-//! wait for content of the tier, for lists. The engine does not know these volumes yet.
+//! wait for content of a peer or the tier, for lists. The engine does not know these volumes yet.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -61,7 +61,7 @@ impl Waiting {
         self.0.lock().contains_key(volume)
     }
 
-    /// Those that wait for content of the tier, by tenant and id.
+    /// Those that wait for content of a peer or the tier, by tenant and id.
     #[must_use]
     pub fn list(&self, tenant: Option<&Tenant>) -> Vec<WaitingVolume> {
         let all = self.0.lock();
@@ -83,7 +83,7 @@ pub struct Entered {
 }
 
 impl Entered {
-    /// It waits for nothing of the tier any more. Only the engine knows what it waits for.
+    /// It waits for nothing of a peer or the tier any more. Only the engine knows what it waits for.
     pub fn brought(&self) {
         if let Some(listed) = self.waiting.0.lock().get_mut(&self.volume) {
             *listed = None;

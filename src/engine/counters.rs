@@ -1,8 +1,10 @@
 //! Counters of an engine's work since it was opened, as metrics. Each part of the engine counts its
 //! own work. `metrics` has the current state.
 
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
+use super::types::ContentSource;
 use crate::telemetry::metrics::{
     Counter, Durations, EncodeLabelSet, Family, Gauge, Histogram, Registry, Unit, durations,
     durations_by,
@@ -14,6 +16,12 @@ struct VolumeType {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TypeAndSource {
+    r#type: &'static str,
+    source: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Ended {
     result: &'static str,
 }
@@ -22,8 +30,10 @@ struct Ended {
 #[derive(Debug, Clone)]
 pub struct Counters {
     publishes: Durations<VolumeType>,
-    hits: Family<VolumeType, Counter>,
+    hits: Family<TypeAndSource, Counter>,
+    saved_bytes: Family<TypeAndSource, Counter>,
     misses: Family<VolumeType, Counter>,
+    waited: Family<VolumeType, Seconds>,
     seals: Histogram,
     commits: Histogram,
     ended: Family<Ended, Counter>,
@@ -37,18 +47,51 @@ const SEALED: Ended = Ended { result: "sealed" };
 
 const GIVEN_UP: Ended = Ended { result: "given-up" };
 
-/// The types of volumes that start from content. A publish of an input without content fails, so
-/// only caches have misses.
-const CACHES: [&str; 2] = ["resource-cache", "task-cache"];
-const STARTING: [&str; 3] = ["input", CACHES[0], CACHES[1]];
+type Seconds = Counter<f64, AtomicU64>;
 
-/// A counter for each of these types, at zero.
-fn by_type(types: &[&'static str]) -> Family<VolumeType, Counter> {
+/// The types of volumes that start from content.
+const STARTING: [&str; 3] = ["input", "resource-cache", "task-cache"];
+
+const SOURCES: [ContentSource; 3] = [
+    ContentSource::Local,
+    ContentSource::Peer,
+    ContentSource::Shared,
+];
+
+/// A counter for each of the types, at zero.
+fn by_type<C: Default>() -> Family<VolumeType, C> {
     let family = Family::default();
-    for r#type in types {
-        let _: &Counter = &family.get_or_create(&VolumeType { r#type });
+    for r#type in STARTING {
+        let _: &C = &family.get_or_create(&VolumeType { r#type });
     }
     family
+}
+
+/// A counter for each of the types and sources, at zero.
+fn by_type_and_source() -> Family<TypeAndSource, Counter> {
+    let family = Family::default();
+    for r#type in STARTING {
+        for source in SOURCES.map(ContentSource::as_str) {
+            let _: &Counter = &family.get_or_create(&TypeAndSource { r#type, source });
+        }
+    }
+    family
+}
+
+/// A wait for content. The time until it is dropped is counted.
+#[derive(Debug)]
+#[must_use]
+pub struct Wait {
+    seconds: Option<Seconds>,
+    since: Instant,
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if let Some(seconds) = &self.seconds {
+            seconds.inc_by(self.since.elapsed().as_secs_f64());
+        }
+    }
 }
 
 impl Default for Counters {
@@ -60,8 +103,10 @@ impl Default for Counters {
         }
         Self {
             publishes: durations_by(),
-            hits: by_type(&STARTING),
-            misses: by_type(&CACHES),
+            hits: by_type_and_source(),
+            saved_bytes: by_type_and_source(),
+            misses: by_type(),
+            waited: by_type(),
             seals: durations(),
             commits: durations(),
             ended,
@@ -81,11 +126,29 @@ impl Counters {
             .observe(seconds);
     }
 
-    /// A new volume started from content (`is_hit`) or empty. Other types always start empty.
-    pub(super) fn started(&self, r#type: &'static str, is_hit: bool) {
+    /// A new volume started from content. `bytes`: its size, if known.
+    pub(super) fn hit(&self, r#type: &'static str, source: ContentSource, bytes: Option<u64>) {
+        let source = source.as_str();
+        let labels = TypeAndSource { r#type, source };
+        self.hits.get_or_create(&labels).inc();
+        let saved = self.saved_bytes.get_or_create(&labels);
+        saved.inc_by(bytes.unwrap_or_default());
+    }
+
+    /// A new cache started empty, or an input was refused for lack of content. Other types always
+    /// start empty.
+    pub fn missed(&self, r#type: &'static str) {
         if STARTING.contains(&r#type) {
-            let counters = if is_hit { &self.hits } else { &self.misses };
-            counters.get_or_create(&VolumeType { r#type }).inc();
+            self.misses.get_or_create(&VolumeType { r#type }).inc();
+        }
+    }
+
+    /// A volume begins to wait for its content. Nothing is counted for types that start empty.
+    pub fn wait(&self, r#type: &'static str) -> Wait {
+        let counter = || self.waited.get_or_create(&VolumeType { r#type }).clone();
+        Wait {
+            seconds: STARTING.contains(&r#type).then(counter),
+            since: Instant::now(),
         }
     }
 
@@ -139,10 +202,7 @@ impl Counters {
             Unit::Seconds,
             self.publishes.clone(),
         );
-        let help = "New volumes that started from content, by type";
-        registry.register("hits", help, self.hits.clone());
-        let help = "New caches that started empty, by type";
-        registry.register("misses", help, self.misses.clone());
+        self.register_hits(registry);
         let help = "Volumes that were to be sealed, by result";
         registry.register("seals", help, self.ended.clone());
         let help = "Artifacts deleted to make room";
@@ -153,5 +213,55 @@ impl Counters {
         registry.register("freed_bytes", help, self.freed_bytes.clone());
         let help = "Disagreements between the index and the directories, as of the last check";
         registry.register("check_findings", help, self.findings.clone());
+    }
+
+    fn register_hits(&self, registry: &mut Registry) {
+        let help = "New volumes that started from content, by type and where the content was";
+        registry.register("hits", help, self.hits.clone());
+        let help = "Bytes of the content that new volumes started from, as far as it was measured";
+        registry.register("saved_bytes", help, self.saved_bytes.clone());
+        let help = "New caches that started empty, and inputs that were refused for lack of \
+                    content, by type";
+        registry.register("misses", help, self.misses.clone());
+        let help = "Time that publishes waited for content, or for an answer where it is, by type";
+        registry.register_with_unit("content_wait", help, Unit::Seconds, self.waited.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics;
+
+    #[test]
+    fn a_wait_is_counted_when_it_ends_and_only_for_types_that_start_from_content() {
+        let counters = Counters::default();
+        for r#type in ["input", "scratch"] {
+            let mut wait = counters.wait(r#type);
+            wait.since = wait
+                .since
+                .checked_sub(Duration::from_secs(2))
+                .expect("it is past");
+        }
+        let running = counters.wait("task-cache");
+        let mut registry = metrics::registry();
+        counters.register(&mut registry);
+        let text = metrics::encode(&registry);
+        let series = "baggageclaim_content_wait_seconds_total{type=";
+        let lines = text.lines().filter_map(|line| line.strip_prefix(series));
+        let mut waits: Vec<(&str, f64)> = lines
+            .filter_map(|line| line.split_once(' '))
+            .map(|(label, value)| (label, value.parse().expect("a number")))
+            .collect();
+        waits.sort_by_key(|(label, _)| *label);
+        let [(_, input), resources, tasks] = waits[..] else {
+            panic!("three types: {text}");
+        };
+        assert!((2.0..60.0).contains(&input), "{text}");
+        assert_eq!(
+            [resources, tasks],
+            [("\"resource-cache\"}", 0.0), ("\"task-cache\"}", 0.0)]
+        );
+        drop(running);
     }
 }

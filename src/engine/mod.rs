@@ -50,6 +50,7 @@ mod fsck_input;
 mod gc_cycles;
 mod guard;
 mod health;
+mod hit;
 mod layers;
 mod lifecycle;
 mod lifetime;
@@ -115,8 +116,8 @@ pub use transfer::{
     ReceiveLayer, ReceiveRequest, Received, Source, View,
 };
 pub use types::{
-    ArtifactRow, Awaited, Finding, LocalArtifact, OutcomeReport, PublishRequest, Published, Reaped,
-    Rebuilt, Status, VolumeRow, VolumeState, VolumeStats,
+    ArtifactRow, Awaited, ContentSource, FetchedContent, Finding, LocalArtifact, OutcomeReport,
+    PublishRequest, Published, Reaped, Rebuilt, Status, VolumeRow, VolumeState, VolumeStats,
 };
 
 use crate::archive::toc::Table;
@@ -199,13 +200,14 @@ impl Engine {
     /// that has begun is finished, also when the caller goes away.
     pub async fn publish(&self, request: PublishRequest) -> Result<Published> {
         let (kind, began) = (request.spec.kind.type_name(), Instant::now());
-        let published = publish::publish(&self.inner, request).await?;
-        if !published.already {
-            let counters = self.inner.counters();
-            counters.published(kind, began.elapsed());
-            counters.started(kind, published.from.is_some());
+        let published = publish::publish(&self.inner, request).await;
+        let counters = self.inner.counters();
+        match &published {
+            Ok(published) if !published.already => counters.published(kind, began.elapsed()),
+            Err(Error::NoSuchContent(_) | Error::Coming { .. }) => counters.missed(kind),
+            _ => {}
         }
-        Ok(published)
+        published
     }
 
     /// Detaches what is mounted at `target`, removes the mount point, and records the volume's seal

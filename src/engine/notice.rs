@@ -36,6 +36,8 @@ pub enum What {
         /// How long it waits at most.
         at_most: Duration,
     },
+    /// A new volume started from content.
+    Forked(Forked),
     /// The volume's pod is over, and its content cannot be sealed: a process could still change it.
     HeldOpen {
         /// As what it is to be sealed.
@@ -94,6 +96,33 @@ pub enum What {
         /// Why not.
         why: String,
     },
+}
+
+/// The content that a new volume started from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Forked {
+    /// Its name.
+    pub reference: Reference,
+    /// The name that the volume asks for first, if that is another one: `reference` is one of its
+    /// restore keys.
+    pub instead_of: Option<Reference>,
+    /// Its size; `None`: not measured yet.
+    pub bytes: Option<u64>,
+    /// How long ago it was committed.
+    pub age: Duration,
+    /// The node that committed it, as a message says it; `None`: not known.
+    pub made_on: Option<String>,
+    /// Where it was fetched from for this volume; `None`: it was on this node.
+    pub fetched_from: Option<String>,
+}
+
+impl What {
+    /// Whether it is dropped first. There may be one for each new volume, and the metrics count
+    /// them, too. They must not take the place of news that a person has to know.
+    #[must_use]
+    pub fn gives_way(&self) -> bool {
+        matches!(self, Self::Forked(_))
+    }
 }
 
 /// Why a volume's content was not sealed.
@@ -206,8 +235,13 @@ impl Notices {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Sends a notice, or counts it as lost.
+    /// Sends a notice, or counts it as lost. One that gives way is sent only while more than half of
+    /// the channel is free, and not counted.
     pub fn say(&self, notice: Notice) {
+        let is_half_full = self.sender.capacity() <= self.sender.max_capacity() / 2;
+        if is_half_full && notice.what.gives_way() {
+            return;
+        }
         // Dropped rather than waited for: notices are for people, and nothing depends on them.
         if self.sender.try_send(notice).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -263,6 +297,34 @@ mod tests {
             },
             what: What::SizeLimitNotEnforced { why: String::new() },
         }
+    }
+
+    #[test]
+    fn hits_leave_half_of_the_channel_to_other_notices() {
+        let hit = || Notice {
+            what: What::Forked(Forked {
+                reference: "artifact/o".parse().expect("a reference"),
+                instead_of: None,
+                bytes: None,
+                age: Duration::ZERO,
+                made_on: None,
+                fetched_from: None,
+            }),
+            ..notice("hit")
+        };
+        let (notices, mut heard) = Notices::channel(4);
+        for _ in 0..3 {
+            notices.say(hit());
+        }
+        notices.say(notice("a"));
+        notices.say(notice("b"));
+        notices.say(notice("c"));
+        assert_eq!(notices.lost(), 1, "the last one");
+        let mut pods = Vec::new();
+        while let Ok(notice) = heard.try_recv() {
+            pods.push(notice.pod.name);
+        }
+        assert_eq!(pods, ["hit", "hit", "a", "b"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
+use super::hit::Hit;
 use super::lifecycle::Observation;
 use super::shared::Inner;
 use super::state::{Resolution, State};
@@ -35,6 +36,7 @@ const ROOM_WAIT: Duration = Duration::from_secs(10);
 struct Plan {
     record: VolumeRecord,
     from: Option<Reference>,
+    hit: Option<Hit>,
     waited: Duration,
 }
 
@@ -152,6 +154,7 @@ async fn plan(
             at_most: inner.config.input_wait,
         },
     );
+    let _wait = inner.counters().wait(request.spec.kind.type_name());
     let mut last = state;
     let decided = inner
         .state
@@ -232,6 +235,9 @@ fn pin(
     if let Some(id) = parent.filter(|id| state.catalog.touch(*id, now)) {
         state.volumes.want(&request.volume, id);
     }
+    let sealed = parent.and_then(|id| state.catalog.get(&id));
+    let hit = from.as_ref().zip(sealed);
+    let hit = hit.map(|(from, sealed)| Hit::of(inner, state, request, from, &sealed.artifact));
     let record = VolumeRecord {
         format: VolumeRecord::FORMAT,
         id: request.volume.clone(),
@@ -254,6 +260,7 @@ fn pin(
     Plan {
         record,
         from,
+        hit,
         waited: started.elapsed(),
     }
 }
@@ -351,6 +358,10 @@ fn make_new(
         waited: plan.waited,
         limit_unenforced: record.limit_unenforced.clone(),
     };
+    match plan.hit {
+        Some(hit) => hit.tell(inner, &record),
+        None => inner.counters().missed(record.spec.kind.type_name()),
+    }
     inner.state.lock().volumes.mounted(record, mount_id);
     Ok(published)
 }

@@ -491,7 +491,11 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         created,
         ttl_seconds: plan.keep.ttl.map(|ttl| ttl.as_secs()),
         last_used: now,
-        made_by: Some(Box::new(Maker::new(record.pod.clone(), images))),
+        made_by: Some(Box::new(Maker::new(
+            record.pod.clone(),
+            images,
+            inner.config.node.clone(),
+        ))),
         digests: crate::model::Digests::default(),
         sharing: Sharing {
             never: plan.never_shared,

@@ -22,7 +22,7 @@ use super::threads::ThreadPools;
 use super::watched::Watched;
 use super::write_back::Durability;
 use crate::backend::{Backend, BackendKind, MountApi};
-use crate::model::{LayerId, PodUid, Timestamp, VolumeId};
+use crate::model::{LayerId, NodeId, PodUid, Timestamp, VolumeId};
 use crate::store::{Index, PoolDirs};
 use crate::sys::{self, Dir, Errno};
 
@@ -76,6 +76,8 @@ pub struct Config {
     pub reserve: u64,
     /// Whether imported content may leave this node. A publish says so of its own content.
     pub share: bool,
+    /// The name of this node, for the origin of its artifacts; `None`: it has none.
+    pub node: Option<NodeId>,
     /// Where people's notices go; `None`: nowhere.
     pub notices: Option<Notices>,
     /// The source of facts about pods that a publish does not carry; `None`: there is none.
@@ -104,6 +106,7 @@ impl Config {
             uses_unwritten: Duration::from_secs(10 * 60),
             reserve: 64 << 20,
             share: true,
+            node: None,
             notices: None,
             pods: None,
         }

@@ -34,6 +34,44 @@ pub struct PublishRequest {
     pub cleared: u64,
     /// Whether its content may leave this node: `share`, after the node's default.
     pub share: bool,
+    /// The content that was fetched for it. `None`: nothing was.
+    pub fetched: Option<Box<FetchedContent>>,
+}
+
+/// Content that was fetched for a volume. The volume may start from newer content all the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchedContent {
+    /// The artifact.
+    pub artifact: ArtifactId,
+    /// Where it was.
+    pub source: ContentSource,
+    /// The same as a message says it, with the names of the peers.
+    pub from: String,
+    /// The bytes of its files.
+    pub bytes: u64,
+}
+
+/// Where content was when a volume needed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContentSource {
+    /// On this node.
+    Local,
+    /// On another node.
+    Peer,
+    /// In the shared tier alone.
+    Shared,
+}
+
+impl ContentSource {
+    /// The word for it: the label `source` of metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Peer => "peer",
+            Self::Shared => "shared",
+        }
+    }
 }
 
 #[cfg(test)]
@@ -57,6 +95,7 @@ impl PublishRequest {
             base: None,
             cleared: 0,
             share: true,
+            fetched: None,
         }
     }
 }

@@ -10,8 +10,8 @@
 //! restarts the driver. So a connection is short and answers one request, and their number is
 //! bounded: one more closes the oldest.
 
+mod distribution;
 mod pages;
-mod shared;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -13,7 +13,7 @@ use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
 
-use super::shared;
+use super::distribution;
 use crate::distribution::Distribution;
 use crate::engine::{self, Engine};
 use crate::server::{Drain, message_of};
@@ -32,7 +32,7 @@ pub type Alive =
 /// The engine, or why there is none.
 pub type FindEngine = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
 
-/// The shared tier, once there is an engine, and if there is a tier.
+/// The shared tier and the peers, once there is an engine, and if there are some.
 pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
 
 /// Adds metrics to those of a request.
@@ -168,13 +168,13 @@ fn of_node(registry: &mut Registry, registered: bool, watched: Option<bool>) {
     }
 }
 
-/// The metrics of the shared tier.
-async fn of_tier(registry: &mut Registry, distribution: &Arc<Distribution>) {
+/// The metrics of the shared tier and of peers.
+async fn of_distribution(registry: &mut Registry, distribution: &Arc<Distribution>) {
     let figures = distribution.apart(Distribution::metrics);
     if let Ok(Some(figures)) = tokio::time::timeout(PATIENCE, figures).await {
-        shared::register(&figures, registry);
+        distribution::register(&figures, registry);
     } else {
-        tracing::warn!("the shared tier's metrics are left out: no answer in time");
+        tracing::warn!("the metrics of the shared tier and peers are left out: no answer in time");
     }
 }
 
@@ -217,7 +217,7 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
                 of_engine(&mut registry, &engine).await;
             }
             if let Some(distribution) = distribution() {
-                of_tier(&mut registry, &distribution).await;
+                of_distribution(&mut registry, &distribution).await;
             }
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! They are few and bounded. Notices for one pod and reason within a moment become one event. A
 //! repeated event is counted, like kubelet's. The rate is limited. Events are dropped if the API
-//! server refuses them, if it is away for an hour, or if too many wait (the oldest first). No
-//! caller waits for an event.
+//! server refuses them, if it is away for an hour, or if too many wait (the oldest first). Events
+//! of hits are dropped before all others. No caller waits for an event.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,11 +19,14 @@ use super::client::Patience;
 use super::outcomes::{PodOutcomes, UNSEEN};
 use super::pod::cut;
 use crate::engine::Awaited;
-use crate::engine::notice::{NotCommitted, Notice, What};
-use crate::model::{Pod, Tenant, readable_bytes};
+use crate::engine::notice::{Forked, NotCommitted, Notice, What};
+use crate::model::{Pod, Tenant, readable_age, readable_bytes};
 
 /// The most waiting events.
 pub(super) const MOST_WAITING: usize = 1024;
+/// The most waiting events to which one of a hit is added. So it delays others by seconds, and the
+/// burst still suffices for all pods that start at once.
+const MOST_BEFORE_HIT: usize = BURST as usize;
 /// How long to gather notices for one pod and reason.
 const GATHER: Duration = Duration::from_millis(500);
 /// The age at which a waiting event is dropped.
@@ -50,6 +53,8 @@ pub(super) struct PodEvent {
     reason: &'static str,
     action: &'static str,
     note: String,
+    /// Whether it is dropped first.
+    gives_way: bool,
 }
 
 impl PodEvent {
@@ -62,11 +67,13 @@ impl PodEvent {
             reason: "BadAnnotation",
             action: "Commit",
             note: problem,
+            gives_way: false,
         }
     }
 
     /// The event for a notice. `known` has the reason why a pod failed.
     fn of(notice: Notice, known: &PodOutcomes) -> Self {
+        let gives_way = notice.what.gives_way();
         let (warns, reason, action, note) = match notice.what {
             What::WaitingForInput {
                 reference,
@@ -77,6 +84,7 @@ impl PodEvent {
                 let note = format!("waiting up to {at_most} for {reference}: {state}");
                 (false, "WaitingForInput", "Publish", note)
             }
+            What::Forked(hit) => (false, "Forked", "Publish", describe(&hit)),
             What::HeldOpen { reference } => {
                 let note = format!(
                     "{reference} is not committed yet: a process still has files of it open"
@@ -133,6 +141,7 @@ impl PodEvent {
             reason,
             action,
             note,
+            gives_way,
         }
     }
 
@@ -150,6 +159,26 @@ impl PodEvent {
             ..ObjectReference::default()
         }
     }
+}
+
+/// The content that a volume started from, as far as it is known.
+fn describe(hit: &Forked) -> String {
+    let mut text = format!("forked {}", hit.reference);
+    let mut add = |more: String| text.push_str(&more);
+    if let Some(asked) = &hit.instead_of {
+        add(format!(" instead of {asked}"));
+    }
+    if let Some(bytes) = hit.bytes {
+        add(format!(", {}", readable_bytes(bytes)));
+    }
+    add(format!(", committed {} ago", readable_age(hit.age)));
+    if let Some(node) = &hit.made_on {
+        add(format!(" on {node}"));
+    }
+    if let Some(from) = &hit.fetched_from {
+        add(format!(", fetched from {from}"));
+    }
+    text
 }
 
 /// Why content was not committed, and whether that is a warning. A result that the pod's users
@@ -240,8 +269,14 @@ impl Queue {
             }
             return;
         }
+        // The metrics count the hits.
+        if pod_event.gives_way && self.waiting.len() >= MOST_BEFORE_HIT {
+            return;
+        }
         if self.waiting.len() >= MOST_WAITING {
-            self.waiting.pop_front();
+            let mut waiting = self.waiting.iter();
+            let hit = waiting.position(|waiting| waiting.pod_event.gives_way);
+            self.waiting.remove(hit.unwrap_or(0));
             self.dropped += 1;
         }
         self.waiting.push_back(Waiting {
@@ -431,7 +466,62 @@ mod tests {
             reason,
             action: "Commit",
             note: note.to_owned(),
+            gives_way: reason == "Forked",
         }
+    }
+
+    #[test]
+    fn a_hit_is_described_by_what_is_known_of_it() {
+        let text = |what| {
+            let PodEvent { pod, tenant, .. } = pod_event("p", "Forked", "");
+            let event = PodEvent::of(Notice { tenant, pod, what }, &PodOutcomes::default());
+            assert_eq!((event.warns, event.reason), (false, "Forked"));
+            assert!(event.gives_way);
+            event.note
+        };
+        let reference = |text: &str| text.parse().expect("a reference");
+        let known = What::Forked(Forked {
+            reference: reference("task-cache/main"),
+            instead_of: Some(reference("task-cache/pr-7")),
+            bytes: Some(6 << 28),
+            age: Duration::from_secs(4 * 3600),
+            made_on: Some("node-2".to_owned()),
+            fetched_from: Some("peer node-2".to_owned()),
+        });
+        assert_eq!(
+            text(known),
+            "forked task-cache/main instead of task-cache/pr-7, 1.5 GiB, committed 4h ago on \
+             node-2, fetched from peer node-2"
+        );
+        let unknown = What::Forked(Forked {
+            reference: reference("artifact/o"),
+            instead_of: None,
+            bytes: None,
+            age: Duration::from_secs(2),
+            made_on: None,
+            fetched_from: None,
+        });
+        assert_eq!(text(unknown), "forked artifact/o, committed 2s ago");
+    }
+
+    #[test]
+    fn events_of_hits_delay_others_by_seconds_and_take_the_place_of_none() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        for pod in 0..1000 {
+            queue.add(pod_event(&format!("h{pod}"), "Forked", "x"), now);
+        }
+        assert_eq!(queue.waiting.len(), MOST_BEFORE_HIT);
+        // Another volume of a pod whose event waits needs no event of its own.
+        queue.add(pod_event("h0", "Forked", "y"), now);
+        assert_eq!(queue.waiting[0].notes, ["x", "y"]);
+        for pod in 0..MOST_WAITING {
+            queue.add(pod_event(&format!("p{pod}"), "Committed", "x"), now);
+        }
+        let all = |waiting: &Waiting| !waiting.pod_event.gives_way;
+        assert!(queue.waiting.iter().all(all), "a hit took a place");
+        assert_eq!(queue.waiting.len(), MOST_WAITING);
+        assert_eq!(queue.waiting[0].pod_event.pod.name, "p0");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::digest::Sha256;
 use super::id::{ArtifactId, LayerId, VolumeId};
 use super::name::{Name, Reference, Tenant};
+use super::place::NodeId;
 use super::time::Timestamp;
 use super::volume::Pod;
 
@@ -152,6 +153,9 @@ pub struct Maker {
     /// The images of the pod's containers that were known at the seal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
+    /// The node that sealed it. Older records lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
 }
 
 impl Maker {
@@ -162,10 +166,11 @@ impl Maker {
 
     /// The origin for a pod with these container images.
     #[must_use]
-    pub fn new(pod: Pod, images: Vec<String>) -> Self {
+    pub fn new(pod: Pod, images: Vec<String>, node: Option<NodeId>) -> Self {
         Self {
             pod,
             images: Self::bounded(images),
+            node,
         }
     }
 
@@ -490,6 +495,19 @@ mod tests {
         assert_eq!(read, known);
         assert!(!known.sharing.is_wanted() && Sharing::default().is_wanted());
         assert_eq!(known.sharing.follows(), Some(5));
+    }
+
+    #[test]
+    fn an_origin_from_before_nodes_is_read_and_an_unknown_node_is_not_written() {
+        let older = r#"{"pod":{"uid":"u","name":"p"},"images":["i"]}"#;
+        let mut maker: Maker = serde_json::from_str(older).expect("an older record");
+        assert_eq!(maker.node, None);
+        let json = serde_json::to_string(&maker).expect("plain data serialises");
+        assert_eq!(json, older);
+        maker.node = NodeId::new("node-2").ok();
+        let json = serde_json::to_string(&maker).expect("plain data serialises");
+        assert!(json.ends_with(r#""node":"node-2"}"#), "{json}");
+        assert_eq!(serde_json::from_str::<Maker>(&json).expect("read"), maker);
     }
 
     #[test]

@@ -46,6 +46,6 @@ pub use place::{Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requir
 pub use policy::{CommitRight, NamePattern, PatternError, Policies, Rule, Rules};
 pub use quantity::{parse_bytes, readable_bytes};
 pub use root::RootAttributes;
-pub use time::Timestamp;
+pub use time::{Timestamp, readable_age};
 pub use usage::Usage;
 pub use volume::{Outcome, Pod, PodUid, SealPlan, VolumeRecord};

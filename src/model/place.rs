@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// The label with the node's name. Only this node has the content of its volumes.
 pub const NODE_LABEL: &str = "topology.baggageclaim.csi.concourse-ci.org/node";
 
 /// A node's CSI id.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct NodeId(String);
 
 /// Why a string is not a node id.
@@ -33,6 +36,20 @@ impl NodeId {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl TryFrom<String> for NodeId {
+    type Error = NodeIdError;
+
+    fn try_from(text: String) -> Result<Self, NodeIdError> {
+        Self::new(text)
+    }
+}
+
+impl From<NodeId> for String {
+    fn from(id: NodeId) -> Self {
+        id.0
     }
 }
 

@@ -1,4 +1,4 @@
-//! Points in time in whole milliseconds.
+//! Points in time in whole milliseconds, and ages as people read them.
 //! No clock: the caller passes the current time.
 
 use std::time::Duration;
@@ -27,5 +27,65 @@ impl Timestamp {
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// A duration as kubectl shows ages: two units where the second matters.
+#[must_use]
+pub fn readable_age(duration: Duration) -> String {
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    const YEAR: u64 = 365 * DAY;
+    let seconds = duration.as_secs();
+    let two = |large: u64, large_name: char, small: u64, small_name: char| {
+        let (whole, rest) = (seconds / large, seconds % large / small);
+        if rest == 0 {
+            format!("{whole}{large_name}")
+        } else {
+            format!("{whole}{large_name}{rest}{small_name}")
+        }
+    };
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..600 => two(MINUTE, 'm', 1, 's'),
+        600..10_800 => format!("{}m", seconds / MINUTE),
+        10_800..28_800 => two(HOUR, 'h', MINUTE, 'm'),
+        28_800..172_800 => format!("{}h", seconds / HOUR),
+        172_800..691_200 => two(DAY, 'd', HOUR, 'h'),
+        691_200..63_072_000 => format!("{}d", seconds / DAY),
+        63_072_000..252_288_000 => two(YEAR, 'y', DAY, 'd'),
+        _ => format!("{}y", seconds / YEAR),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_kubectls() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (190, "3m10s"),
+            (3 * 3600 - 1, "179m"),
+            (3 * 3600, "3h"),
+            (3 * 3600 + 61, "3h1m"),
+            (8 * 3600, "8h"),
+            (47 * 3600, "47h"),
+            (49 * 3600, "2d1h"),
+            (8 * 86400, "8d"),
+            (729 * 86400, "729d"),
+            (731 * 86400, "2y1d"),
+            (9 * 365 * 86400, "9y"),
+        ] {
+            assert_eq!(
+                readable_age(Duration::from_secs(seconds)),
+                expected,
+                "{seconds}"
+            );
+        }
     }
 }

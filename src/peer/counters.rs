@@ -1,6 +1,7 @@
 //! What is counted of peers: by the client, the connections and the server. `distribution` says
 //! what each counter means, and hands them on.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::distribution::PeerFigures;
@@ -15,6 +16,8 @@ pub(super) struct Counters {
     pub(super) offered: AtomicU64,
     pub(super) sent: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
+    pub(super) sending: AtomicU64,
+    pub(super) busy: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) damaged: AtomicU64,
 }
@@ -22,6 +25,23 @@ pub(super) struct Counters {
 /// Adds to a counter.
 pub(super) fn add(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
+}
+
+/// A stream that is being sent, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Sends(Arc<Counters>);
+
+impl Sends {
+    pub(super) fn begin(counters: &Arc<Counters>) -> Self {
+        add(&counters.sending, 1);
+        Self(Arc::clone(counters))
+    }
+}
+
+impl Drop for Sends {
+    fn drop(&mut self) {
+        self.0.sending.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Counters {
@@ -37,6 +57,8 @@ impl Counters {
             offered: value(&self.offered),
             sent: value(&self.sent),
             sent_bytes: value(&self.sent_bytes),
+            sending: value(&self.sending),
+            busy: value(&self.busy),
             refused: value(&self.refused),
             damaged: value(&self.damaged),
         }

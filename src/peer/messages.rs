@@ -4,7 +4,9 @@
 use crate::archive::toc::Want;
 use crate::distribution::roster::Asked;
 use crate::engine::OpenArtifact;
-use crate::model::{ArtifactId, Maker, Name, Pod, RootAttributes, Sha256, Sharing, Timestamp};
+use crate::model::{
+    ArtifactId, Maker, Name, NodeId, Pod, RootAttributes, Sha256, Sharing, Timestamp,
+};
 use crate::proto::peer::v1 as wire;
 use crate::shared::{FORMAT, Found, Known, LayerRef, Manifest, NameRecord, NameState, ObjectId};
 
@@ -67,6 +69,7 @@ pub(super) fn artifact(open: &OpenArtifact) -> wire::Artifact {
             pod_uid: maker.pod.uid.to_string(),
             service_account: maker.pod.service_account.clone().unwrap_or_default(),
             images: maker.images.clone(),
+            node: maker.node.clone().map(String::from).unwrap_or_default(),
         }),
         number: artifact.sharing.number,
         base: artifact.sharing.base,
@@ -106,7 +109,8 @@ pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sha
             name: maker.pod,
             service_account: (!account.is_empty()).then_some(account),
         };
-        Ok::<_, String>(Maker::new(pod, maker.images))
+        let made_on = NodeId::new(maker.node).ok();
+        Ok::<_, String>(Maker::new(pod, maker.images, made_on))
     });
     let made = Timestamp(artifact.created_unix_ms);
     let found = Found {

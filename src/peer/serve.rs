@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::counters::{Counters, add};
+use super::counters::{Counters, Sends, add};
 use super::lease::Leases;
 use super::messages;
 use crate::archive::toc::Want;
@@ -265,6 +265,7 @@ impl wire::peer_server::Peer for Service {
         let turn = Arc::clone(&inner.serves).acquire_owned();
         let permit = tokio::time::timeout(TURN, turn).await;
         let Ok(Ok(permit)) = permit else {
+            add(&inner.counters.busy, 1);
             let why = "this node sends to as many peers as it may";
             return Err(Status::resource_exhausted(why));
         };
@@ -278,9 +279,10 @@ impl wire::peer_server::Peer for Service {
             sender,
             runtime: Handle::current(),
         };
+        let sends = Sends::begin(&inner.counters);
         let thread = std::thread::Builder::new().name("peer-serve".to_owned());
         let started = thread.spawn(move || {
-            let _permit = permit;
+            let _held = (permit, sends);
             sending.run(wants.as_deref());
         });
         started

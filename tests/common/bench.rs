@@ -359,6 +359,7 @@ pub fn request(
         base: None,
         cleared: 0,
         share: true,
+        fetched: None,
     }
 }
 

@@ -464,6 +464,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 base: None,
                 cleared: 0,
                 share: true,
+                fetched: None,
             };
             let published = engine.publish(request).await.map_err(said)?;
             Ok(published.already.into())

@@ -189,6 +189,11 @@ impl Node {
         text
     }
 
+    /// How many artifacts were fetched.
+    pub(crate) fn fetches(&self) -> u64 {
+        self.distribution.metrics().fetches.total().artifacts
+    }
+
     pub(crate) fn questions(&self) -> u64 {
         self.distribution.metrics().questions
     }

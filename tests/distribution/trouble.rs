@@ -223,7 +223,8 @@ async fn damage_is_reported_once_and_a_node_that_has_the_content_mends_it() {
     }
     assert_eq!(b.sees("miss", &TASK).await, None);
     let metrics = b.distribution.metrics();
-    assert_eq!((metrics.fetch_failures, metrics.damage_reported), (1, 1));
+    let failures = metrics.fetches.total().failures;
+    assert_eq!((failures, metrics.damage_reported), (1, 1));
     assert_eq!(b.sees("miss-2", &TASK).await, None);
     assert_eq!(b.distribution.metrics().damage_reported, 1);
     // The node that has it learns it from its next question.

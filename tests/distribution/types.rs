@@ -28,7 +28,7 @@ async fn content_reaches_another(tier: Shared) {
     ] {
         assert_eq!(b.sees(volume, &attributes).await, text(expected));
     }
-    assert_eq!(b.distribution.metrics().fetches, 3);
+    assert_eq!(b.fetches(), 3);
     // The artifact is the same one on both nodes, and neither uploads it again.
     for name in ["artifact/built", "resource-cache/git", "task-cache/go"] {
         let ids = [&a, &b].map(|node| node.bench.artifact(name).expect("it is there").id);
@@ -138,14 +138,14 @@ async fn an_input_waits_for_what_another_node_makes() {
     a.share("other-1", &again, "first").await;
     b.publish("other-2", &again).await;
     write(&b.bench.target("other-2"), "second");
-    let before = (b.questions(), b.distribution.metrics().fetches);
+    let before = (b.questions(), b.fetches());
     let waits = async { assert_eq!(b.sees("input-2", &input).await, text("second")) };
     let makes = async {
         b.bench.outcome("pod-other-2", Outcome::Succeeded).await;
         b.bench.unpublish("other-2").await;
     };
     tokio::join!(waits, makes);
-    let after = (b.questions(), b.distribution.metrics().fetches);
+    let after = (b.questions(), b.fetches());
     assert_eq!(after, before, "the tier was not asked");
     a.finish().await;
     b.finish().await;

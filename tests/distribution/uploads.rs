@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use baggageclaim::engine::ContentSource;
 use baggageclaim::model::Outcome;
 use futures_util::future::join_all;
 
@@ -28,7 +29,9 @@ async fn a_hundred_publishes_of_one_artifact_are_one_fetch() {
     });
     join_all(publishes).await;
     let metrics = b.distribution.metrics();
-    assert_eq!((metrics.fetches, metrics.fetch_failures), (1, 0));
+    let fetched = metrics.fetches.from(ContentSource::Shared);
+    assert_eq!((fetched.artifacts, fetched.failures), (1, 0));
+    assert!(fetched.bytes > 0, "{fetched:?}");
     assert!(metrics.questions < 10, "{metrics:?}");
     for number in 0..100 {
         b.bench.unpublish(&format!("i-{number}")).await;
@@ -59,7 +62,7 @@ async fn a_fetch_goes_on_without_its_caller_and_serves_the_next() {
     });
     let mut b = require!(b.await);
     assert_eq!(b.sees("early", &TASK).await, None, "it starts empty");
-    eventually("the fetch ends", || b.distribution.metrics().fetches == 1).await;
+    eventually("the fetch ends", || b.fetches() == 1).await;
     assert_eq!(b.sees("late", &TASK).await, text("slow"));
     assert_eq!(layers.load(Ordering::SeqCst), 1);
     let told = b.heard();

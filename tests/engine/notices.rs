@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::notice::{NotCommitted, Notice, What};
+use baggageclaim::engine::notice::{Forked, NotCommitted, Notice, What};
 use baggageclaim::engine::{Notices, VolumeRow, VolumeState};
-use baggageclaim::model::Outcome;
+use baggageclaim::model::{NodeId, Outcome};
 use tokio::sync::mpsc::Receiver;
 
 use crate::common::bench::{Bench, Ground, eventually, names, soon, waits};
@@ -212,8 +212,86 @@ async fn a_publish_that_waits_says_for_what_and_once() {
     bench.outcome("maker", Outcome::Succeeded).await;
     soon("the input", &mut coming).await.expect("published");
     drop(coming);
-    assert!(matches!(next(&mut heard).await.1, What::Committed { .. }));
+    let told = [next(&mut heard).await, next(&mut heard).await];
+    let hits = told
+        .iter()
+        .filter(|(pod, what)| pod == "user" && what.gives_way());
+    let commits = told
+        .iter()
+        .filter(|(_, what)| matches!(what, What::Committed { .. }));
+    assert_eq!((hits.count(), commits.count()), (1, 1), "{told:?}");
     bench.unpublish("in").await;
+    bench.finish().await;
+    assert!(heard.try_recv().is_err(), "something more was said");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hit_says_what_the_volume_started_from_and_once() {
+    let (notices, mut heard) = Notices::channel(64);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.node = NodeId::new("here").ok();
+    });
+    let cache = |key| {
+        [
+            ("type", "task-cache"),
+            ("key", key),
+            ("restoreKeys", "main"),
+        ]
+    };
+    let main = "task-cache/main".parse().expect("a reference");
+    bench
+        .step("makes", &cache("main"), |at| {
+            fs::write(at.join("f"), vec![7; 1 << 20]).expect("write");
+        })
+        .await;
+    let committed = next(&mut heard).await.1;
+    assert!(
+        matches!(committed, What::Committed { .. }),
+        "an empty start is no hit"
+    );
+    // This measures it.
+    bench.engine.reap().await.expect("reap");
+    let row = bench.artifact("task-cache/main").expect("it is there");
+
+    let started = bench.publish("user", "v1", &cache("main")).await.1;
+    assert!(!started.already);
+    let (pod, What::Forked(hit)) = next(&mut heard).await else {
+        panic!("a hit is told");
+    };
+    let expected = Forked {
+        reference: main,
+        instead_of: None,
+        bytes: row.usage.map(|usage| usage.bytes),
+        age: hit.age,
+        made_on: Some("this node".to_owned()),
+        fetched_from: None,
+    };
+    assert_eq!((pod.as_str(), &hit), ("user", &expected));
+    assert!(hit.bytes.is_some_and(|bytes| bytes >= 1 << 20), "{hit:?}");
+    assert!(hit.age < Duration::from_secs(600), "{hit:?}");
+    let again = bench.publish("user", "v1", &cache("main")).await.1;
+    assert!(again.already);
+
+    bench.publish("branch", "v2", &cache("pr-7")).await;
+    let expected = Forked {
+        instead_of: Some("task-cache/pr-7".parse().expect("a reference")),
+        ..expected
+    };
+    let (pod, What::Forked(hit)) = next(&mut heard).await else {
+        panic!("a hit is told");
+    };
+    let age = hit.age;
+    assert_eq!(
+        (pod, hit),
+        ("branch".to_owned(), Forked { age, ..expected })
+    );
+    for (pod, volume) in [("user", "v1"), ("branch", "v2")] {
+        bench.outcome(pod, Outcome::Failed).await;
+        bench.unpublish(volume).await;
+        let ended = next(&mut heard).await.1;
+        assert!(matches!(ended, What::NotCommitted { .. }), "{ended:?}");
+    }
     bench.finish().await;
     assert!(heard.try_recv().is_err(), "something more was said");
 }

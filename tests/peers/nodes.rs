@@ -4,21 +4,23 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use baggageclaim::distribution::roster::Controller;
-use baggageclaim::distribution::{Distribution, PeerFigures, Peers, Settings};
-use baggageclaim::engine::notice::What;
-use baggageclaim::engine::{Error, Notice, Notices, Published};
+use baggageclaim::distribution::{Distribution, Fetched, PeerFigures, Peers, Settings};
+use baggageclaim::engine::notice::{Forked, What};
+use baggageclaim::engine::{ContentSource, Error, Notice, Notices, Published};
 use baggageclaim::hub;
 use baggageclaim::link::Key;
 use baggageclaim::model::{Name, NodeId, Outcome, Sha256, Tenant};
 use baggageclaim::peer::{self, Access, Asked, Peer, Refusal, Roster};
 use baggageclaim::server::Drain;
 use baggageclaim::shared::Store;
+use baggageclaim::telemetry::metrics;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -130,7 +132,13 @@ impl Node {
     pub(crate) async fn with(id: &str, change: impl FnOnce(&mut Start)) -> Option<Self> {
         let mut start = Start::default();
         change(&mut start);
-        let bench = match start.ground.bench().await {
+        let id = NodeId::new(id).expect("a name");
+        let (notices, heard) = Notices::channel(1000);
+        let bench = start.ground.bench_with(|config| {
+            config.node = Some(id.clone());
+            config.notices = Some(notices.clone());
+        });
+        let bench = match bench.await {
             Ok(bench) => bench,
             Err(reason) => {
                 crate::common::skip(&reason);
@@ -143,7 +151,6 @@ impl Node {
         let address = listener.local_addr().expect("an address");
         let known = Arc::new(Known::default());
         let bandwidth = start.bandwidth.and_then(|rate| rate.try_into().ok());
-        let id = NodeId::new(id).expect("a name");
         let engine = bench.engine.clone();
         let mut node = peer::Node::new(
             key.clone(),
@@ -158,7 +165,6 @@ impl Node {
             node = node.with_directory(catalog.clone());
             reporting = Some(tokio::spawn(catalog.run(engine.clone())));
         }
-        let (notices, heard) = Notices::channel(1000);
         let settings = Settings {
             notices: Some(notices),
             ..start.settings
@@ -263,6 +269,31 @@ impl Node {
 
     pub(crate) fn figures(&self) -> PeerFigures {
         self.distribution.metrics().peers.expect("it has peers")
+    }
+
+    pub(crate) fn fetches(&self, source: ContentSource) -> Fetched {
+        self.distribution.metrics().fetches.from(source)
+    }
+
+    /// The value of a series of the engine.
+    pub(crate) fn counted<T: FromStr>(&self, series: &str) -> T {
+        let mut registry = metrics::registry();
+        self.bench.engine.counters().register(&mut registry);
+        let text = metrics::encode(&registry);
+        let series = format!("baggageclaim_{series} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&series));
+        let value = value.unwrap_or_else(|| panic!("no {series}: {text}"));
+        value.parse().ok().expect("a number")
+    }
+
+    /// The hits that were told.
+    pub(crate) fn hits(&mut self) -> Vec<Forked> {
+        let told = self.heard().into_iter();
+        let hits = told.filter_map(|what| match what {
+            What::Forked(hit) => Some(hit),
+            _ => None,
+        });
+        hits.collect()
     }
 
     pub(crate) fn heard(&mut self) -> Vec<What> {

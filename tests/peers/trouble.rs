@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use baggageclaim::engine::ContentSource;
 use baggageclaim::model::Outcome;
 
 use crate::nodes::{INPUT, Node, OUTPUT, TASK, name, peers, random, text, write};
@@ -27,6 +28,11 @@ async fn content_that_is_deleted_while_it_is_sent_still_arrives() {
             b.figures().received_bytes > 64 << 10
         })
         .await;
+        let [fetch] = &b.distribution.fetching()[..] else {
+            panic!("one fetch runs");
+        };
+        assert_eq!(fetch.from.as_deref(), Some("peer a"));
+        assert_eq!((a.figures().sending, b.figures().sending), (1, 0));
         a.forget("task-cache/go").await;
         let left = name("task-cache/go");
         assert!(
@@ -128,7 +134,7 @@ async fn a_fetch_that_is_given_up_goes_on_and_the_next_pod_joins_it() {
     crate::common::bench::eventually("the fetch ends", || b.distribution.fetching().is_empty())
         .await;
     assert_eq!(b.sees("late", &TASK).await, text("made"));
-    assert_eq!(b.distribution.metrics().peer_fetches, 1);
+    assert_eq!(b.fetches(ContentSource::Peer).artifacts, 1);
     a.finish().await;
     b.finish().await;
 }

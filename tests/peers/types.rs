@@ -1,8 +1,9 @@
 //! Each type of volume, and where its content is: here, on one other node, on two, nowhere, or on a
 //! node that is away. Tenants do not mix, and many pods of one artifact are one fetch.
 
+use baggageclaim::engine::ContentSource;
 use baggageclaim::engine::notice::What;
-use baggageclaim::model::Outcome;
+use baggageclaim::model::{NodeId, Outcome};
 use futures_util::future::join_all;
 
 use crate::common::bench::Ground;
@@ -35,8 +36,10 @@ async fn content_here_asks_no_peer_and_content_of_one_other_node_comes() {
         assert_eq!(b.sees(&format!("{kind}-again"), read).await, text(kind));
         assert_eq!(b.figures().questions, asked, "{kind}: a peer was asked");
     }
-    let metrics = b.distribution.metrics();
-    assert_eq!((metrics.peer_fetches, metrics.misses), (3, 0));
+    let fetched = b.fetches(ContentSource::Peer);
+    assert_eq!((fetched.artifacts, fetched.failures), (3, 0));
+    assert_eq!(fetched.bytes, bytes_of_all_types());
+    assert_eq!(b.fetches(ContentSource::Shared).artifacts, 0);
     // It keeps its age and its origin, and is a copy.
     let rows = |node: &Node| {
         let mut rows = node.bench.engine.artifacts(None);
@@ -47,8 +50,55 @@ async fn content_here_asks_no_peer_and_content_of_one_other_node_comes() {
         assert_eq!(original.id, copy.id);
         assert_eq!(original.created, copy.created);
         assert!(copy.sharing.copied && !original.sharing.copied);
+        assert_eq!(original.made_by, copy.made_by);
+        let maker = copy.made_by.expect("it is known");
+        assert_eq!(maker.node, NodeId::new("a").ok());
         assert!(!copy.sharing.is_wanted());
     }
+    a.finish().await;
+    b.finish().await;
+}
+
+/// The bytes of a file with the name of each type.
+fn bytes_of_all_types() -> u64 {
+    TYPES.iter().map(|(_, read)| read[0].1.len() as u64).sum()
+}
+
+#[tokio::test]
+async fn a_hit_is_told_and_counted_with_its_source() {
+    let [mut a, mut b] = peers!("a", "b");
+    for (made, read) in TYPES {
+        let kind = read[0].1;
+        a.commit(&format!("{kind}-made"), made, kind).await;
+        for (is_a, source, made_on, from) in [
+            (true, "local", "this node", None),
+            (false, "peer", "a", Some("peer a".to_owned())),
+            (false, "local", "a", None),
+        ] {
+            let node = if is_a { &mut a } else { &mut b };
+            node.heard();
+            let series =
+                |what: &str| format!("{what}_total{{type=\"{kind}\",source=\"{source}\"}}");
+            let (hits, bytes) = (series("hits"), series("saved_bytes"));
+            let before: (u64, u64) = (node.counted(&hits), node.counted(&bytes));
+            let volume = format!("{kind}-{source}-{}", from.is_some());
+            assert_eq!(node.sees(&volume, read).await, text(kind));
+            let [hit] = &node.hits()[..] else {
+                panic!("{volume}: one hit is told");
+            };
+            assert_eq!(hit.made_on.as_deref(), Some(made_on), "{volume}");
+            assert_eq!(hit.fetched_from, from, "{volume}");
+            if from.is_some() {
+                // If it is not measured yet, the peer's manifest says how much it is.
+                let least = kind.len() as u64;
+                assert!(hit.bytes.is_some_and(|bytes| bytes >= least), "{volume}");
+            }
+            let saved = hit.bytes.unwrap_or_default();
+            let after = (node.counted(&hits), node.counted(&bytes));
+            assert_eq!(after, (before.0 + 1, before.1 + saved), "{volume}");
+        }
+    }
+    assert_eq!(b.counted::<u64>("misses_total{type=\"input\"}"), 0);
     a.finish().await;
     b.finish().await;
 }
@@ -110,6 +160,10 @@ async fn content_that_is_nowhere_or_on_a_node_that_is_away_is_a_miss() {
         let error = waited.expect_err("there is none").to_string();
         assert!(error.contains("no peer has it yet"), "{error}");
     }
+    for kind in ["input", "resource-cache", "task-cache"] {
+        let misses: u64 = nodes[1].counted(&format!("misses_total{{type=\"{kind}\"}}"));
+        assert_eq!(misses, 2, "{kind}");
+    }
     for node in nodes {
         node.finish().await;
     }
@@ -127,6 +181,8 @@ async fn an_input_waits_until_another_node_has_made_it() {
     };
     let (seen, ()) = tokio::join!(b.sees("read", &INPUT), makes);
     assert_eq!(seen, text("made"));
+    let waited: f64 = b.counted("content_wait_seconds_total{type=\"input\"}");
+    assert!(waited > 0.0);
     a.finish().await;
     b.finish().await;
 }
@@ -190,7 +246,7 @@ async fn a_hundred_pods_of_one_artifact_are_one_fetch() {
     .await;
     let names: Vec<String> = (0..100).map(|number| format!("pod{number}")).collect();
     join_all(names.iter().map(|name| b.publish(name, &INPUT))).await;
-    assert_eq!(b.distribution.metrics().peer_fetches, 1);
+    assert_eq!(b.fetches(ContentSource::Peer).artifacts, 1);
     let received = b.figures().received_bytes;
     assert!(received < 2 << 20, "{received}");
     for name in &names {

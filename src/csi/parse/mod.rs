@@ -220,6 +220,7 @@ fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Inva
         base: None,
         cleared: 0,
         share,
+        fetched: None,
     })
 }
 

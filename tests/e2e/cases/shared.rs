@@ -44,7 +44,7 @@ pub(super) fn shared_tier(env: &Env) {
     assert!(warnings[0].contains("access is denied"), "{warnings:?}");
     let status = tier.exec(&["status"]);
     assert!(status.contains("access is denied"), "{status}");
-    assert_eq!(tier.metric("usable"), "0");
+    assert_eq!(tier.metric("shared_usable"), "0");
 
     // With the right key, the driver uploads what the node has.
     tier.key(KEY[1]);
@@ -52,8 +52,8 @@ pub(super) fn shared_tier(env: &Env) {
     for reference in KINDS {
         env.event("made", &[reference, "is in the shared tier"]);
     }
-    assert_eq!(tier.metric("usable"), "1");
-    assert_eq!(tier.metric("uploads_total"), "3");
+    assert_eq!(tier.metric("shared_usable"), "1");
+    assert_eq!(tier.metric("shared_uploads_total"), "3");
     let shown = tier.exec(&["artifacts", "-o", "wide"]);
     assert!(shown.contains("SHARED"), "{shown}");
     for artifact in env.list("artifacts") {
@@ -79,8 +79,13 @@ pub(super) fn shared_tier(env: &Env) {
         "the content of the first node"
     );
     env.event("elsewhere", &["fetching", KINDS[0]]);
+    let forked = format!("forked {}", KINDS[0]);
+    env.event("elsewhere", &[&forked, "fetched from the shared tier"]);
     env.hold(&KINDS.map(|reference| (reference, "text", &*made)));
-    assert_eq!(tier.metric("fetches_total"), "3");
+    for kind in ["output", "resource-cache", "task-cache"] {
+        let fetches = format!("fetches_total{{kind=\"{kind}\",source=\"shared\"}}");
+        assert_eq!(tier.metric(&fetches), "1", "{kind}");
+    }
     let status = tier.exec(&["status"]);
     assert!(!status.contains("denied"), "{status}");
 }
@@ -203,7 +208,7 @@ impl<'a> Tier<'a> {
         self.kubectl(&[&exec, verb].concat())
     }
 
-    /// The value of a metric of the tier.
+    /// The value of a metric of the driver.
     fn metric(&self, name: &str) -> String {
         let pods = self.cluster.get(&["pods", "--namespace=baggageclaim"]);
         let is_driver = |pod: &&Value| {
@@ -215,7 +220,7 @@ impl<'a> Tier<'a> {
         let pod = pod["metadata"]["name"].as_str().expect("a name");
         let page = format!("/api/v1/namespaces/baggageclaim/pods/{pod}:9808/proxy/metrics");
         let metrics = self.kubectl(&["get", "--raw", &page]);
-        let line = format!("baggageclaim_shared_{name} ");
+        let line = format!("baggageclaim_{name} ");
         let found = metrics.lines().find_map(|text| text.strip_prefix(&line));
         found
             .unwrap_or_else(|| panic!("no {line}:\n{metrics}"))

@@ -29,7 +29,9 @@ pub(in crate::cases) fn peers(env: &Env) {
     env.sealed("task-cache/go");
     env.apply_text(&step("reads", &two, "grep of-1 /cache/text"));
     env.succeeded("reads");
-    env.event("reads", &["task-cache/go", "peer node-1"]);
+    env.event("reads", &["fetching task-cache/go from peer node-1"]);
+    let hit = ["forked task-cache/go", "ago on node-1", "fetched from peer"];
+    env.event("reads", &hit);
     assert_eq!(counted(&two, "fetches"), 1);
     // The controller said where it is: node 3 was not asked.
     assert_eq!(
