@@ -18,26 +18,27 @@ use crate::driver::{Process, controller_with, kubelet, node_with};
 use crate::eventually;
 use crate::plane::{ControlPlane, free_port};
 
-const CACHE: &str = "{type: task-cache, key: go}";
+pub(crate) const CACHE: &str = "{type: task-cache, key: go}";
 const OUTPUT: &str = "{type: output, name: built}";
 const INPUT: &str = "{type: input, from: artifact/built}";
 const SCRATCH: &str = "{type: scratch}";
 /// What kubelet says of such a volume. The ones that a test reads through are never kept.
-const MADE: [[(&str, &str); 3]; 2] = [
+pub(crate) const MADE: [[(&str, &str); 3]; 2] = [
     [("type", "task-cache"), ("key", "go"), ("commit", "always")],
     [("type", "output"), ("name", "built"), ("commit", "always")],
 ];
-const READ: [(&str, &str); 3] = [("type", "task-cache"), ("key", "go"), ("commit", "never")];
+pub(crate) const READ: [(&str, &str); 3] =
+    [("type", "task-cache"), ("key", "go"), ("commit", "never")];
 const READ_INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
 
 /// A node that is a peer, on its own port. No chance decides: every answer is waited for.
-fn peer(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
+pub(crate) fn peer(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
     let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
     node_with(plane, name, pool, &[&listen, "--ask=60s"])
 }
 
 /// What the driver of a pool answers to a verb of the command line.
-fn told(pool: &Path, verb: &str) -> Value {
+pub(crate) fn told(pool: &Path, verb: &str) -> Value {
     let answer = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
         .args([verb, "--output=json", "--pool"])
         .arg(pool)
@@ -65,7 +66,7 @@ fn figures(pool: &Path) -> Value {
 }
 
 /// Waits until a node knows so many others.
-async fn knows(pool: &Path, others: u64) {
+pub(crate) async fn knows(pool: &Path, others: u64) {
     eventually("the node knows the others", async || {
         figures(pool)["peers"] == others
     })
@@ -73,7 +74,13 @@ async fn knows(pool: &Path, others: u64) {
 }
 
 /// Makes the object of a pod on a node, with one volume; returns its uid.
-fn object(plane: &ControlPlane, namespace: &str, name: &str, node: &str, volume: &str) -> String {
+pub(crate) fn object(
+    plane: &ControlPlane,
+    namespace: &str,
+    name: &str,
+    node: &str,
+    volume: &str,
+) -> String {
     let text = format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {namespace}}}, \
          spec: {{nodeName: {node}, containers: [{{name: step, image: busybox}}], \
@@ -86,19 +93,19 @@ fn object(plane: &ControlPlane, namespace: &str, name: &str, node: &str, volume:
     plane.kubectl(&["get", "pod", name, &namespace, uid])
 }
 
-async fn publish(pod: &Pod, attributes: &[(&str, &str)]) -> PathBuf {
+pub(crate) async fn publish(pod: &Pod, attributes: &[(&str, &str)]) -> PathBuf {
     let attributes = attributes.iter().copied();
     let published = pod.publish("work", attributes, PublishOptions::default());
     published.await.expect("published").target
 }
 
-async fn unpublish(pod: &Pod) {
+pub(crate) async fn unpublish(pod: &Pod) {
     pod.unpublish("work").await.expect("unpublished");
     pod.remove().expect("removed");
 }
 
 /// Both pods of node 1 end, and what they made is durable.
-async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
+pub(crate) async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
     for (name, volume, attributes) in [("cache", CACHE, MADE[0]), ("output", OUTPUT, MADE[1])] {
         let uid = object(plane, "ci", name, "node-1", volume);
         let pod = kubelet.pod_with_uid("ci", name, uid);
@@ -133,7 +140,7 @@ async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
 }
 
 /// The controller with its catalog, at an address that it keeps.
-fn hub(plane: &ControlPlane) -> Process {
+pub(crate) fn hub(plane: &ControlPlane) -> Process {
     let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: baggageclaim-controller, \
                namespace: default}}";
     plane.apply("hub", map);
@@ -142,7 +149,7 @@ fn hub(plane: &ControlPlane) -> Process {
 }
 
 /// Waits until a node has a stream to the controller, or has none.
-async fn is_told(pool: &Path, expected: bool) {
+pub(crate) async fn is_told(pool: &Path, expected: bool) {
     eventually(
         "the node has a stream to the controller, or none",
         async || figures(pool)["catalog"] == expected,
