@@ -16,7 +16,6 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::distribution::roster::Controller;
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
-use crate::model::Fences;
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
@@ -266,8 +265,9 @@ async fn serve_hub(
 ) -> Result<(), Error> {
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
-    // Nothing makes fences yet.
-    hub.chain().load(Fences::default());
+    let pools = ClusterMembers::new(Arc::clone(&cluster));
+    let pools = Box::new(move || pools.with_pools());
+    let clears = k8s::clears::keep(client.clone(), Arc::new(hub.chain()), pools);
     let publish = async {
         cluster.ready().await;
         k8s::endpoint::publish(client, place, began).await;
@@ -275,5 +275,6 @@ async fn serve_hub(
     tokio::select! {
         served = hub.serve(drain) => Ok(served?),
         () = publish => Ok(()),
+        () = clears => Err(Error::Exited("clears")),
     }
 }

@@ -1,12 +1,15 @@
 //! The objects by which the controller and the nodes talk through the API server: [`Volume`],
-//! [`Snapshot`] and [`Pool`]. `deploy/crds/` is generated from these types (`make crds`).
+//! [`Snapshot`] and [`Pool`]. And those by which names are cleared on all nodes: [`Cache`] and
+//! [`Fence`]. `deploy/crds/` is generated from these types (`make crds`).
 //!
 //! Each field has one writer: the controller writes `spec`, the node writes `status`. Deleting an
-//! object never deletes data. Only [`Wanted::Absent`] does.
+//! object never deletes data, except a [`Cache`]: else only [`Wanted::Absent`] does.
 //!
 //! Types and their conversions only; `k8s` decides what happens with them.
 
+pub mod cache;
 mod convert;
+pub mod fence;
 pub mod pool;
 pub mod snapshot;
 pub mod volume;
@@ -16,7 +19,9 @@ use kube::CustomResourceExt as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use cache::{Cache, CacheSpec};
 pub use convert::{bytes, number};
+pub use fence::{Fence, FenceSpec, NameKind};
 pub use pool::{OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus};
 pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};
 pub use volume::{Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus};
@@ -63,7 +68,13 @@ pub struct Refusal {
 /// The definitions of all kinds, in the order of their names.
 #[must_use]
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    vec![Pool::crd(), Snapshot::crd(), Volume::crd()]
+    vec![
+        Cache::crd(),
+        Fence::crd(),
+        Pool::crd(),
+        Snapshot::crd(),
+        Volume::crd(),
+    ]
 }
 
 /// The definitions as one YAML stream.

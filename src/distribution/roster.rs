@@ -1,15 +1,16 @@
-//! Who the peers are, what each may read, and which of them have content: traits without an
-//! implementation. `peer` has the file of a standalone driver, `k8s` has the API server, and `hub`
-//! has the catalog of the controller.
+//! Who the peers are, what each may read, which of them have content, and what all of them must
+//! clear: traits without an implementation. `peer` has the file of a standalone driver, `k8s` has
+//! the API server, and `hub` has the catalog of the controller.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 
 use crate::catalog::{Explained, NameHash, Part};
-use crate::model::{Name, NodeId, Pod, Sha256, Tenant};
+use crate::model::{Clear, Fence, Fences, Name, NodeId, Pod, Sha256, Tenant};
 
 /// Another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,4 +116,34 @@ pub trait Members: fmt::Debug + Send + Sync {
 
     /// The nodes that report what they have; `None`: not known yet.
     fn expected(&self) -> Option<BTreeSet<String>>;
+}
+
+/// The chain of fences, as the catalog knows it and the nodes get it.
+pub trait Fencing: fmt::Debug + Send + Sync {
+    /// The fences of the API server, as they are listed. Until the first call no node's account
+    /// begins. Another call is for a chain that was set back: all nodes begin again, so that they
+    /// show their fences.
+    fn load(&self, fences: Fences);
+
+    /// A fence of the API server, new or known. It counts at once. The nodes get it when nothing
+    /// is [owed](Fencing::owed).
+    fn learn(&self, fence: Fence);
+
+    /// Fences up to this number are deleted, because all nodes have applied them.
+    fn forget(&self, up_to: u64);
+
+    /// The next fence, to be made at the API server.
+    fn next(&self, clear: Clear) -> Fence;
+
+    /// The fences that are known.
+    fn fences(&self) -> Fences;
+
+    /// What must be fenced once more before any node gets a fence, or its account begins.
+    fn owed(&self) -> Vec<Clear>;
+
+    /// Tells that what is owed may have changed.
+    fn changes(&self) -> watch::Receiver<()>;
+
+    /// The highest fence that each node with a stream has applied.
+    fn applied(&self) -> BTreeMap<String, u64>;
 }

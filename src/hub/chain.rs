@@ -10,6 +10,7 @@ use tonic::Status;
 use super::messages;
 use super::serve::{Attached, Inner, State};
 use crate::catalog::{Changes, SessionId};
+use crate::distribution::roster::Fencing;
 use crate::model::{Clear, Fence, Fences};
 use crate::proto::hub::v1 as wire;
 use wire::to_node::Kind as To;
@@ -18,11 +19,8 @@ use wire::to_node::Kind as To;
 #[derive(Debug, Clone)]
 pub struct Chain(pub(super) Arc<Inner>);
 
-impl Chain {
-    /// The fences of the API server, as they are listed. Until the first call no node's account
-    /// begins. Another call is for a chain that was set back: all nodes begin again, so that they
-    /// show their fences.
-    pub fn load(&self, fences: Fences) {
+impl Fencing for Chain {
+    fn load(&self, fences: Fences) {
         let now = self.0.now();
         let mut state = self.0.state.lock();
         state.catalog.begin_again(fences, now);
@@ -41,9 +39,7 @@ impl Chain {
         self.0.chain.send_replace(());
     }
 
-    /// A fence of the API server, new or known. It counts at once. The nodes get it when nothing
-    /// is [owed](Chain::owed).
-    pub fn learn(&self, fence: Fence) {
+    fn learn(&self, fence: Fence) {
         let now = self.0.now();
         let mut state = self.0.state.lock();
         if state.catalog.fences().knows(&fence) {
@@ -57,8 +53,7 @@ impl Chain {
         self.0.chain.send_replace(());
     }
 
-    /// Fences up to this number are deleted, because all nodes have applied them.
-    pub fn forget(&self, up_to: u64) {
+    fn forget(&self, up_to: u64) {
         let now = self.0.now();
         let mut state = self.0.state.lock();
         if up_to > state.catalog.fences().forgotten() {
@@ -67,9 +62,7 @@ impl Chain {
         }
     }
 
-    /// The next fence, to be made at the API server.
-    #[must_use]
-    pub fn next(&self, clear: Clear) -> Fence {
+    fn next(&self, clear: Clear) -> Fence {
         let mut id = [0; 8];
         getrandom::fill(&mut id).expect("Linux has had getrandom(2) since 3.17");
         let now = self.0.now();
@@ -79,27 +72,19 @@ impl Chain {
         fences.next(clear, time, applied, u64::from_ne_bytes(id))
     }
 
-    /// The fences that are known.
-    #[must_use]
-    pub fn fences(&self) -> Fences {
+    fn fences(&self) -> Fences {
         self.0.state.lock().catalog.fences().clone()
     }
 
-    /// What must be fenced once more before any node gets a fence, or its account begins.
-    #[must_use]
-    pub fn owed(&self) -> Vec<Clear> {
+    fn owed(&self) -> Vec<Clear> {
         self.0.state.lock().catalog.owed().to_vec()
     }
 
-    /// Tells that what is owed may have changed.
-    #[must_use]
-    pub fn changes(&self) -> watch::Receiver<()> {
+    fn changes(&self) -> watch::Receiver<()> {
         self.0.chain.subscribe()
     }
 
-    /// The highest fence that each node with a stream has applied.
-    #[must_use]
-    pub fn applied(&self) -> BTreeMap<String, u64> {
+    fn applied(&self) -> BTreeMap<String, u64> {
         let state = self.0.state.lock();
         let streams = state.streams.values().filter(|stream| stream.is_welcome);
         let applied = streams.map(|it| (it.node.as_str().to_owned(), it.applied));

@@ -15,12 +15,14 @@
 //! | `endpoint` | where the controller is: published by it, watched by the nodes |
 //! | `peers` | the other nodes as peers, and the rights of each |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
+//! | `clears` | the controller's side: names that are cleared on all nodes |
 //!
 //! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot
 //! limit that to a node), and `create` and `patch` on `events` of `events.k8s.io`.
 
 pub mod agent;
 pub mod claims;
+pub mod clears;
 mod client;
 pub mod endpoint;
 mod events;

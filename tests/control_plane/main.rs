@@ -12,6 +12,7 @@
 mod common;
 
 mod calls;
+mod clears;
 mod driver;
 mod leaks;
 mod locality;

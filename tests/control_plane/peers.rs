@@ -18,16 +18,17 @@ use crate::driver::{Process, controller_with, kubelet, node_with};
 use crate::eventually;
 use crate::plane::{ControlPlane, free_port};
 
-const CACHE: &str = "{type: task-cache, key: go}";
+pub(crate) const CACHE: &str = "{type: task-cache, key: go}";
 const OUTPUT: &str = "{type: output, name: built}";
 const INPUT: &str = "{type: input, from: artifact/built}";
 const SCRATCH: &str = "{type: scratch}";
 /// What kubelet says of such a volume. The ones that a test reads through are never kept.
-const MADE: [[(&str, &str); 3]; 2] = [
+pub(crate) const MADE: [[(&str, &str); 3]; 2] = [
     [("type", "task-cache"), ("key", "go"), ("commit", "always")],
     [("type", "output"), ("name", "built"), ("commit", "always")],
 ];
-const READ: [(&str, &str); 3] = [("type", "task-cache"), ("key", "go"), ("commit", "never")];
+pub(crate) const READ: [(&str, &str); 3] =
+    [("type", "task-cache"), ("key", "go"), ("commit", "never")];
 const READ_INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
 
 /// A node that is a peer, on its own port. No chance decides: every answer is waited for.
@@ -73,7 +74,13 @@ pub(crate) async fn knows(pool: &Path, others: u64) {
 }
 
 /// Makes the object of a pod on a node, with one volume; returns its uid.
-fn object(plane: &ControlPlane, namespace: &str, name: &str, node: &str, volume: &str) -> String {
+pub(crate) fn object(
+    plane: &ControlPlane,
+    namespace: &str,
+    name: &str,
+    node: &str,
+    volume: &str,
+) -> String {
     let text = format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {namespace}}}, \
          spec: {{nodeName: {node}, containers: [{{name: step, image: busybox}}], \
@@ -86,19 +93,19 @@ fn object(plane: &ControlPlane, namespace: &str, name: &str, node: &str, volume:
     plane.kubectl(&["get", "pod", name, &namespace, uid])
 }
 
-async fn publish(pod: &Pod, attributes: &[(&str, &str)]) -> PathBuf {
+pub(crate) async fn publish(pod: &Pod, attributes: &[(&str, &str)]) -> PathBuf {
     let attributes = attributes.iter().copied();
     let published = pod.publish("work", attributes, PublishOptions::default());
     published.await.expect("published").target
 }
 
-async fn unpublish(pod: &Pod) {
+pub(crate) async fn unpublish(pod: &Pod) {
     pod.unpublish("work").await.expect("unpublished");
     pod.remove().expect("removed");
 }
 
 /// Both pods of node 1 end, and what they made is durable.
-async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
+pub(crate) async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
     for (name, volume, attributes) in [("cache", CACHE, MADE[0]), ("output", OUTPUT, MADE[1])] {
         let uid = object(plane, "ci", name, "node-1", volume);
         let pod = kubelet.pod_with_uid("ci", name, uid);
@@ -133,7 +140,7 @@ async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
 }
 
 /// The controller with its catalog, at an address that it keeps.
-fn hub(plane: &ControlPlane) -> Process {
+pub(crate) fn hub(plane: &ControlPlane) -> Process {
     let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: baggageclaim-controller, \
                namespace: default}}";
     plane.apply("hub", map);

@@ -130,3 +130,45 @@ fn driver_and_controller_have_the_least_rights_that_work() {
         }
     }
 }
+
+#[test]
+fn only_the_controller_makes_fences_and_users_only_make_and_delete_caches() {
+    let all = objects("components/peers/clears.yaml");
+    let [role, binding, users] = &all[..] else {
+        panic!("a role, its binding, and a role of users");
+    };
+    let rules = |role: &Value| role["rules"].clone();
+    let group = &["baggageclaim.concourse-ci.org"][..];
+    let own: [Rule; 3] = [
+        (
+            group,
+            &["fences"],
+            &["get", "list", "watch", "create", "delete"],
+        ),
+        (group, &["caches"], &["get", "list", "watch", "patch"]),
+        (&[""], &["namespaces"], &["get", "list", "watch"]),
+    ];
+    let own: Vec<Value> = own.iter().map(as_written).collect();
+    assert_eq!(rules(role), json!(own));
+    let controller = objects("controller/rbac.yaml");
+    let controller = controller
+        .iter()
+        .find(|it| it["kind"] == "ClusterRoleBinding");
+    assert_eq!(
+        binding["subjects"],
+        controller.expect("a binding")["subjects"]
+    );
+    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+    // Whoever may change a handle could take its finalizer away.
+    let of_users: Rule = (
+        group,
+        &["caches"],
+        &["get", "list", "watch", "create", "delete"],
+    );
+    assert_eq!(rules(users), json!([as_written(&of_users)]));
+    let labels = &users["metadata"]["labels"];
+    assert_eq!(
+        labels["rbac.authorization.k8s.io/aggregate-to-edit"],
+        "true"
+    );
+}

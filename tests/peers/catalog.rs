@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baggageclaim::catalog::Answer;
-use baggageclaim::distribution::roster::{Controller, Members, Overview};
+use baggageclaim::distribution::roster::{Controller, Fencing as _, Members, Overview};
 use baggageclaim::engine::notice::What;
 use baggageclaim::hub::{self, Chain, Figures};
 use baggageclaim::model::{Clear, Coverage, Fence, Fences, Name, NodeId, Outcome, Sha256};

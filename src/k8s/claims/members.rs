@@ -27,6 +27,17 @@ impl ClusterMembers {
     }
 }
 
+impl ClusterMembers {
+    /// The nodes that have a `Pool`; `None`: not known yet.
+    #[must_use]
+    pub fn with_pools(&self) -> Option<BTreeSet<String>> {
+        let is_listed = self.0.ready().now_or_never().is_some();
+        let pools = self.0.seen_pools.all();
+        let names = pools.iter().map(|pool| pool.name_any());
+        is_listed.then(|| names.collect())
+    }
+}
+
 impl fmt::Debug for ClusterMembers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterMembers").finish_non_exhaustive()

@@ -1,0 +1,420 @@
+//! Clears over the whole cluster: the `Fence` objects of the API server, made and read for the
+//! catalog, and the orders to make one: a deleted `Cache`, and a namespace that is gone.
+//!
+//! A fence is made by create alone. Its name holds its predecessor, so two controllers build one
+//! chain: the one that loses reads the other's fence and tries the next name. The oldest fence is
+//! deleted after a week, when all nodes with a `Pool` have applied it; the newest one stays.
+//!
+//! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
+//! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::api::{self, Cache};
+use crate::distribution::roster::Fencing;
+use crate::model::{Clear, Coverage, Fence, Fences};
+
+/// The finalizer of a `Cache`. With it, a deletion is the order to clear.
+const FINALIZER: &str = "baggageclaim.concourse-ci.org/clear";
+/// How long a fence stays at least.
+const KEEP: Duration = Duration::from_hours(7 * 24);
+/// How often the controller looks without a change, and at most, however many changes there are.
+const LOOK: Duration = Duration::from_secs(60);
+const AGAIN: Duration = Duration::from_secs(1);
+/// How often a fence is tried whose place in the chain another controller takes.
+const ATTEMPTS: usize = 20;
+
+/// Why the fences could not be read or made.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("{what}: {source}")]
+    Api {
+        what: &'static str,
+        #[source]
+        source: Box<kube::Error>,
+    },
+    #[error("Fence {name} is malformed: {why}; delete it")]
+    Malformed { name: String, why: String },
+    #[error("another controller makes fences all the time")]
+    Crowded,
+}
+
+fn failed(what: &'static str) -> impl FnOnce(kube::Error) -> Error {
+    move |source| Error::Api {
+        what,
+        source: Box::new(source),
+    }
+}
+
+fn has_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// The nodes that must have applied a fence before it is deleted; `None`: not known yet.
+pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
+
+/// Keeps the chain of fences, until it is dropped.
+pub async fn keep(client: Client, chain: Arc<dyn Fencing>, pools: Pools) {
+    let (change, changed) = watch::channel(());
+    let change = Arc::new(change);
+    let fences: Api<api::Fence> = Api::all(client.clone());
+    let signal = Arc::clone(&change);
+    let events = watcher(fences.clone(), watcher::Config::default()).default_backoff();
+    let watch_fences = events.for_each(move |event| {
+        said("Fences", event.as_ref().err());
+        signal.send_replace(());
+        std::future::ready(())
+    });
+    let (caches, writer) = reflector::store();
+    let signal = Arc::clone(&change);
+    let all: Api<Cache> = Api::all(client.clone());
+    let events = watcher(all, watcher::Config::default()).default_backoff();
+    let watch_caches = reflector::reflector(writer, events).for_each(move |event| {
+        said("Caches", event.as_ref().err());
+        signal.send_replace(());
+        std::future::ready(())
+    });
+    let (namespaces, writer) = reflector::store();
+    let all: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
+    let events = watcher(all, watcher::Config::default()).default_backoff();
+    let watch_namespaces = reflector::reflector(writer, events).for_each(move |event| {
+        said("namespaces", event.as_ref().err());
+        change.send_replace(());
+        std::future::ready(())
+    });
+    let keeper = Keeper {
+        owed: chain.changes(),
+        fences,
+        client,
+        chain,
+        pools,
+        caches,
+        namespaces,
+        known: BTreeMap::new(),
+        is_loaded: false,
+    };
+    tokio::join!(
+        watch_fences,
+        watch_caches,
+        watch_namespaces,
+        keeper.run(changed)
+    );
+}
+
+fn said(what: &str, error: Option<&watcher::Error>) {
+    if let Some(error) = error {
+        tracing::warn!(%error, "the watch over {what} failed; retrying");
+    }
+}
+
+/// The fences of the API server in their order, and the number up to which they are deleted.
+fn chain_of(objects: &[api::Fence]) -> Result<(u64, Vec<Fence>), Error> {
+    let fences = objects.iter().map(|object| {
+        object.fence().map_err(|why| Error::Malformed {
+            name: object.name_any(),
+            why,
+        })
+    });
+    let mut fences = fences.collect::<Result<Vec<_>, _>>()?;
+    fences.sort_by_key(|fence| fence.number);
+    let oldest = fences.iter().map(|fence| fence.previous).min();
+    Ok((oldest.unwrap_or(0), fences))
+}
+
+/// The oldest fence, if it may go: there is a later one, it is old enough, and all these nodes have
+/// applied it.
+fn may_go<'a>(
+    objects: &'a [api::Fence],
+    applied: &BTreeMap<String, u64>,
+    pools: &BTreeSet<String>,
+    now: i64,
+) -> Option<&'a api::Fence> {
+    let oldest = objects.iter().min_by_key(|object| object.spec.number)?;
+    let made = oldest.metadata.creation_timestamp.as_ref()?;
+    let age = now.saturating_sub(made.0.as_second());
+    let number = api::bytes(oldest.spec.number);
+    let has_applied = |node: &String| applied.get(node).is_some_and(|it| *it >= number);
+    let is_done = pools.iter().all(has_applied);
+    let is_old = u64::try_from(age).is_ok_and(|age| age >= KEEP.as_secs());
+    (objects.len() > 1 && is_old && is_done).then_some(oldest)
+}
+
+struct Keeper {
+    owed: watch::Receiver<()>,
+    fences: Api<api::Fence>,
+    client: Client,
+    chain: Arc<dyn Fencing>,
+    pools: Pools,
+    caches: Store<Cache>,
+    namespaces: Store<PartialObjectMeta<Namespace>>,
+    /// The namespaces that exist, with their uids, as far as this process has seen.
+    known: BTreeMap<String, String>,
+    is_loaded: bool,
+}
+
+impl Keeper {
+    async fn run(mut self, mut changed: watch::Receiver<()>) {
+        loop {
+            changed.mark_unchanged();
+            self.owed.mark_unchanged();
+            let again = tokio::time::sleep(AGAIN);
+            let done = self.step().await;
+            again.await;
+            if let Err(error) = done {
+                tracing::warn!(%error, "names could not be cleared in the cluster yet; retrying");
+                continue;
+            }
+            let change = async {
+                tokio::select! {
+                    _ = changed.changed() => {}
+                    _ = self.owed.changed() => {}
+                }
+            };
+            let _looks_anyway = tokio::time::timeout(LOOK, change).await;
+        }
+    }
+
+    async fn step(&mut self) -> Result<(), Error> {
+        let objects = self.read().await?;
+        self.mend().await?;
+        // One object that cannot be changed must not keep the others waiting.
+        let mut failure = None;
+        for cache in self.caches.state() {
+            failure = self.look_at_cache(&cache).await.err().or(failure);
+        }
+        failure = self.look_at_namespaces().await.err().or(failure);
+        failure = self.delete_oldest(&objects).await.err().or(failure);
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Tells the catalog which fences there are.
+    async fn read(&mut self) -> Result<Vec<api::Fence>, Error> {
+        let objects = match self.fences.list(&ListParams::default()).await {
+            Ok(list) => list.items,
+            // Without the definition there is none.
+            Err(error) if has_code(&error, 404) => Vec::new(),
+            Err(error) => return Err(failed("list Fences")(error)),
+        };
+        let (oldest, fences) = chain_of(&objects)?;
+        let known = self.chain.fences();
+        let is_lost = |fence: &Fence| fence.number > oldest && !fences.contains(fence);
+        if !self.is_loaded || known.all().any(is_lost) {
+            if self.is_loaded {
+                tracing::warn!("Fences are gone from the API server: asking all nodes for theirs");
+            }
+            let mut all = Fences::default();
+            all.forget(oldest);
+            for fence in fences {
+                all.insert(fence);
+            }
+            self.chain.load(all);
+            self.is_loaded = true;
+        } else {
+            self.chain.forget(oldest);
+            for fence in fences {
+                self.chain.learn(fence);
+            }
+        }
+        Ok(objects)
+    }
+
+    /// Makes again what an older etcd has lost.
+    async fn mend(&mut self) -> Result<(), Error> {
+        while let Some(clear) = self.chain.owed().into_iter().next() {
+            self.make(clear).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a fence at the end of the chain.
+    async fn make(&mut self, clear: Clear) -> Result<(), Error> {
+        for _ in 0..ATTEMPTS {
+            let fence = self.chain.next(clear.clone());
+            let object = api::Fence::from(&fence);
+            match self.fences.create(&PostParams::default(), &object).await {
+                Ok(_) => {
+                    tracing::info!(covers = ?fence.covers, number = fence.number,
+                        "names are cleared in the cluster");
+                    self.chain.learn(fence);
+                    return Ok(());
+                }
+                // Another controller was faster, or an answer was lost.
+                Err(error) if has_code(&error, 409) => {
+                    self.read().await?;
+                }
+                Err(error) => return Err(failed("make a Fence")(error)),
+            }
+        }
+        Err(Error::Crowded)
+    }
+
+    /// Gives a `Cache` its finalizer. If it is deleted, clears its names and takes the finalizer
+    /// away. A crash in between clears them twice.
+    async fn look_at_cache(&mut self, seen: &Cache) -> Result<(), Error> {
+        let has_finalizer = |cache: &Cache| cache.finalizers().iter().any(|it| it == FINALIZER);
+        let is_deleted = |cache: &Cache| cache.metadata.deletion_timestamp.is_some();
+        if has_finalizer(seen) != is_deleted(seen) {
+            return Ok(());
+        }
+        let namespace = seen.namespace().unwrap_or_default();
+        let caches: Api<Cache> = Api::namespaced(self.client.clone(), &namespace);
+        let name = seen.name_any();
+        let found = caches
+            .get_opt(&name)
+            .await
+            .map_err(failed("read a Cache"))?;
+        let Some(cache) = found.filter(|it| has_finalizer(it) == is_deleted(it)) else {
+            return Ok(());
+        };
+        let mut finalizers = cache.finalizers().to_vec();
+        if is_deleted(&cache) {
+            match cache.covers() {
+                Ok(covers) => self.make(covers.into()).await?,
+                // Such an object must not stay for ever.
+                Err(why) => tracing::warn!(
+                    namespace,
+                    name,
+                    why,
+                    "a Cache was deleted, and nothing is cleared: it names nothing"
+                ),
+            }
+            finalizers.retain(|it| it != FINALIZER);
+        } else {
+            finalizers.push(FINALIZER.to_owned());
+        }
+        let patch = json!({"metadata": {
+            "resourceVersion": cache.metadata.resource_version,
+            "uid": cache.metadata.uid,
+            "finalizers": finalizers,
+        }});
+        let params = PatchParams::default();
+        match caches.patch(&name, &params, &Patch::Merge(patch)).await {
+            // The next change shows it again.
+            Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(()),
+            done => done.map(drop).map_err(failed("change a Cache")),
+        }
+    }
+
+    /// Clears the names of namespaces that are gone, or were made again.
+    async fn look_at_namespaces(&mut self) -> Result<(), Error> {
+        let there: BTreeMap<String, String> = self
+            .namespaces
+            .state()
+            .iter()
+            .map(|it| (it.name_any(), it.uid().unwrap_or_default()))
+            .collect();
+        let is_gone = |(name, uid): &(&String, &String)| there.get(*name) != Some(*uid);
+        let gone = self.known.iter().filter(is_gone);
+        let gone: Vec<(String, String)> = gone.map(|(a, b)| (a.clone(), b.clone())).collect();
+        let live: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
+        for (name, uid) in gone {
+            let found = live.get_opt(&name).await;
+            let found = found.map_err(failed("read a namespace"))?;
+            let is_it = found.is_some_and(|it| it.uid().as_ref() == Some(&uid));
+            if !is_it && let Ok(tenant) = name.parse() {
+                self.make(Coverage::Namespace(tenant).into()).await?;
+            }
+            if !is_it {
+                self.known.remove(&name);
+            }
+        }
+        for (name, uid) in there {
+            self.known.entry(name).or_insert(uid);
+        }
+        Ok(())
+    }
+
+    /// Deletes the oldest fence, if it may go. The next look forgets it.
+    async fn delete_oldest(&self, objects: &[api::Fence]) -> Result<(), Error> {
+        let Some(pools) = (self.pools)() else {
+            return Ok(());
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
+        let applied = self.chain.applied();
+        let Some(oldest) = may_go(objects, &applied, &pools, now) else {
+            return Ok(());
+        };
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: oldest.metadata.uid.clone(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match self.fences.delete(&oldest.name_any(), &params).await {
+            Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(()),
+            done => done.map(drop).map_err(failed("delete a Fence")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    const MADE: i64 = 1_795_400_000;
+    const WEEK: i64 = 7 * 24 * 3600;
+
+    fn object(number: u64, previous: u64) -> api::Fence {
+        let fence = Fence {
+            number,
+            previous,
+            id: number,
+            covers: Coverage::Namespace("ci".parse().expect("a label")),
+            repeats: Vec::new(),
+        };
+        let mut object = api::Fence::from(&fence);
+        let made = k8s_openapi::jiff::Timestamp::from_second(MADE).expect("a time");
+        object.metadata.creation_timestamp = Some(Time(made));
+        object
+    }
+
+    #[test]
+    fn the_oldest_fence_goes_when_it_is_old_and_all_nodes_have_applied_it() {
+        let two = [object(9, 5), object(5, 2)];
+        let applied = |one, two| {
+            let nodes = [("one", one), ("two", two)];
+            BTreeMap::from(nodes.map(|(node, number)| (node.to_owned(), number)))
+        };
+        let pools = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        let both: BTreeSet<String> = pools(&["one", "two"]);
+        let goes = |objects: &[api::Fence], applied: &BTreeMap<_, _>, pools: &_, age| {
+            let oldest = may_go(objects, applied, pools, MADE + age);
+            oldest.map(|object| object.spec.number)
+        };
+        assert_eq!(goes(&two, &applied(5, 9), &both, WEEK), Some(5));
+        assert_eq!(goes(&two, &applied(5, 9), &both, WEEK - 1), None);
+        assert_eq!(goes(&two, &applied(4, 9), &both, WEEK), None);
+        let away = pools(&["one", "two", "away"]);
+        assert_eq!(goes(&two, &applied(9, 9), &away, WEEK), None);
+        // The newest one stays: without it, no node could know that it missed something.
+        assert_eq!(goes(&two[..1], &applied(9, 9), &both, 9 * WEEK), None);
+        assert_eq!(goes(&[], &applied(9, 9), &both, WEEK), None);
+    }
+
+    #[test]
+    fn the_chain_is_read_in_its_order_and_not_at_all_if_an_object_is_wrong() {
+        let (oldest, fences) = chain_of(&[object(9, 5), object(5, 2)]).expect("it is valid");
+        let numbers: Vec<u64> = fences.iter().map(|fence| fence.number).collect();
+        assert_eq!((oldest, &numbers[..]), (2, &[5, 9][..]));
+        assert_eq!(chain_of(&[]).expect("it is valid").0, 0);
+        let mut wrong = object(9, 5);
+        wrong.spec.id = "x".to_owned();
+        assert!(matches!(chain_of(&[wrong]), Err(Error::Malformed { .. })));
+    }
+}

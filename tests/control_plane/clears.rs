@@ -1,0 +1,159 @@
+//! Names that are cleared on all nodes: by the deletion of a `Cache`, and with their namespace.
+
+use std::fs;
+use std::path::Path;
+
+use baggageclaim::api::{Cache, Fence};
+use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
+
+use crate::common::{Fs, require_lab};
+use crate::driver::kubelet;
+use crate::eventually;
+use crate::peers::{
+    CACHE, MADE, READ, hub, is_told, knows, make, object, peer, publish, told, unpublish,
+};
+use crate::plane::ControlPlane;
+
+/// Waits until a pool has content of this name, or has none.
+async fn has(pool: &Path, name: &str, expected: bool) {
+    eventually("a node has a name, or has it no more", async || {
+        told(pool, "artifacts").to_string().contains(name) == expected
+    })
+    .await;
+}
+
+async fn fences(plane: &ControlPlane) -> Vec<Fence> {
+    let fences: Api<Fence> = Api::all(plane.client.clone());
+    let list = fences.list(&ListParams::default()).await;
+    list.expect("a list").items
+}
+
+/// Makes the handle of some caches, and waits until its deletion is an order.
+async fn handle(plane: &ControlPlane, name: &str, spec: &str) {
+    let text = format!(
+        "{{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Cache, \
+         metadata: {{name: {name}, namespace: ci}}, spec: {spec}}}"
+    );
+    plane.apply(name, &text);
+    let caches: Api<Cache> = Api::namespaced(plane.client.clone(), "ci");
+    eventually("it has the finalizer", async || {
+        let cache = caches.get(name).await.expect("it is there");
+        !cache.finalizers().is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    plane.kubectl(&["create", "namespace", "ci"]);
+    for number in 1..=2 {
+        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
+        plane.apply(&format!("node-{number}"), &node);
+    }
+    let mut controller = hub(&plane);
+    let pools = [lab.dir("one"), lab.dir("two")];
+    let one = peer(&plane, "node-1", &pools[0]);
+    let two = peer(&plane, "node-2", &pools[1]);
+    let kubelet_one = kubelet(&plane, "node-1", &one).await;
+    let kubelet_two = kubelet(&plane, "node-2", &two).await;
+    for pool in &pools {
+        knows(pool, 1).await;
+        is_told(pool, true).await;
+    }
+    make(&plane, &kubelet_one, &pools[0]).await;
+    let uid = object(&plane, "ci", "writer", "node-2", CACHE);
+    let writer = kubelet_two.pod_with_uid("ci", "writer", uid);
+    let target = publish(&writer, &MADE[0]).await;
+    assert!(target.join("text").exists(), "{}", two.tail());
+    has(&pools[1], "task-cache/go", true).await;
+
+    // Deleting the handle returns when the order is given.
+    handle(&plane, "go", "{key: go}").await;
+    plane.kubectl(&["delete", "cache", "go", "--namespace=ci", "--timeout=60s"]);
+    let made = fences(&plane).await;
+    assert_eq!(made.len(), 1, "{}", controller.tail());
+    assert_eq!(made[0].name_any(), "after-00000000000000000000");
+    let named = |name: &str| format!("\"{name}\"");
+    has(&pools[0], "task-cache/go", false).await;
+    fs::write(target.join("text"), "old").expect("write");
+    unpublish(&writer).await;
+    has(&pools[1], "task-cache/go", false).await;
+    has(&pools[0], "artifact/built", true).await;
+    let uid = object(&plane, "ci", "after", "node-1", CACHE);
+    let reader = kubelet_one.pod_with_uid("ci", "after", uid);
+    let target = publish(&reader, &READ).await;
+    assert!(!target.join("text").exists(), "{} is there", named("text"));
+    unpublish(&reader).await;
+
+    // Neither kind of object is changed.
+    let name = made[0].name_any();
+    let patch = r#"--patch={"spec": {"key": "other"}}"#;
+    let (done, said) = plane.try_kubectl(&["patch", "fence", &name, "--type=merge", patch]);
+    assert!(!done && said.contains("immutable"), "{said}");
+    let both = "{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Cache, \
+                metadata: {name: both, namespace: ci}, spec: {key: a, prefix: b}}";
+    let path = plane.directory.path().join("both.yaml");
+    fs::write(&path, both).expect("write");
+    let (done, said) = plane.try_kubectl(&["apply", "-f", path.to_str().expect("text")]);
+    assert!(!done && said.contains("a key or a prefix"), "{said}");
+
+    // Another controller goes on with the chain. An order that was given meanwhile is carried out.
+    handle(&plane, "all", "{prefix: g, kind: ResourceCache}").await;
+    controller.kill();
+    plane.kubectl(&["delete", "cache", "all", "--namespace=ci", "--wait=false"]);
+    controller.start();
+    eventually("there is another fence", async || {
+        fences(&plane).await.len() == 2
+    })
+    .await;
+    let chain = fences(&plane).await;
+    assert_eq!(chain[1].spec.previous, chain[0].spec.number);
+    eventually("the handle is gone", async || {
+        let caches: Api<Cache> = Api::namespaced(plane.client.clone(), "ci");
+        caches.get_opt("all").await.expect("an answer").is_none()
+    })
+    .await;
+    for pool in &pools {
+        is_told(pool, true).await;
+    }
+    has(&pools[0], "artifact/built", true).await;
+
+    // There is no controller manager that finishes the deletion.
+    plane.kubectl(&["delete", "namespace", "ci", "--wait=false"]);
+    let end = "{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {\"name\": \"ci\"}, \
+               \"spec\": {\"finalizers\": []}}";
+    let path = plane.directory.path().join("end.json");
+    fs::write(&path, end).expect("write");
+    let path = path.to_str().expect("text");
+    plane.kubectl(&[
+        "replace",
+        "--raw",
+        "/api/v1/namespaces/ci/finalize",
+        "-f",
+        path,
+    ]);
+    has(&pools[0], "artifact/built", false).await;
+    let chain = fences(&plane).await;
+    assert_eq!(chain.len(), 3, "{}", controller.tail());
+    assert_eq!(
+        (&*chain[2].spec.namespace, chain[2].spec.kind),
+        ("ci", None)
+    );
+
+    // All objects are lost, as with an older etcd. The nodes still know.
+    plane.kubectl(&["delete", "fences", "--all"]);
+    eventually("they are made again", async || {
+        let fences = fences(&plane).await;
+        let repeats: usize = fences.iter().map(|fence| fence.spec.repeats.len()).sum();
+        repeats == 3
+    })
+    .await;
+    for pool in &pools {
+        is_told(pool, true).await;
+    }
+}
