@@ -419,7 +419,10 @@ fn later_visits(place: &Place) {
     let mut storm = Storm::new(place);
     let stacks = place.way.backend == BackendKind::Overlay;
     let passed = |point: &&Point| {
-        let mut acts = Act::passing(**point).iter();
+        // Callers of one node clear nothing in the cluster.
+        let mut acts = Act::passing(**point)
+            .iter()
+            .filter(|act| !matches!(act, Act::Clear));
         acts.any(|act| stacks || !act.needs_stacks())
     };
     for point in Point::ALL.iter().filter(passed) {
