@@ -44,6 +44,31 @@ async fn handle(plane: &ControlPlane, name: &str, spec: &str) {
     .await;
 }
 
+fn neither_is_changed(plane: &ControlPlane, fence: &Fence) {
+    let name = fence.name_any();
+    let other = r#"--patch={"spec": {"key": "other"}}"#;
+    let (done, said) = plane.try_kubectl(&["patch", "fence", &name, "--type=merge", other]);
+    assert!(!done && said.contains("immutable"), "{said}");
+    let both = "{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Cache, \
+                metadata: {name: both, namespace: ci}, spec: {key: a, prefix: b}}";
+    let file = plane.directory.path().join("both.yaml");
+    fs::write(&file, both).expect("write");
+    let (done, said) = plane.try_kubectl(&["apply", "-f", file.to_str().expect("text")]);
+    assert!(!done && said.contains("a key or a prefix"), "{said}");
+}
+
+/// There is no controller manager that finishes the deletion.
+fn the_namespace_goes(plane: &ControlPlane) {
+    plane.kubectl(&["delete", "namespace", "ci", "--wait=false"]);
+    let end = "{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {\"name\": \"ci\"}, \
+               \"spec\": {\"finalizers\": []}}";
+    let file = plane.directory.path().join("end.json");
+    fs::write(&file, end).expect("write");
+    let file = file.to_str().expect("text");
+    let of_namespace = "/api/v1/namespaces/ci/finalize";
+    plane.kubectl(&["replace", "--raw", of_namespace, "-f", file]);
+}
+
 #[tokio::test]
 async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes() {
     let Some(plane) = ControlPlane::start().await else {
@@ -78,7 +103,6 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     let made = fences(&plane).await;
     assert_eq!(made.len(), 1, "{}", controller.tail());
     assert_eq!(made[0].name_any(), "after-00000000000000000000");
-    let named = |name: &str| format!("\"{name}\"");
     has(&pools[0], "task-cache/go", false).await;
     fs::write(target.join("text"), "old").expect("write");
     unpublish(&writer).await;
@@ -87,20 +111,10 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     let uid = object(&plane, "ci", "after", "node-1", CACHE);
     let reader = kubelet_one.pod_with_uid("ci", "after", uid);
     let target = publish(&reader, &READ).await;
-    assert!(!target.join("text").exists(), "{} is there", named("text"));
+    assert!(!target.join("text").exists(), "{}", one.tail());
     unpublish(&reader).await;
 
-    // Neither kind of object is changed.
-    let name = made[0].name_any();
-    let patch = r#"--patch={"spec": {"key": "other"}}"#;
-    let (done, said) = plane.try_kubectl(&["patch", "fence", &name, "--type=merge", patch]);
-    assert!(!done && said.contains("immutable"), "{said}");
-    let both = "{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Cache, \
-                metadata: {name: both, namespace: ci}, spec: {key: a, prefix: b}}";
-    let path = plane.directory.path().join("both.yaml");
-    fs::write(&path, both).expect("write");
-    let (done, said) = plane.try_kubectl(&["apply", "-f", path.to_str().expect("text")]);
-    assert!(!done && said.contains("a key or a prefix"), "{said}");
+    neither_is_changed(&plane, &made[0]);
 
     // Another controller goes on with the chain. An order that was given meanwhile is carried out.
     handle(&plane, "all", "{prefix: g, kind: ResourceCache}").await;
@@ -123,20 +137,7 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     }
     has(&pools[0], "artifact/built", true).await;
 
-    // There is no controller manager that finishes the deletion.
-    plane.kubectl(&["delete", "namespace", "ci", "--wait=false"]);
-    let end = "{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {\"name\": \"ci\"}, \
-               \"spec\": {\"finalizers\": []}}";
-    let path = plane.directory.path().join("end.json");
-    fs::write(&path, end).expect("write");
-    let path = path.to_str().expect("text");
-    plane.kubectl(&[
-        "replace",
-        "--raw",
-        "/api/v1/namespaces/ci/finalize",
-        "-f",
-        path,
-    ]);
+    the_namespace_goes(&plane);
     has(&pools[0], "artifact/built", false).await;
     let chain = fences(&plane).await;
     assert_eq!(chain.len(), 3, "{}", controller.tail());
