@@ -11,15 +11,18 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::distribution::roster::Controller;
+use crate::distribution::roster::{ClearOrder, Controller};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
-use crate::server::{self, Drain, Socket};
+use crate::server::{self, Drain, Routes, Socket};
 use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{admin, csi, http, hub, k8s, locality, node};
+
+/// How many orders to clear names wait.
+const ORDERS: usize = 16;
 
 /// How a controller is set up.
 #[derive(Debug, Clone)]
@@ -110,12 +113,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         client = k8s::connect(config.kubeconfig.as_deref()) => client,
         () = drain.begun() => return Ok(()),
     };
-    let collector = config
-        .shared
-        .as_ref()
-        .map(collect)
-        .transpose()?
-        .map(Arc::new);
+    let collector = config.shared.as_ref().map(collect).transpose()?;
     let setup = Setup {
         driver: csi::DRIVER_NAME,
         place: csi::place_of,
@@ -129,12 +127,13 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         None => None,
     };
     let webhook = open_webhook(config.webhook, hub.as_ref().map(|(hub, _)| hub)).await?;
-    let overview = admin::cluster(hub.as_ref().map(|(hub, _)| hub.overview()));
+    let (clears, orders) = mpsc::channel(ORDERS);
+    let overview = serve_people(hub.as_ref().map(|(hub, _)| hub), clears);
     let figures = Figures {
         cluster: cluster.clone(),
         catalog: hub.as_ref().map(|(hub, _)| Box::new(hub.figures()) as _),
         locality: webhook.as_ref().map(locality::Webhook::counters),
-        collector: collector.clone(),
+        collector,
     };
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
@@ -164,7 +163,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         overview,
     );
     let csi = AbortOnDropHandle::new(tokio::spawn(csi));
-    let hub = begin_hub(hub, client, cluster.clone(), drain.clone());
+    let hub = begin_hub(hub, client, cluster.clone(), orders, drain.clone());
     let _webhook = webhook.map(|it| AbortOnDropHandle::new(tokio::spawn(it.serve(drain.clone()))));
     tokio::select! {
         () = drain.begun() => {}
@@ -184,7 +183,7 @@ struct Figures {
     cluster: Arc<Cluster>,
     catalog: Option<Box<dyn Fn() -> hub::Figures + Send + Sync>>,
     locality: Option<locality::Counters>,
-    collector: Option<Arc<Periodic>>,
+    collector: Option<Periodic>,
 }
 
 impl Figures {
@@ -200,6 +199,14 @@ impl Figures {
             collector.register(registry);
         }
     }
+}
+
+/// The service for people who ask the controller.
+fn serve_people(hub: Option<&hub::Hub>, clears: mpsc::Sender<ClearOrder>) -> Routes {
+    admin::serve_cluster(hub.map(|hub| admin::Cluster {
+        catalog: hub.overview(),
+        clears,
+    }))
 }
 
 /// Collects the garbage of a shared tier from now on.
@@ -241,10 +248,11 @@ fn begin_hub(
     hub: Option<(hub::Hub, Controller)>,
     client: kube::Client,
     cluster: Arc<Cluster>,
+    orders: mpsc::Receiver<ClearOrder>,
     drain: Drain,
 ) -> impl Future<Output = Result<(), Error>> {
     let task = hub.map(|(hub, place)| {
-        let served = serve_hub(hub, place, client, cluster, drain);
+        let served = serve_hub(hub, place, client, cluster, orders, drain);
         AbortOnDropHandle::new(tokio::spawn(served))
     });
     async {
@@ -261,13 +269,14 @@ async fn serve_hub(
     place: Controller,
     client: kube::Client,
     cluster: Arc<Cluster>,
+    orders: mpsc::Receiver<ClearOrder>,
     drain: Drain,
 ) -> Result<(), Error> {
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
     let pools = ClusterMembers::new(Arc::clone(&cluster));
     let pools = Box::new(move || pools.with_pools());
-    let clears = k8s::clears::keep(client.clone(), Arc::new(hub.chain()), pools);
+    let clears = k8s::clears::keep(client.clone(), Arc::new(hub.chain()), pools, orders);
     let publish = async {
         cluster.ready().await;
         k8s::endpoint::publish(client, place, began).await;

@@ -3,31 +3,40 @@
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::service::{parse, tenant_filter, time};
 use crate::catalog::{Answer, Entry, Listed, OfNode, State};
-use crate::distribution::roster::Overview;
-use crate::model::{Name, Tenant};
+use crate::distribution::roster::{ClearOrder, Overview};
+use crate::model::{Coverage, Name, Reference, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::Routes;
-use admin::cluster_server::{Cluster, ClusterServer};
+use admin::cluster_server::{self as wire, ClusterServer};
 
 /// How many parts of a list wait for a slow reader.
 const WAITING: usize = 4;
 
-/// The service, to be served with others. `catalog`: there is none without `--hub-listen`.
-#[must_use]
-pub fn cluster(catalog: Option<Arc<dyn Overview>>) -> Routes {
-    Routes::new().with(ClusterServer::new(Service(catalog)))
+/// The catalog of the cluster, and where orders to clear names go.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The catalog.
+    pub catalog: Arc<dyn Overview>,
+    /// The orders.
+    pub clears: mpsc::Sender<ClearOrder>,
 }
 
-struct Service(Option<Arc<dyn Overview>>);
+/// The service, to be served with others. `cluster`: there is none without `--hub-listen`.
+#[must_use]
+pub fn serve_cluster(cluster: Option<Cluster>) -> Routes {
+    Routes::new().with(ClusterServer::new(Service(cluster)))
+}
+
+struct Service(Option<Cluster>);
 
 impl Service {
-    fn catalog(&self) -> Result<&Arc<dyn Overview>, Status> {
+    fn cluster(&self) -> Result<&Cluster, Status> {
         self.0.as_ref().ok_or_else(|| {
             Status::failed_precondition(
                 "this controller has no catalog of the nodes' content: start it with --hub-listen \
@@ -38,7 +47,7 @@ impl Service {
 }
 
 #[tonic::async_trait]
-impl Cluster for Service {
+impl wire::Cluster for Service {
     type ListCachesStream = ReceiverStream<Result<admin::ListCachesResponse, Status>>;
 
     async fn list_caches(
@@ -46,7 +55,7 @@ impl Cluster for Service {
         request: Request<admin::ListCachesRequest>,
     ) -> Result<Response<Self::ListCachesStream>, Status> {
         let tenant = tenant_filter(request.into_inner().tenant.as_deref())?;
-        let catalog = Arc::clone(self.catalog()?);
+        let catalog = Arc::clone(&self.cluster()?.catalog);
         let (parts, sent) = mpsc::channel(WAITING);
         tokio::spawn(async move {
             let mut after = None;
@@ -74,7 +83,7 @@ impl Cluster for Service {
         let request = request.into_inner();
         let tenant: Tenant = parse("tenant", &request.tenant)?;
         let reference = parse("reference", &request.reference)?;
-        let explained = self.catalog()?.explain(&Name { tenant, reference });
+        let explained = self.cluster()?.catalog.explain(&Name { tenant, reference });
         let answer = match explained.answer {
             Answer::Nothing => admin::ClusterAnswer::Nothing,
             Answer::Found(_) => admin::ClusterAnswer::Found,
@@ -85,6 +94,39 @@ impl Cluster for Service {
             answer: answer.into(),
             nodes: explained.nodes.iter().map(of_node).collect(),
         }))
+    }
+
+    async fn clear(
+        &self,
+        request: Request<admin::ClearRequest>,
+    ) -> Result<Response<admin::ClearResponse>, Status> {
+        let request = request.into_inner();
+        let tenant: Tenant = parse("tenant", &request.tenant)?;
+        let reference: Reference = parse("reference", &request.reference)?;
+        let covers = match reference.cache() {
+            Some((kind, key)) if request.prefix => Coverage::Prefix {
+                tenant,
+                kind,
+                prefix: key.as_str().into(),
+            },
+            None if request.prefix => {
+                return Err(Status::invalid_argument(
+                    "outputs are cleared one by one: only caches have a prefix",
+                ));
+            }
+            _ => Coverage::Name(Name { tenant, reference }),
+        };
+        let (done, made) = oneshot::channel();
+        let order = ClearOrder { covers, done };
+        let ends = || Status::unavailable("the controller ends; repeat the command");
+        let sent = self.cluster()?.clears.send(order).await;
+        sent.map_err(|_| ends())?;
+        match made.await.map_err(|_| ends())? {
+            Ok(()) => Ok(Response::new(admin::ClearResponse {})),
+            Err(why) => Err(Status::unavailable(format!(
+                "the order may not be in the API server; repeat the command: {why}"
+            ))),
+        }
     }
 }
 

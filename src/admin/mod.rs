@@ -22,7 +22,7 @@ use std::time::Duration;
 use tracing::field::Empty;
 
 pub use client::{Client, ClientError, ClusterClient, connect, connect_to_controller};
-pub use cluster::cluster;
+pub use cluster::{Cluster, serve_cluster};
 pub use transfer::STALL;
 
 use crate::distribution::Distribution;

@@ -1,5 +1,5 @@
-//! The verbs that ask the controller of a cluster, at its CSI socket: `caches --cluster` and
-//! `explain`.
+//! The verbs that ask the controller of a cluster, at its CSI socket: `caches --cluster`, `explain`
+//! and `clear`.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -47,6 +47,41 @@ pub(super) struct Explain {
     output: PlainOutput,
     #[command(flatten)]
     controller: Controller,
+}
+
+#[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it belongs to")))]
+pub(super) struct Clear {
+    /// artifact/NAME, resource-cache/KEY or task-cache/KEY
+    reference: Reference,
+    #[command(flatten)]
+    namespace: Namespace,
+    /// Clear all caches of this kind whose key begins with KEY
+    #[arg(long)]
+    prefix: bool,
+    #[command(flatten)]
+    controller: Controller,
+}
+
+/// Clears names on all nodes.
+pub(super) async fn clear(what: Clear) -> Done {
+    let mut client = socket::connect_to_controller(&what.controller.socket).await?;
+    let tenant = what.namespace.required();
+    let request = admin::ClearRequest {
+        tenant: tenant.to_string(),
+        reference: what.reference.to_string(),
+        prefix: what.prefix,
+    };
+    client.clear(request).await?;
+    let name = printable(&what.reference);
+    let all = if what.prefix { "…" } else { "" };
+    print(|to| {
+        writeln!(
+            to,
+            "{name}{all} of namespace {tenant} is cleared on all nodes."
+        )
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Lists the caches of all nodes.

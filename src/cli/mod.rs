@@ -77,6 +77,13 @@ Examples:
   Fill a cache with a directory:
     tar -C node_modules -c . | baggageclaim import - --as task-cache/npm -n ci";
 
+const CLEAR_EXAMPLES: &str = "\
+Examples:
+  kubectl exec -n baggageclaim deploy/baggageclaim-controller -c controller -- \\
+    /baggageclaim clear task-cache/main -n ci
+  All task caches of pull requests:
+    baggageclaim clear --prefix task-cache/pr- -n ci";
+
 /// Copy-on-write volumes for the steps of CI pipelines
 #[derive(Debug, Parser)]
 #[command(
@@ -217,6 +224,17 @@ Example:
     /baggageclaim explain task-cache/main -n ci")]
     Explain(cluster::Explain),
 
+    /// Clear a cache or an output on all nodes of the cluster
+    ///
+    /// Asks the controller of a cluster whose nodes are peers, so run it in the controller's pod.
+    /// Users without access to that pod delete a Cache object (docs/catalog.md).
+    ///
+    /// Nodes with a connection to the controller clear it at once, and the others before their
+    /// content counts again. A step that began before the clear does not commit its content under a
+    /// cleared name.
+    #[command(after_long_help = CLEAR_EXAMPLES)]
+    Clear(cluster::Clear),
+
     /// Show one volume or artifact with all its fields
     ///
     /// Exits with 1 if none matches, or more than one; then add `-n` or use a longer id.
@@ -241,7 +259,8 @@ Examples:
     /// An output is refused while volumes are forks of it. A cache loses its name at once, and its
     /// content when the last fork of it is gone. A running step with such a fork is not fenced: if
     /// it succeeds, it commits the old content with its changes under the same name. So end those
-    /// steps before you delete a cache with bad content.
+    /// steps before you delete a cache with bad content. `clear` does it for all nodes of a cluster,
+    /// and fences those steps.
     Destroy(Destroy),
 
     /// Write an artifact, a cache or a volume as an archive

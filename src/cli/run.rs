@@ -145,6 +145,7 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
         Verb::Artifacts(flags) => asking(list(flags, "artifacts", artifacts)),
         Verb::Caches(flags) => asking(self::caches(flags)),
         Verb::Explain(what) => asking(cluster::explain(what)),
+        Verb::Clear(what) => asking(cluster::clear(what)),
         Verb::Inspect(what) => asking(inspect(what)),
         Verb::Outcome(said) => asking(outcome(said)),
         Verb::Destroy(what) => asking(destroy(what)),

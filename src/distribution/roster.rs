@@ -7,10 +7,10 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::catalog::{Explained, NameHash, Part};
-use crate::model::{Clear, Fence, Fences, Name, NodeId, Pod, Sha256, Tenant};
+use crate::model::{Clear, Coverage, Fence, Fences, Name, NodeId, Pod, Sha256, Tenant};
 
 /// Another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +116,15 @@ pub trait Members: fmt::Debug + Send + Sync {
 
     /// The nodes that report what they have; `None`: not known yet.
     fn expected(&self) -> Option<BTreeSet<String>>;
+}
+
+/// A person's order to clear names on all nodes.
+#[derive(Debug)]
+pub struct ClearOrder {
+    /// The names.
+    pub covers: Coverage,
+    /// Gets an answer when the order is in the API server, or why it may not be.
+    pub done: oneshot::Sender<Result<(), String>>,
 }
 
 /// The chain of fences, as the catalog knows it and the nodes get it.

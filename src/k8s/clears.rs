@@ -20,10 +20,10 @@ use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::api::{self, Cache};
-use crate::distribution::roster::Fencing;
+use crate::distribution::roster::{ClearOrder, Fencing};
 use crate::model::{Clear, Coverage, Fence, Fences};
 
 /// The finalizer of a `Cache`. With it, a deletion is the order to clear.
@@ -65,8 +65,14 @@ fn has_code(error: &kube::Error, code: u16) -> bool {
 /// The nodes that must have applied a fence before it is deleted; `None`: not known yet.
 pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
 
-/// Keeps the chain of fences, until it is dropped.
-pub async fn keep(client: Client, chain: Arc<dyn Fencing>, pools: Pools) {
+/// Keeps the chain of fences, until it is dropped. `orders` are those of people who ask the
+/// controller itself.
+pub async fn keep(
+    client: Client,
+    chain: Arc<dyn Fencing>,
+    pools: Pools,
+    orders: mpsc::Receiver<ClearOrder>,
+) {
     let (change, changed) = watch::channel(());
     let change = Arc::new(change);
     let fences: Api<api::Fence> = Api::all(client.clone());
@@ -95,7 +101,7 @@ pub async fn keep(client: Client, chain: Arc<dyn Fencing>, pools: Pools) {
         std::future::ready(())
     });
     let keeper = Keeper {
-        owed: chain.changes(),
+        orders,
         fences,
         client,
         chain,
@@ -152,7 +158,7 @@ fn may_go<'a>(
 }
 
 struct Keeper {
-    owed: watch::Receiver<()>,
+    orders: mpsc::Receiver<ClearOrder>,
     fences: Api<api::Fence>,
     client: Client,
     chain: Arc<dyn Fencing>,
@@ -166,12 +172,13 @@ struct Keeper {
 
 impl Keeper {
     async fn run(mut self, mut changed: watch::Receiver<()>) {
+        let mut owed = self.chain.changes();
         loop {
             changed.mark_unchanged();
-            self.owed.mark_unchanged();
+            owed.mark_unchanged();
             let again = tokio::time::sleep(AGAIN);
             let done = self.step().await;
-            again.await;
+            self.obey_until(again).await;
             if let Err(error) = done {
                 tracing::warn!(%error, "names could not be cleared in the cluster yet; retrying");
                 continue;
@@ -179,11 +186,33 @@ impl Keeper {
             let change = async {
                 tokio::select! {
                     _ = changed.changed() => {}
-                    _ = self.owed.changed() => {}
+                    _ = owed.changed() => {}
+                    () = tokio::time::sleep(LOOK) => {}
                 }
             };
-            let _looks_anyway = tokio::time::timeout(LOOK, change).await;
+            self.obey_until(change).await;
         }
+    }
+
+    /// Carries out orders as they come, until `end`.
+    async fn obey_until(&mut self, end: impl Future<Output = ()>) {
+        tokio::pin!(end);
+        loop {
+            tokio::select! {
+                () = &mut end => return,
+                Some(ClearOrder { covers, done }) = self.orders.recv() => {
+                    let made = self.obey(covers).await;
+                    // The person may have gone.
+                    let _heard = done.send(made.map_err(|error| error.to_string()));
+                }
+            }
+        }
+    }
+
+    async fn obey(&mut self, covers: Coverage) -> Result<(), Error> {
+        self.read().await?;
+        self.mend().await?;
+        self.make(covers.into()).await
     }
 
     async fn step(&mut self) -> Result<(), Error> {

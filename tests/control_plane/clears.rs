@@ -8,10 +8,10 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 
 use crate::common::{Fs, require_lab};
-use crate::driver::kubelet;
+use crate::driver::{Process, kubelet};
 use crate::eventually;
 use crate::peers::{
-    CACHE, MADE, READ, hub, is_told, knows, make, object, peer, publish, told, unpublish,
+    CACHE, MADE, READ, hub, is_told, knows, make, object, peer, publish, tells, told, unpublish,
 };
 use crate::plane::ControlPlane;
 
@@ -69,6 +69,17 @@ fn the_namespace_goes(plane: &ControlPlane) {
     plane.kubectl(&["replace", "--raw", of_namespace, "-f", file]);
 }
 
+/// By asking the controller itself.
+async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
+    let order = ["clear", "--prefix", "task-cache/pr-", "--namespace=ci"];
+    let said = tells(controller, &order);
+    assert!(said.contains("is cleared on all nodes"), "{said}");
+    let made = fences(plane).await;
+    let of_order = &made.last().expect("there is one").spec;
+    assert_eq!((made.len(), &*of_order.namespace), (2, "ci"));
+    assert_eq!(of_order.prefix.as_deref(), Some("pr-"));
+}
+
 #[tokio::test]
 async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes() {
     let Some(plane) = ControlPlane::start().await else {
@@ -116,17 +127,19 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
 
     neither_is_changed(&plane, &made[0]);
 
+    an_administrator_clears(&plane, &controller).await;
+
     // Another controller goes on with the chain. An order that was given meanwhile is carried out.
     handle(&plane, "all", "{prefix: g, kind: ResourceCache}").await;
     controller.kill();
     plane.kubectl(&["delete", "cache", "all", "--namespace=ci", "--wait=false"]);
     controller.start();
     eventually("there is another fence", async || {
-        fences(&plane).await.len() == 2
+        fences(&plane).await.len() == 3
     })
     .await;
     let chain = fences(&plane).await;
-    assert_eq!(chain[1].spec.previous, chain[0].spec.number);
+    assert_eq!(chain[2].spec.previous, chain[1].spec.number);
     eventually("the handle is gone", async || {
         let caches: Api<Cache> = Api::namespaced(plane.client.clone(), "ci");
         caches.get_opt("all").await.expect("an answer").is_none()
@@ -140,9 +153,9 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     the_namespace_goes(&plane);
     has(&pools[0], "artifact/built", false).await;
     let chain = fences(&plane).await;
-    assert_eq!(chain.len(), 3, "{}", controller.tail());
+    assert_eq!(chain.len(), 4, "{}", controller.tail());
     assert_eq!(
-        (&*chain[2].spec.namespace, chain[2].spec.kind),
+        (&*chain[3].spec.namespace, chain[3].spec.kind),
         ("ci", None)
     );
 
@@ -151,7 +164,7 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     eventually("they are made again", async || {
         let fences = fences(&plane).await;
         let repeats: usize = fences.iter().map(|fence| fence.spec.repeats.len()).sum();
-        repeats == 3
+        repeats == 4
     })
     .await;
     for pool in &pools {

@@ -47,17 +47,23 @@ pub(crate) fn told(pool: &Path, verb: &str) -> Value {
     serde_json::from_slice(&answer.stdout).expect("JSON")
 }
 
-/// What the controller answers to a verb of the command line.
-fn asked(controller: &Process, verb: &[&str]) -> Value {
+/// What a verb of the command line says that asks the controller.
+pub(crate) fn tells(controller: &Process, verb: &[&str]) -> String {
     let answer = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
         .args(verb)
-        .arg("--output=json")
         .arg("--socket")
         .arg(&controller.socket)
         .output()
         .expect("it runs");
     let said = String::from_utf8_lossy(&answer.stderr);
-    serde_json::from_slice(&answer.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+    assert!(answer.status.success(), "{verb:?}: {said}");
+    String::from_utf8(answer.stdout).expect("text")
+}
+
+/// The same as JSON.
+fn asked(controller: &Process, verb: &[&str]) -> Value {
+    let verb = [verb, &["--output=json"]].concat();
+    serde_json::from_str(&tells(controller, &verb)).expect("JSON")
 }
 
 /// The counters of a node's peers.
