@@ -1,7 +1,7 @@
 //! The messages of nodes over their streams (accounts, changes, losses), and the passing of time.
 //! Each function returns what the hub must do next.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::model::{Clear, Fence, Fences, Name, Timestamp, counted};
@@ -138,14 +138,26 @@ impl Catalog {
             return changes;
         }
         for told in &report.put {
+            let key = Key::new(told.name, id);
+            let old = self.entries.get(&key).copied();
             let mut entry = *told;
+            // No fence that does not exist protects content from the next one.
+            entry.fence = entry.fence.min(self.fences.newest().max(self.applied));
             entry.version.stamp = counted(entry.version.stamp, time);
-            let key = Key::new(entry.name, id);
+            let is_lowered = entry.version.stamp < told.version.stamp;
+            // Content that is told again, because of its size, keeps the time that it got first.
+            let before = old
+                .filter(|old| old.is_lowered())
+                .map(|old| old.entry(told.name));
+            let before = before.filter(|before| before.version.tie == told.version.tie);
+            if let Some(before) = before {
+                entry.version.stamp = before.version.stamp;
+            }
             let mut packed = Packed::new(&entry);
-            if entry.version.stamp < told.version.stamp {
+            if is_lowered || before.is_some() {
                 packed = packed.lowered();
             }
-            let old = self.entries.insert(key, packed);
+            self.entries.insert(key, packed);
             session.entries += usize::from(old.is_none());
             session.coming += usize::from(packed.is_coming());
             session.coming -= usize::from(old.is_some_and(Packed::is_coming));
@@ -252,8 +264,11 @@ impl Catalog {
         }
         changes.all = true;
         if fence.number > self.applied {
-            let is_done = |id: &u64| fence.repeats.contains(id);
-            self.owed.retain(|owed| !owed.repeats.iter().all(is_done));
+            let done: HashSet<u64> = fence.repeats.iter().copied().collect();
+            self.owed.retain_mut(|owed| {
+                owed.repeats.retain(|id| !done.contains(id));
+                !owed.repeats.is_empty()
+            });
         } else {
             // Nodes have passed this number, so they would not apply it.
             let clear = Clear {

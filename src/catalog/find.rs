@@ -70,6 +70,23 @@ pub struct Found {
 }
 
 impl Catalog {
+    /// The content that a new pod would start from, with all nodes that have it and a stream: the
+    /// scheduler chooses among them. `None`: there is none, or no such node.
+    #[must_use]
+    pub fn placement(&self, names: &[Name]) -> Option<Found> {
+        for (which, name) in names.iter().enumerate() {
+            let entries = self.valid(NameHash::of(name), name);
+            if let Some(version) = current(Kind::of(&name.reference), &entries) {
+                let is_it = |(session, entry): &&(&Session, Entry)| {
+                    let is_durable = entry.state == State::Durable && entry.version == version;
+                    is_durable && session.lost.is_none()
+                };
+                return found(which, "", usize::MAX, entries.iter().filter(is_it));
+            }
+        }
+        None
+    }
+
     /// Answers a question.
     #[must_use]
     pub fn find(&self, asked: &Asked, now: Timestamp) -> Answer {
@@ -85,7 +102,7 @@ impl Catalog {
                     entry.1.state == State::Durable && entry.1.version == version
                 };
                 let holders = entries.iter().filter(is_it);
-                if let Some(found) = found(which, &asked.zone, holders) {
+                if let Some(found) = found(which, &asked.zone, MAX_HOLDERS, holders) {
                     return Answer::Found(found);
                 }
             }
@@ -136,6 +153,7 @@ impl Catalog {
 fn found<'a>(
     which: usize,
     zone: &str,
+    most: usize,
     holders: impl Iterator<Item = &'a (&'a Session, Entry)>,
 ) -> Option<Found> {
     let mut holders: Vec<&(&Session, Entry)> = holders.collect();
@@ -146,7 +164,7 @@ fn found<'a>(
     let (_, entry) = holders.first()?;
     // A node that has just fetched a copy has not measured it.
     let bytes = holders.iter().map(|(_, entry)| entry.bytes).max();
-    let nodes = holders.iter().take(MAX_HOLDERS);
+    let nodes = holders.iter().take(most);
     Some(Found {
         which,
         version: entry.version,
@@ -222,6 +240,25 @@ mod tests {
             panic!("it is there");
         };
         assert_eq!((found.bytes, found.holders.len()), (700, 3));
+    }
+
+    #[test]
+    fn a_pod_is_placed_by_all_holders_that_have_a_stream() {
+        let names: Vec<String> = (0..9).map(|n| format!("n{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut nodes = Nodes::complete(&names);
+        let name = super::super::tests::name("artifact/a");
+        assert_eq!(nodes.catalog.placement(std::slice::from_ref(&name)), None);
+        for node in 0..9 {
+            nodes.put(node, entry("artifact/a", State::Durable, 5));
+        }
+        nodes.put(0, entry("artifact/a", State::Durable, 4));
+        nodes.lose(1);
+        let names = [super::super::tests::name("artifact/none"), name];
+        let found = nodes.catalog.placement(&names).expect("it is there");
+        assert_eq!((found.which, found.holders.len()), (1, 7));
+        (2..9).for_each(|node| drop(nodes.lose(node)));
+        assert_eq!(nodes.catalog.placement(&names), None, "all are away");
     }
 
     #[test]

@@ -251,10 +251,6 @@ mod tests {
             fence,
             ..entry("artifact/a", state, stamp)
         };
-        nodes.put(0, at(0, 99, State::Durable));
-        nodes.put(1, at(50, 5, State::Durable));
-        nodes.put(2, at(50, 7, State::Durable));
-        nodes.put(3, at(50, 0, State::Coming));
         nodes.catalog.fence(Fence {
             number: 50,
             previous: 0,
@@ -262,6 +258,10 @@ mod tests {
             covers: Coverage::Name(name("artifact/a")),
             repeats: Vec::new(),
         });
+        nodes.put(0, at(0, 99, State::Durable));
+        nodes.put(1, at(50, 5, State::Durable));
+        nodes.put(2, at(50, 7, State::Durable));
+        nodes.put(3, at(50, 0, State::Coming));
         nodes.lose(1);
         let explained = nodes.catalog.explain(&name("artifact/a"), nodes.now);
         assert!(matches!(explained.answer, Answer::Found(_)));

@@ -268,6 +268,77 @@ fn a_stamp_far_ahead_counts_as_now() {
 }
 
 #[test]
+fn content_that_is_told_again_keeps_the_time_that_it_got_first() {
+    let mut nodes = Nodes::complete(&["n1", "n2"]);
+    let then = nodes.now.0;
+    let ahead = entry("artifact/a", State::Durable, then + 90_000);
+    nodes.put(0, ahead);
+    nodes.pass(40);
+    // Its size is known now, and its time is less than a minute ahead.
+    let told = Entry {
+        bytes: 999,
+        ..ahead
+    };
+    let changes = nodes.put(0, told);
+    assert_eq!(nodes.stamp("artifact/a"), Some(then));
+    assert!(changes.supersede.is_empty());
+    let changes = nodes.put(1, entry("artifact/a", State::Durable, then + 20_000));
+    let order = changes.supersede[0];
+    let newer = Timestamp(then + 20_000);
+    assert_eq!(
+        (order.session, order.version.stamp),
+        (nodes.sessions[0], newer)
+    );
+    // Other content is another thing.
+    let mut other = entry("artifact/a", State::Durable, then + 30_000);
+    other.version.tie = 7;
+    nodes.put(0, other);
+    assert_eq!(nodes.stamp("artifact/a"), Some(then + 30_000));
+}
+
+#[test]
+fn no_invented_fence_protects_content_from_the_next_one() {
+    let mut nodes = Nodes::complete(&["n1"]);
+    let invented = Entry {
+        fence: u64::MAX,
+        ..entry("task-cache/a", State::Durable, 5)
+    };
+    nodes.put(0, invented);
+    assert_eq!(nodes.stamp("task-cache/a"), Some(5));
+    let clear = Coverage::Name(name("task-cache/a")).into();
+    let applied = nodes.catalog.applied();
+    let fence = nodes.catalog.fences().next(clear, nodes.now, applied, 1);
+    nodes.catalog.fence(fence);
+    assert_eq!(nodes.find(&["task-cache/a"]), Answer::Nothing);
+}
+
+#[test]
+fn what_is_owed_is_made_in_parts() {
+    let mut nodes = Nodes::complete(&["n1"]);
+    let covers = || Coverage::Name(name("task-cache/a"));
+    let mut fences = Fences::default();
+    for number in 1..=5 {
+        fences.insert(Fence {
+            number,
+            previous: number - 1,
+            id: 100 + number,
+            covers: covers(),
+            repeats: Vec::new(),
+        });
+    }
+    nodes.sessions[0] = nodes.hello(0, &fences);
+    for (part, left) in [(2, 3), (3, 0)] {
+        let mut owed = nodes.catalog.owed()[0].clone();
+        owed.repeats.truncate(part);
+        let applied = nodes.catalog.applied();
+        let next = nodes.catalog.fences().next(owed, Timestamp(0), applied, 7);
+        nodes.catalog.fence(next);
+        let owed = nodes.catalog.owed().iter();
+        assert_eq!(owed.map(|owed| owed.repeats.len()).sum::<usize>(), left);
+    }
+}
+
+#[test]
 fn names_are_hidden_while_the_chain_of_fences_is_mended() {
     let mut nodes = Nodes::complete(&["n1"]);
     let fence = |number, previous, repeats| Fence {
@@ -285,7 +356,6 @@ fn names_are_hidden_while_the_chain_of_fences_is_mended() {
         fence: 71,
         ..entry("task-cache/a", State::Durable, 5)
     };
-    nodes.put(0, cleared);
     nodes.account(0);
     let owed = nodes.catalog.owed()[0].clone();
     assert_eq!(owed.repeats, [70]);
@@ -295,6 +365,7 @@ fn names_are_hidden_while_the_chain_of_fences_is_mended() {
     assert_eq!((next.number, next.previous), (71, 0));
     nodes.catalog.fence(next);
     assert!(nodes.catalog.owed().is_empty());
+    nodes.put(0, cleared);
     assert_eq!(nodes.stamp("task-cache/a"), Some(5));
     // Another controller makes a fence that the nodes have passed.
     nodes.catalog.fence_applied(71);

@@ -17,7 +17,7 @@ use super::error::{Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::confirm;
 use super::lifecycle::Observation;
-use super::notice;
+use super::notice::{self, NotCommitted};
 use super::pending::withdraw_seal_intent;
 use super::shared::Inner;
 use crate::model::{Artifact, ArtifactId, LayerId, Name, SealPlan, VolumeRecord};
@@ -103,7 +103,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         became.map(|(key, artifact)| (*key, artifact.id)).collect();
     let gone = keys.iter().filter(|key| takes_back(inner, **key));
     let gone: Vec<ArtifactId> = gone.filter_map(|key| became.get(key).copied()).collect();
-    let committed: Vec<(SealPlan, VolumeRecord)> = {
+    let committed: Vec<(SealPlan, VolumeRecord, bool)> = {
         let mut state = inner.state.lock();
         for id in &gone {
             state.catalog.set_durable(id, true);
@@ -112,7 +112,11 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
             .volumes
             .seals()
             .filter(|(key, ..)| became.contains_key(key));
-        let seals = seals.map(|(_, volume, plan)| (plan.clone(), volume.record.clone()));
+        let seals = seals.map(|(_, volume, plan)| {
+            // A fence may have come since the seal.
+            let is_cleared = plan.fence < state.fences.least(&plan.name(&volume.record.tenant));
+            (plan.clone(), volume.record.clone(), is_cleared)
+        });
         let committed = seals.collect();
         // Also where the seal intent stays: the index names the artifact, so a write-back error
         // must not take it back.
@@ -121,9 +125,13 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         }
         committed
     };
-    for (SealPlan { reference, .. }, record) in committed {
-        let committed = || notice::What::Committed { reference };
-        notice::say(inner.config.notices.as_ref(), &record, committed);
+    let notices = inner.config.notices.as_ref();
+    for (SealPlan { reference, .. }, record, is_cleared) in committed {
+        if is_cleared {
+            notice::say_not_committed(notices, &record, &NotCommitted::Cleared);
+        } else {
+            notice::say(notices, &record, || notice::What::Committed { reference });
+        }
     }
     inner.state.notify();
     Ok(())

@@ -93,7 +93,9 @@ pub(super) async fn forget(inner: &Arc<Inner>, up_to: u64) -> Result<()> {
 fn forget_now(inner: &Inner, up_to: u64) -> Result<()> {
     let _one_at_a_time = inner.collector.lock();
     let mut fences = inner.state.lock().fences.clone();
-    let up_to = up_to.min(fences.newest());
+    // A volume from before a fence may end later, and then the fence must still be known.
+    let oldest = inner.state.lock().volumes.oldest_fence();
+    let up_to = up_to.min(fences.newest()).min(oldest.unwrap_or(u64::MAX));
     if up_to <= fences.forgotten() {
         return Ok(());
     }

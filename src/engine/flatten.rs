@@ -14,7 +14,7 @@ use super::claims::data_dir;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::guard::Guard;
-use super::layers::{self, trash_unreferenced};
+use super::layers::{self, tell_sizes, trash_unreferenced};
 use super::pins::Pins;
 use super::shared::Inner;
 use super::state::State;
@@ -421,6 +421,7 @@ fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
 fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
     layers::confirm(inner, merged)?;
     inner.state.lock().catalog.set_usage(merged, usage);
+    tell_sizes(inner, &HashSet::from([merged]));
     let measured = inner.transact(&[Change::PutLayer(merged, usage)]);
     measured.result()
 }

@@ -1,5 +1,7 @@
 //! Layers in the pool. A layer that the index names is confirmed in its record; a layer that
-//! nothing refers to is moved to the trash. How a backend makes and stacks layers is `backend`.
+//! nothing refers to is moved to the trash. The cluster is told of sizes. How a backend makes and stacks layers is `backend`.
+
+use std::collections::HashSet;
 
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
@@ -62,4 +64,20 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
         }
     }
     bytes
+}
+
+/// The cluster was told of these layers' content before its size was known: it is told again.
+pub(super) fn tell_sizes(inner: &Inner, measured: &HashSet<LayerId>) {
+    let mut names = Vec::new();
+    inner.look_at_artifacts(|state, sealed| {
+        let artifact = &sealed.artifact;
+        let is_new = artifact.layers.iter().any(|layer| measured.contains(layer));
+        if is_new && state.catalog.is_named(artifact) {
+            names.push(artifact.name());
+        }
+    });
+    let mut state = inner.state.lock();
+    for name in &names {
+        state.catalog.changes().note(name);
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use super::error::{Context, Error, Result};
-use super::layers::confirm;
+use super::layers::{confirm, tell_sizes};
 use super::shared::Inner;
 use super::state::State;
 use super::transaction::last_uses;
@@ -67,26 +67,11 @@ pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
         let layers = layers.map(|(layer, usage)| Change::PutLayer(layer, usage));
         let mut changes: Vec<Change> = layers.collect();
         changes.extend(last_uses(inner));
-        inner.transact(&changes).result()?;
+        // First: the sizes are in memory already, so a later round would not tell them.
         tell_sizes(inner, &measured.iter().map(|(layer, _)| *layer).collect());
+        inner.transact(&changes).result()?;
     }
     failure.map_or(Ok(measured.len()), Err)
-}
-
-/// The cluster was told of these layers' content before its size was known: it is told again.
-fn tell_sizes(inner: &Inner, measured: &HashSet<LayerId>) {
-    let mut names = Vec::new();
-    inner.look_at_artifacts(|state, sealed| {
-        let artifact = &sealed.artifact;
-        let is_new = artifact.layers.iter().any(|layer| measured.contains(layer));
-        if is_new && state.catalog.is_named(artifact) {
-            names.push(artifact.name());
-        }
-    });
-    let mut state = inner.state.lock();
-    for name in &names {
-        state.catalog.changes().note(name);
-    }
 }
 
 /// The layers of everything that is durable, if they `fit`.

@@ -60,7 +60,7 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
     }
     // The old index may still say what was cleared.
     let fences = Index::read_only(&dirs.root).map_or_else(|_| Fences::default(), |old| old.fences);
-    let is_cleared = |artifact: &Artifact| artifact.fence < fences.covering(&artifact.name());
+    let is_cleared = |artifact: &Artifact| artifact.fence < fences.least(&artifact.name());
     let mut holders: HashMap<Name, &Artifact> = HashMap::new();
     for artifact in artifacts.values().filter(|artifact| !is_cleared(artifact)) {
         let holder = holders.entry(artifact.name()).or_insert(artifact);

@@ -277,6 +277,12 @@ impl Volumes {
         })
     }
 
+    /// The lowest fence of a volume that may be committed.
+    pub(super) fn oldest_fence(&self) -> Option<u64> {
+        let plans = self.records().filter_map(|record| record.seal.as_ref());
+        plans.map(|plan| plan.fence).min()
+    }
+
     /// The names of which [`Volumes::names_coming`] may have changed.
     pub(super) fn changes(&mut self) -> &mut NameChanges {
         &mut self.changes

@@ -34,6 +34,8 @@ pub use pages::{AddMetrics, Alive, FindDistribution, FindEngine, Role, Sources};
 const CONNECTIONS: usize = 256;
 /// How long a connection may take, also with a slow reader.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The largest head of a request.
+const MOST_HEAD: usize = 16 << 10;
 /// The pause when a connection cannot be accepted, as without descriptors.
 const BREATHE: Duration = Duration::from_millis(100);
 
@@ -108,6 +110,7 @@ async fn answer(stream: TcpStream, sources: Arc<Sources>) {
     let connection = http1::Builder::new()
         .keep_alive(false)
         .header_read_timeout(None)
+        .max_buf_size(MOST_HEAD)
         .serve_connection(TokioIo::new(stream), service);
     // An error is the client's.
     let _ = tokio::time::timeout(PATIENCE, connection).await;

@@ -118,14 +118,14 @@ impl Hub {
         Chain(Arc::clone(&self.service.0))
     }
 
-    /// A function that answers a question of no node at once. `None`: the catalog is busy for so
-    /// long.
+    /// A function that tells where the content of a new pod is: all nodes that have it now. `None`:
+    /// the catalog is busy for so long.
     pub fn finder(&self) -> impl Fn(Vec<Name>, Duration) -> Option<Answer> + Send + Sync + 'static {
         let inner = Arc::clone(&self.service.0);
         move |names, wait| {
-            let asked = Asked::new(names, "");
             let state = inner.state.try_lock_for(wait)?;
-            Some(state.catalog.find(&asked, inner.now()))
+            let found = state.catalog.placement(&names);
+            Some(found.map_or(Answer::Nothing, Answer::Found))
         }
     }
 

@@ -8,9 +8,9 @@
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
 //! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Namespace;
@@ -33,6 +33,13 @@ const KEEP: Duration = Duration::from_hours(7 * 24);
 /// How often the controller looks without a change, and at most, however many changes there are.
 const LOOK: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(1);
+/// How many fences one can repeat (deploy/crds).
+const MOST_REPEATS: usize = 1000;
+/// How many Caches of a namespace are cleared at once, and how long another one then waits.
+const AT_ONCE: u32 = 60;
+const ONE_MORE: Duration = Duration::from_secs(60);
+/// How many old fences are deleted at once.
+const MOST_DELETED: usize = 100;
 /// How often a fence is tried whose place in the chain another controller takes.
 const ATTEMPTS: usize = 20;
 
@@ -108,6 +115,8 @@ pub async fn keep(
         pools,
         caches,
         namespaces,
+        cleared: HashSet::new(),
+        clears: HashMap::new(),
         known: BTreeMap::new(),
         is_loaded: false,
     };
@@ -165,6 +174,10 @@ struct Keeper {
     pools: Pools,
     caches: Store<Cache>,
     namespaces: Store<PartialObjectMeta<Namespace>>,
+    /// The uids of Caches that are cleared, and still have their finalizer.
+    cleared: HashSet<String>,
+    /// The namespaces that cleared Caches lately ([`Keeper::may_clear`]).
+    clears: HashMap<String, Instant>,
     /// The namespaces that exist, with their uids, as far as this process has seen.
     known: BTreeMap<String, String>,
     is_loaded: bool,
@@ -216,15 +229,19 @@ impl Keeper {
     }
 
     async fn step(&mut self) -> Result<(), Error> {
+        // A namespace that goes while there is trouble is cleared later.
+        self.learn_namespaces();
         let objects = self.read().await?;
-        self.mend().await?;
         // One object that cannot be changed must not keep the others waiting.
-        let mut failure = None;
-        for cache in self.caches.state() {
+        let mut failure = self.mend().await.err();
+        let caches = self.caches.state();
+        let uids: HashSet<String> = caches.iter().filter_map(|cache| cache.uid()).collect();
+        self.cleared.retain(|uid| uids.contains(uid));
+        for cache in caches {
             failure = self.look_at_cache(&cache).await.err().or(failure);
         }
         failure = self.look_at_namespaces().await.err().or(failure);
-        failure = self.delete_oldest(&objects).await.err().or(failure);
+        failure = self.delete_oldest(objects).await.err().or(failure);
         failure.map_or(Ok(()), Err)
     }
 
@@ -267,8 +284,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Makes a fence at the end of the chain.
-    async fn make(&mut self, clear: Clear) -> Result<(), Error> {
+    /// Makes a fence at the end of the chain. What it cannot repeat is still owed.
+    async fn make(&mut self, mut clear: Clear) -> Result<(), Error> {
+        clear.repeats.truncate(MOST_REPEATS);
         for _ in 0..ATTEMPTS {
             let fence = self.chain.next(clear.clone());
             let object = api::Fence::from(&fence);
@@ -287,6 +305,20 @@ impl Keeper {
             }
         }
         Err(Error::Crowded)
+    }
+
+    /// Whether another `Cache` of this namespace may be cleared now. Each one is an object that the
+    /// API server keeps for a week, and work for every node.
+    fn may_clear(&mut self, namespace: &str) -> bool {
+        let now = Instant::now();
+        self.clears.retain(|_, full_at| *full_at > now);
+        // The time at which the namespace may clear as many as ever.
+        let full_at = self.clears.get(namespace).copied().unwrap_or(now);
+        let is_allowed = full_at + ONE_MORE <= now + ONE_MORE * AT_ONCE;
+        if is_allowed {
+            self.clears.insert(namespace.to_owned(), full_at + ONE_MORE);
+        }
+        is_allowed
     }
 
     /// Gives a `Cache` its finalizer. If it is deleted, clears its names and takes the finalizer
@@ -309,8 +341,15 @@ impl Keeper {
         };
         let mut finalizers = cache.finalizers().to_vec();
         if is_deleted(&cache) {
+            let uid = cache.uid().unwrap_or_default();
             match cache.covers() {
-                Ok(covers) => self.make(covers.into()).await?,
+                // Only the finalizer was left.
+                Ok(_) if self.cleared.contains(&uid) => {}
+                Ok(_) if !self.may_clear(&namespace) => return Ok(()),
+                Ok(covers) => {
+                    self.make(covers.into()).await?;
+                    self.cleared.insert(uid);
+                }
                 // Such an object must not stay for ever.
                 Err(why) => tracing::warn!(
                     namespace,
@@ -336,14 +375,25 @@ impl Keeper {
         }
     }
 
+    /// The namespaces that the watch shows, with their uids.
+    fn namespaces_now(&self) -> BTreeMap<String, String> {
+        let namespaces = self.namespaces.state();
+        let namespaces = namespaces.iter();
+        namespaces
+            .map(|it| (it.name_any(), it.uid().unwrap_or_default()))
+            .collect()
+    }
+
+    /// Remembers namespaces that are new.
+    fn learn_namespaces(&mut self) {
+        for (name, uid) in self.namespaces_now() {
+            self.known.entry(name).or_insert(uid);
+        }
+    }
+
     /// Clears the names of namespaces that are gone, or were made again.
     async fn look_at_namespaces(&mut self) -> Result<(), Error> {
-        let there: BTreeMap<String, String> = self
-            .namespaces
-            .state()
-            .iter()
-            .map(|it| (it.name_any(), it.uid().unwrap_or_default()))
-            .collect();
+        let there = self.namespaces_now();
         let is_gone = |(name, uid): &(&String, &String)| there.get(*name) != Some(*uid);
         let gone = self.known.iter().filter(is_gone);
         let gone: Vec<(String, String)> = gone.map(|(a, b)| (a.clone(), b.clone())).collect();
@@ -359,34 +409,37 @@ impl Keeper {
                 self.known.remove(&name);
             }
         }
-        for (name, uid) in there {
-            self.known.entry(name).or_insert(uid);
-        }
+        self.learn_namespaces();
         Ok(())
     }
 
-    /// Deletes the oldest fence, if it may go. The next look forgets it.
-    async fn delete_oldest(&self, objects: &[api::Fence]) -> Result<(), Error> {
+    /// Deletes the oldest fences that may go. The next look forgets them.
+    async fn delete_oldest(&self, mut objects: Vec<api::Fence>) -> Result<(), Error> {
         let Some(pools) = (self.pools)() else {
             return Ok(());
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
         let applied = self.chain.applied();
-        let Some(oldest) = may_go(objects, &applied, &pools, now) else {
-            return Ok(());
-        };
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: oldest.metadata.uid.clone(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        match self.fences.delete(&oldest.name_any(), &params).await {
-            Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(()),
-            done => done.map(drop).map_err(failed("delete a Fence")),
+        for _ in 0..MOST_DELETED {
+            let Some(oldest) = may_go(&objects, &applied, &pools, now) else {
+                break;
+            };
+            let (name, uid) = (oldest.name_any(), oldest.metadata.uid.clone());
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid: uid.clone(),
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            match self.fences.delete(&name, &params).await {
+                Err(error) if has_code(&error, 404) || has_code(&error, 409) => break,
+                done => done.map(drop).map_err(failed("delete a Fence"))?,
+            }
+            objects.retain(|object| object.metadata.uid != uid);
         }
+        Ok(())
     }
 }
 

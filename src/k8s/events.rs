@@ -397,16 +397,17 @@ impl Recorders {
         }
     }
 
+    fn new_one(&self) -> Recorder {
+        Recorder::new(self.client.clone(), self.reporter.clone())
+    }
+
     fn of(&mut self, event: &Event) -> &Recorder {
         let known = self
             .by_note
             .iter()
             .position(|(note, _)| *note == event.note);
         let known = known.and_then(|known| self.by_note.remove(known));
-        let recorder = known.unwrap_or_else(|| {
-            let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
-            (event.note.clone(), recorder)
-        });
+        let recorder = known.unwrap_or_else(|| (event.note.clone(), self.new_one()));
         if self.by_note.len() >= MOST_NOTED {
             self.by_note.pop_front();
         }
@@ -423,7 +424,10 @@ enum Delivery {
 async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Delivery {
     let (pod_event, event) = (&waiting.pod_event, waiting.event());
     let regarding = pod_event.regarding();
-    let telling = recorders.of(&event).publish(&event, &regarding);
+    // The text of a hit is hardly ever the same again, so its recorder is not kept.
+    let once = pod_event.gives_way.then(|| recorders.new_one());
+    let recorder = once.as_ref().unwrap_or_else(|| recorders.of(&event));
+    let telling = recorder.publish(&event, &regarding);
     let error = match tokio::time::timeout(ANSWER, telling).await {
         Ok(Ok(())) => return Delivery::Once,
         Ok(Err(error)) => error,

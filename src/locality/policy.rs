@@ -9,6 +9,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 /// The most nodes that a pod prefers. The catalog names as many for each name.
@@ -40,8 +41,9 @@ pub(super) struct Preferred {
     pub(super) weight: u8,
 }
 
-/// The nodes that a pod prefers: those with most of its content first, then by name.
-pub(super) fn preferred(contents: &[Content]) -> Vec<Preferred> {
+/// The nodes that a pod prefers: those with most of its content first. Among equal ones, `pod`
+/// decides: not all pods with one cache shall prefer the same few of its many holders.
+pub(super) fn preferred(contents: &[Content], pod: &str) -> Vec<Preferred> {
     let mut total = 0_u64;
     let mut present = BTreeMap::<&Arc<str>, u64>::new();
     for content in contents {
@@ -57,13 +59,24 @@ pub(super) fn preferred(contents: &[Content]) -> Vec<Preferred> {
     }
     let mut nodes: Vec<(&Arc<str>, u64)> = present.into_iter().collect();
     nodes.retain(|(_, bytes)| *bytes >= LEAST_BYTES);
-    nodes.sort_unstable_by_key(|(node, bytes)| (Reverse(*bytes), *node));
+    nodes.sort_unstable_by_key(|(node, bytes)| (Reverse(*bytes), lot(pod, node), *node));
     let nodes = nodes.into_iter().map(|(node, bytes)| Preferred {
         node: Arc::clone(node),
         weight: percent(bytes, total),
     });
     let nodes = nodes.filter(|node| node.weight > 0);
-    nodes.take(MOST_NODES).collect()
+    let mut nodes: Vec<Preferred> = nodes.take(MOST_NODES).collect();
+    nodes.sort_unstable_by(|one, other| {
+        (Reverse(one.weight), &one.node).cmp(&(Reverse(other.weight), &other.node))
+    });
+    nodes
+}
+
+/// A number that is as good as random, and the same each time.
+fn lot(pod: &str, node: &str) -> u64 {
+    let mut hash = DefaultHasher::new();
+    (pod, node).hash(&mut hash);
+    hash.finish()
 }
 
 /// How much `part` is of `whole`, rounded. The part is not 0, and not more than the whole.
@@ -74,6 +87,8 @@ fn percent(part: u64, whole: u64) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -86,7 +101,7 @@ mod tests {
     }
 
     fn told(contents: &[Content]) -> Vec<(String, u8)> {
-        let nodes = preferred(contents).into_iter();
+        let nodes = preferred(contents, "pod").into_iter();
         nodes.map(|it| (it.node.to_string(), it.weight)).collect()
     }
 
@@ -145,14 +160,19 @@ mod tests {
                 }
             })
             .collect();
-        let nodes = preferred(&contents);
+        let nodes = preferred(&contents, "pod");
         let nodes: Vec<&str> = nodes.iter().map(|it| &*it.node).collect();
         assert_eq!(nodes, ["n8", "n7", "n6", "n5", "n4"]);
-        // Of equal nodes, always the same ones.
-        let all: Vec<&str> = names.iter().rev().map(String::as_str).collect();
-        let nodes = preferred(&[content(1, &all)]);
-        let nodes: Vec<&str> = nodes.iter().map(|it| &*it.node).collect();
-        assert_eq!(nodes, ["n0", "n1", "n2", "n3", "n4"]);
+        // Of equal nodes, others for each pod.
+        let all: Vec<&str> = names.iter().map(String::as_str).collect();
+        let one = content(1, &all);
+        let mut seen = BTreeSet::new();
+        for pod in 0..20 {
+            let nodes = preferred(std::slice::from_ref(&one), &format!("pod-{pod}"));
+            assert_eq!(nodes.len(), MOST_NODES);
+            seen.extend(nodes.into_iter().map(|it| it.node));
+        }
+        assert_eq!(seen.len(), 9);
     }
 
     #[test]
@@ -165,7 +185,7 @@ mod tests {
         assert_eq!(told(&contents), expected(&[("n1", 100)]));
         for part in [1, 7, 50, 99, 100, 250] {
             let contents = [content(part, &["n1"]), content(250, &["n1", "n2"])];
-            for node in preferred(&contents) {
+            for node in preferred(&contents, "pod") {
                 assert!((1..=100).contains(&node.weight), "{node:?}");
             }
         }

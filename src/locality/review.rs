@@ -170,6 +170,11 @@ impl Question {
         (is_new_pod && !spec.is_placed()).then_some(spec)
     }
 
+    /// What distinguishes this question from others.
+    pub(super) fn uid(&self) -> &str {
+        &self.uid
+    }
+
     /// The names that the volumes of this driver start from, for each volume in the order in which
     /// they are tried. Each list is there once. A volume with wrong attributes has none: the node
     /// refuses it later, with the reason.

@@ -38,8 +38,10 @@ use crate::telemetry::metrics::{Counter, Registry};
 pub(super) const LIMIT: Duration = Duration::from_millis(200);
 /// The largest request. A pod is some kilobytes; the API server takes up to 3 MiB.
 pub(super) const MOST_BYTES: usize = 1 << 20;
-/// How many requests are read at once. With the size this bounds the memory.
+/// How many requests are read at once. With the size this bounds their memory.
 const AT_ONCE: usize = 32;
+/// The largest head of a request. A client sends it before it has shown that it knows the path.
+const MOST_HEAD: usize = 16 << 10;
 /// The most connections at a time.
 const CONNECTIONS: usize = 256;
 /// How long a handshake may take.
@@ -272,6 +274,7 @@ async fn serve_connection(stream: TcpStream, identity: Arc<Identity>, context: A
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
+        .max_buf_size(MOST_HEAD)
         .serve_connection(TokioIo::new(stream), service);
     // An error is the client's.
     let _ = connection.await;
@@ -358,7 +361,7 @@ impl Context {
                 }
             }
         }
-        policy::preferred(&contents)
+        policy::preferred(&contents, question.uid())
     }
 }
 

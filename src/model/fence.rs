@@ -1,7 +1,7 @@
 //! Fences: orders to clear names on every node of a cluster, whenever a node learns of them.
 //! What a fence covers, how fences form a chain, and what a node does with one. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use super::name::{CacheKind, Name, Tenant};
 use super::time::Timestamp;
 
 /// The names that a fence covers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Coverage {
     /// All names of a namespace.
@@ -56,7 +56,7 @@ impl Coverage {
 
 /// An order to clear names. Content of a covered name is cleared if its own number is lower: the
 /// highest number that its maker's node had applied when its volume was published.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fence {
     /// Its number. Later fences have higher numbers.
@@ -92,7 +92,7 @@ impl From<Coverage> for Clear {
 }
 
 impl Clear {
-    /// Adds an order, to one for the same names if there is one.
+    /// Adds an order, to one for the same names if there is one. For few orders.
     pub fn add_to(self, orders: &mut Vec<Self>) {
         match orders.iter_mut().find(|order| order.covers == self.covers) {
             Some(order) => {
@@ -201,6 +201,10 @@ impl Fences {
         self.forgotten
     }
 
+    fn set(&self) -> HashSet<&Fence> {
+        self.all().collect()
+    }
+
     /// Whether this fence is here.
     #[must_use]
     pub fn knows(&self, fence: &Fence) -> bool {
@@ -270,21 +274,29 @@ impl Fences {
     /// the node has applied, or has fences below the node's number that the node does not know.
     #[must_use]
     pub fn owed_to(&self, node: &Self) -> Vec<Clear> {
-        let is_lost = |fence: &&Fence| fence.number > self.forgotten && !self.knows(fence);
+        // A node that was taken over may send very many.
+        let (ours, theirs) = (self.set(), node.set());
+        let is_lost = |fence: &&Fence| fence.number > self.forgotten && !ours.contains(*fence);
         let lost = node.all().filter(is_lost);
-        let is_passed = |fence: &&Fence| fence.number <= node.newest && !node.knows(fence);
-        let mut owed = Vec::new();
+        let is_passed = |fence: &&Fence| fence.number <= node.newest && !theirs.contains(*fence);
+        // A higher number is not enough: the other fence may be the older one.
+        let counts = |by: &&Fence| by.number > node.newest || theirs.contains(*by);
+        let repeats = self.all().filter(counts).flat_map(|by| &by.repeats);
+        let repeated: HashSet<u64> = repeats.copied().collect();
+        let mut places: HashMap<&Coverage, usize> = HashMap::new();
+        let mut owed: Vec<Clear> = Vec::new();
         for fence in lost.chain(self.all().filter(is_passed)) {
-            // A higher number is not enough: the other fence may be the older one.
-            let is_repeated = |by: &Fence| {
-                by.repeats.contains(&fence.id) && (by.number > node.newest || node.knows(by))
-            };
-            if !self.all().any(is_repeated) {
-                let clear = Clear {
+            if repeated.contains(&fence.id) {
+                continue;
+            }
+            let place = *places.entry(&fence.covers).or_insert(owed.len());
+            match owed.get_mut(place) {
+                Some(clear) if clear.repeats.contains(&fence.id) => {}
+                Some(clear) => clear.repeats.push(fence.id),
+                None => owed.push(Clear {
                     covers: fence.covers.clone(),
                     repeats: vec![fence.id],
-                };
-                clear.add_to(&mut owed);
+                }),
             }
         }
         owed

@@ -262,6 +262,28 @@ async fn forgotten_fences_are_gone_but_not_their_numbers() {
     }
 }
 
+/// A pod that began before a clear may end after the clear is forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fence_is_not_forgotten_while_it_covers_a_volume() {
+    let bench = require_bench!();
+    bench.publish("writer", "writer", TASK).await;
+    let fences = vec![
+        of_name(5, 0, "task-cache/k"),
+        of_name(9, 5, "task-cache/other"),
+    ];
+    assert!(apply(&bench, fences).await);
+    bench.engine.forget_fences(5).await.expect("not yet");
+    let bench = bench.restart().await;
+    assert_eq!(bench.engine.covering(&name("task-cache/k")), 5);
+    bench.outcome("writer", Outcome::Succeeded).await;
+    bench.unpublish("writer").await;
+    bench.quiet().await;
+    assert!(bench.artifact("task-cache/k").is_none());
+    bench.engine.forget_fences(5).await.expect("forgotten");
+    assert_eq!(bench.engine.covering(&name("task-cache/k")), 0);
+    bench.finish().await;
+}
+
 /// An older version of the driver ran on the pool in between. It knows no fences.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_older_version_committed_after_a_clear_is_gone_at_the_next_start() {

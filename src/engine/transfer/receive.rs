@@ -300,7 +300,8 @@ fn describe(
         made_by: request.made_by.clone(),
         digests: Digests::default(),
         sharing: request.sharing,
-        fence: request.fence,
+        // No fence that this node does not know protects content from the next one.
+        fence: request.fence.min(state.fences.newest()),
     }
 }
 
