@@ -1,16 +1,17 @@
-//! The nodes as peers: deploy/ with the component, as docs/peers.md shows it. What a step on one
-//! node commits, a step on another node starts from. The controller says where it is.
+//! The nodes as peers: deploy/ with the components, as docs/peers.md and docs/locality.md show them.
+//! What a step on one node commits, a step on another node starts from. The controller says where
+//! it is, new pods prefer the node that has it, and a deleted `Cache` is cleared on all nodes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{ENDS, objects, only_on, pod_with};
-use crate::cluster::{Cluster, eventually, succeed};
+use super::{ENDS, node_of, objects, only_on, pod_with};
+use crate::cluster::{Cluster, eventually, feed, succeed};
 use crate::env::Env;
 
-const COMPONENT: &str = "deploy/components/peers";
+const COMPONENTS: [&str; 2] = ["deploy/components/peers", "deploy/components/locality"];
 /// Where the driver gets a flag more: a cache waits for every answer, however busy the machine is.
 const ENV: &str = "/spec/template/spec/containers/0/env/-";
 
@@ -49,6 +50,76 @@ pub(in crate::cases) fn peers(env: &Env) {
     assert_eq!(counted(&one, "refused"), 0);
 
     newest_output(env, &one, &two);
+    preferred_and_cleared(env, &two);
+}
+
+/// A pod that may run anywhere runs where its cache is. After a clear there is none.
+fn preferred_and_cleared(env: &Env, two: &Cluster) {
+    const CACHE: &str = "type: task-cache, key: large";
+    turn_locality_on(env.cluster);
+    let write = "head -c 4194304 /dev/urandom > /cache/data";
+    env.apply_text(&step_with("fills", two, "cache", CACHE, write));
+    env.succeeded("fills");
+    env.sealed("task-cache/large");
+    let source = format!(
+        "csi: {{driver: baggageclaim.csi.concourse-ci.org, volumeAttributes: {{{CACHE}}}}}"
+    );
+    let command = "[ -e /cache/data ]";
+    let finds = pod_with("finds", ENDS, [("cache".to_owned(), source)], command);
+    eventually("a new pod prefers the node", || {
+        let create = &[
+            "create",
+            "--dry-run=server",
+            "--output=json",
+            "--filename=-",
+        ];
+        let mut kubectl = env.cluster.kubectl(&[&env.within()]);
+        let made = feed(kubectl.args(create), &finds);
+        let made: Value = serde_json::from_slice(&made.stdout).unwrap_or_default();
+        let terms = &made["spec"]["affinity"]["nodeAffinity"];
+        let terms = &terms["preferredDuringSchedulingIgnoredDuringExecution"];
+        let field = &terms[0]["preference"]["matchFields"][0];
+        (field["values"][0] == *two.name()).then_some(())
+    });
+    env.apply_text(&finds);
+    env.succeeded("finds");
+    assert_eq!(node_of(&env.get("pod/finds")), two.name());
+
+    let handle = "apiVersion: baggageclaim.concourse-ci.org/v1alpha1
+kind: Cache
+metadata: {name: large, finalizers: [baggageclaim.concourse-ci.org/clear]}
+spec: {key: large}
+";
+    env.apply_text(handle);
+    env.kubectl(&["delete", "cache", "large", "--wait", "--timeout=60s"]);
+    eventually("the node has cleared it", || {
+        let rows = two.driver_list(&["artifacts"]);
+        let mut rows = rows.iter();
+        let is_there = rows.any(|row| row["reference"] == "task-cache/large");
+        (!is_there).then_some(())
+    });
+    let empty = "[ ! -e /cache/data ]";
+    env.apply_text(&step_with("empty", two, "cache", CACHE, empty));
+    env.succeeded("empty");
+}
+
+/// Gives the controller its key, and has the API server call it.
+fn turn_locality_on(cluster: &Cluster) {
+    let controller = "deploy/baggageclaim-controller";
+    let namespace = "--namespace=baggageclaim";
+    let exec = ["exec", controller, "--container=controller", namespace];
+    let prints = ["--", "/baggageclaim", "locality"];
+    let objects = succeed(cluster.kubectl(&exec).args(prints));
+    let applied = feed(&mut cluster.kubectl(&["apply", "--filename=-"]), &objects);
+    assert!(
+        applied.status.success(),
+        "{}",
+        String::from_utf8_lossy(&applied.stderr)
+    );
+    // A change of the pod makes kubelet look at its Secrets now, and not in a minute.
+    let component = "--selector=app.kubernetes.io/component=controller";
+    let annotate = &["annotate", "pods", component, namespace, "e2e=locality"];
+    succeed(&mut cluster.kubectl(annotate));
 }
 
 /// Two nodes make one output, one after the other: a step on the first node starts from the last.
@@ -105,8 +176,10 @@ impl<'a> Installed<'a> {
         let beside = before.parent().expect("a directory");
         let ours = tempfile::TempDir::new_in(beside).expect("a directory beside it");
         let path = ours.path().display();
-        let component = format!("realpath --relative-to '{path}' '{COMPONENT}'");
-        let component = cluster.shell(&component, false);
+        let components = COMPONENTS.map(|component| {
+            let relative = format!("realpath --relative-to '{path}' '{component}'");
+            cluster.shell(&relative, false).trim().to_owned()
+        });
         let base = before.file_name().expect("a name").display();
         let overlay = format!(
             "apiVersion: kustomize.config.k8s.io/v1beta1
@@ -118,7 +191,7 @@ patches:
   patch: |
     - {{op: add, path: {ENV}, value: {{name: BAGGAGECLAIM_ASK, value: 60s}}}}
 ",
-            component.trim()
+            components.join(", ")
         );
         fs::write(ours.path().join("kustomization.yaml"), overlay).expect("write");
         let installed = Self {
@@ -160,10 +233,22 @@ fn figures(node: &Cluster) -> Value {
 
 impl Drop for Installed<'_> {
     fn drop(&mut self) {
+        let hook = "mutatingwebhookconfiguration/baggageclaim-locality";
+        let secret = "secret/baggageclaim-locality";
+        let gone = ["--ignore-not-found", "--namespace=baggageclaim"];
+        succeed(self.cluster.kubectl(&["delete", hook, secret]).args(gone));
         self.apply(&self.before);
-        for file in ["configmap.yaml", "rbac.yaml", "networkpolicy.yaml"] {
+        let [peers, locality] = COMPONENTS;
+        for (component, file) in [
+            (peers, "configmap.yaml"),
+            (peers, "rbac.yaml"),
+            (peers, "clears.yaml"),
+            (peers, "networkpolicy.yaml"),
+            (locality, "service.yaml"),
+            (locality, "networkpolicy.yaml"),
+        ] {
             let file = Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join(COMPONENT)
+                .join(component)
                 .join(file);
             let delete = &["delete", "--ignore-not-found", "--wait", "--filename"];
             succeed(self.cluster.kubectl(delete).arg(file));
