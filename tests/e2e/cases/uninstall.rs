@@ -44,7 +44,16 @@ pub(super) fn uninstalled(env: &Env) {
     }
 
     let mut commands = commands("Uninstall");
-    let [users, claims, volumes, delete, on_nodes @ .., labels] = &mut commands[..] else {
+    let [
+        users,
+        claims,
+        volumes,
+        caches,
+        delete,
+        on_nodes @ ..,
+        labels,
+    ] = &mut commands[..]
+    else {
         panic!("{PAGE} tells too little: {commands:?}");
     };
     // The refusal names the pods that still need the driver. Pods that have ended are not in the
@@ -76,6 +85,11 @@ pub(super) fn uninstalled(env: &Env) {
     });
     assert_eq!(cluster.volume_mounts(), [""; 0]);
 
+    assert!(
+        caches.text.starts_with("kubectl delete caches."),
+        "{caches:?}"
+    );
+    caches.run(cluster);
     assert!(delete.text.starts_with("kubectl delete -k "), "{delete:?}");
     delete.run(cluster);
     let namespaced = "pods,daemonsets,deployments,serviceaccounts,networkpolicies";
