@@ -25,6 +25,7 @@ mod commits;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 mod driver;
+mod nodes;
 mod peers;
 #[path = "../../tests/shared/server.rs"]
 #[expect(dead_code, reason = "this bench uses a part of it")]

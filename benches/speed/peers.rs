@@ -1,5 +1,5 @@
-//! Content from a peer: a cold node, a new commit, the way of a commit to another node, and publishes
-//! of local content beside peers. Both ends and their link are on this machine.
+//! Content from a peer: a cold node, a new commit, the way of a commit to another node, and
+//! publishes of local content beside peers. Both ends and their link are on this machine.
 
 #![expect(
     clippy::disallowed_methods,
@@ -10,16 +10,17 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use baggageclaim::link::Key;
 use baggageclaim::proto::admin::v1 as api;
 
 use crate::archives::{bound, shell, timed};
 use crate::cases::{Bench, make_files};
-use crate::driver::{Driver, prepare};
+use crate::driver::Driver;
+use crate::nodes::{
+    CACHE, READS, SIZE, UNCHANGED, change, fetch_once, file, hand_over, millis, remove, tree, until,
+};
 use crate::table::{Goal, median};
-use crate::tier::{CACHE, HANDED, READS, SIZE, UNCHANGED, file, millis, tree};
 
 /// What others pipe through a shell on one machine.
 const RIVAL: &str = "tar -cf - -C \"$0\" . | zstd -1 -q | zstd -d -q | tar -xf - -C \"$1\"";
@@ -73,24 +74,13 @@ impl Nodes {
     }
 }
 
-/// Waits until the content of a reference is durable, with its table of contents: then peers get it.
+/// Waits until content is durable, with its table of contents: then peers get it.
 async fn offered(driver: &mut Driver, reference: &str) {
-    let until = Instant::now() + Duration::from_secs(120);
-    loop {
-        let request = api::ListArtifactsRequest { tenant: None };
-        let rows = driver.admin.list_artifacts(request).await.expect("a list");
-        let rows = rows.into_inner().artifacts;
-        let mut rows = rows.iter().filter(|row| row.reference == reference);
-        let is_ready = |row: &api::Artifact| {
-            let tables = &row.table_digests;
-            row.durable && !tables.is_empty() && tables.iter().all(|digest| !digest.is_empty())
-        };
-        if rows.any(is_ready) {
-            return;
-        }
-        assert!(Instant::now() < until, "{reference} is not durable");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let is_ready = |row: &api::Artifact| {
+        let tables = &row.table_digests;
+        row.durable && !tables.is_empty() && tables.iter().all(|digest| !digest.is_empty())
+    };
+    until(driver, reference, is_ready).await;
 }
 
 impl Bench<'_> {
@@ -187,7 +177,6 @@ impl Bench<'_> {
         (files, cold): (usize, f64),
     ) {
         let (mut took, mut bytes) = (Vec::new(), Vec::new());
-        // It does not compress, so bytes on the way can be compared with bytes in files.
         let mut content = vec![0; SIZE];
         let changed = files / UNCHANGED;
         for round in 0..self.plan.rounds {
@@ -198,12 +187,7 @@ impl Bench<'_> {
                 ("key", &key),
                 ("restoreKeys", "tree"),
             ];
-            let write = |dir: &Path| {
-                for number in 0..changed {
-                    getrandom::fill(&mut content).expect("random bytes");
-                    fs::write(file(dir, number * UNCHANGED), &content).expect("write");
-                }
-            };
+            let write = |dir: &Path| change(dir, changed, &mut content);
             holder.seal(&named, write).await;
             offered(holder, &format!("task-cache/{key}")).await;
             let before = sent(holder).await;
@@ -232,31 +216,10 @@ impl Bench<'_> {
         let (mut all, mut waits) = (Vec::new(), Vec::new());
         for round in 0..self.plan.rounds {
             let name = format!("handed-{round}");
-            let from = format!("artifact/{name}");
-            let pod = giver.pod();
-            let (target, _) = giver.publish(&pod, &[("type", "output"), ("name", &name)]);
-            let (waiting, mut caller) = (taker.pod(), taker.caller());
-            prepare(&waiting);
-            let (for_it, input) = (waiting.clone(), from.clone());
-            let waiter = std::thread::spawn(move || {
-                caller.publish(&for_it, &[("type", "input"), ("from", &input)]);
-                Instant::now()
-            });
-            tree(&target, HANDED);
-            giver.outcome(&pod, api::Outcome::Succeeded, false).await;
-            let began = Instant::now();
-            giver.unpublish(&pod);
-            let usable = waiter.join().expect("it is published") - began;
-            giver.settled(&pod).await;
-            taker.unpublish(&waiting);
-            // The transfer alone, by a node that need not wait for it.
-            let third = nodes.start(self, &format!("third-{round}")).await;
-            let pod = third.pod();
-            let (_, fetch) = third.publish(&pod, &[("type", "input"), ("from", &from)]);
-            third.unpublish(&pod);
-            remove(third);
+            let usable = hand_over(&mut giver, &taker, &name).await;
+            let fetch = fetch_once(nodes.start(self, &format!("third-{round}")).await, &name);
             all.push(millis(usable));
-            waits.push(millis(usable) - millis(fetch));
+            waits.push(millis(usable) - fetch);
         }
         let name = "commit until usable at a peer, 100 MB";
         self.row(name, "ms", median(all), None, Goal::None);
@@ -272,10 +235,4 @@ async fn sent(driver: &mut Driver) -> u64 {
     let status = driver.admin.status(api::StatusRequest {}).await;
     let status = status.expect("a status").into_inner();
     status.peers.expect("it has peers").sent_bytes
-}
-
-fn remove(driver: Driver) {
-    let pool = driver.pool.clone();
-    driver.stop();
-    fs::remove_dir_all(pool).expect("remove");
 }

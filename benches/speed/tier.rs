@@ -16,27 +16,19 @@ use baggageclaim::proto::admin::v1 as api;
 use futures_util::StreamExt as _;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 
-use crate::archives::{Held, Words, shell, timed};
+use crate::archives::{Held, shell, timed};
 use crate::cases::{Bench, make_files};
-use crate::driver::{Driver, prepare};
+use crate::driver::Driver;
+use crate::nodes::{
+    CACHE, READS, SIZE, UNCHANGED, change, fetch_once, file, hand_over, millis, remove, tree, until,
+};
 use crate::server::{KEY, SECRET, Server};
 use crate::table::{Goal, median};
 
-/// Bytes of a file.
-pub const SIZE: usize = 25_000;
-const PER_DIR: usize = 40;
-/// Of this many files, one changes.
-pub const UNCHANGED: usize = 100;
-/// Files of the commit that goes to another node: 100 MB.
-pub const HANDED: usize = 4_000;
 /// Publishes of a task cache in a turn: with a tier that hangs, each waits.
 const ASKED: usize = 10;
 /// A fetch may read so many bytes in a request, as docs/shared-tier.md says.
 const RANGE: u64 = 16 << 20;
-
-pub const CACHE: [(&str, &str); 2] = [("type", "task-cache"), ("key", "tree")];
-/// The same for a reader.
-pub const READS: [(&str, &str); 3] = [("type", "task-cache"), ("key", "tree"), ("commit", "never")];
 
 /// The server, and the URL of a tier on it.
 struct Tier {
@@ -95,40 +87,9 @@ fn bytes_below(dir: &Path) -> u64 {
     bytes.sum()
 }
 
-pub fn tree(root: &Path, files: usize) {
-    let mut words = Words(1);
-    for index in 0..files {
-        let path = file(root, index);
-        if index % PER_DIR == 0 {
-            fs::create_dir_all(path.parent().expect("a directory")).expect("mkdir");
-        }
-        fs::write(path, words.text(SIZE)).expect("write");
-    }
-}
-
-pub fn file(root: &Path, index: usize) -> PathBuf {
-    let dir = index / PER_DIR;
-    root.join(format!("{}/{dir}/{index}", dir / 20))
-}
-
-pub fn millis(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
-}
-
 /// Waits until the tier has what this reference names.
 async fn shared(driver: &mut Driver, reference: &str) {
-    let until = Instant::now() + Duration::from_secs(120);
-    loop {
-        let request = api::ListArtifactsRequest { tenant: None };
-        let rows = driver.admin.list_artifacts(request).await.expect("a list");
-        let rows = rows.into_inner().artifacts;
-        let mut rows = rows.iter().filter(|row| row.reference == reference);
-        if rows.any(|row| row.shared == "yes") {
-            return;
-        }
-        assert!(Instant::now() < until, "{reference} is not shared");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(driver, reference, |row| row.shared == "yes").await;
 }
 
 impl Bench<'_> {
@@ -309,9 +270,7 @@ impl Bench<'_> {
             assert!(file(&target, files - 1).is_file(), "the content is there");
             node.unpublish(&pod);
             if let Some(node) = last.replace(node) {
-                let pool = node.pool.clone();
-                node.stop();
-                fs::remove_dir_all(pool).expect("remove");
+                remove(node);
             }
 
             let to = self.lab.dir("tier/rival");
@@ -355,17 +314,11 @@ impl Bench<'_> {
         (files, cold): (usize, f64),
     ) {
         let (mut took, mut bytes) = (Vec::new(), Vec::new());
-        // It does not compress, so bytes on the way can be compared with bytes in files.
         let mut content = vec![0; SIZE];
         let changed = files / UNCHANGED;
         for _ in 0..self.plan.rounds {
             let before = tier.layers();
-            let write = |dir: &Path| {
-                for number in 0..changed {
-                    getrandom::fill(&mut content).expect("random bytes");
-                    fs::write(file(dir, number * UNCHANGED), &content).expect("write");
-                }
-            };
+            let write = |dir: &Path| change(dir, changed, &mut content);
             maker.seal(&CACHE, write).await;
             shared(maker, "task-cache/tree").await;
             bytes.push((tier.layers() - before) as f64 / 1e6);
@@ -396,39 +349,13 @@ impl Bench<'_> {
         let other = tier.node(self, "other").await;
         let (mut all, mut waits) = (Vec::new(), Vec::new());
         for round in 0..self.plan.rounds {
-            let (name, from) = (
-                format!("handed-{round}"),
-                format!("artifact/handed-{round}"),
-            );
-            let pod = maker.pod();
-            let (target, _) = maker.publish(&pod, &[("type", "output"), ("name", &name)]);
-            let (waiting, mut caller) = (other.pod(), other.caller());
-            prepare(&waiting);
-            let (for_it, input) = (waiting.clone(), from.clone());
-            let waiter = std::thread::spawn(move || {
-                caller.publish(&for_it, &[("type", "input"), ("from", &input)]);
-                Instant::now()
-            });
-            tree(&target, HANDED);
-            maker.outcome(&pod, api::Outcome::Succeeded, false).await;
-            let began = Instant::now();
-            maker.unpublish(&pod);
-            let usable = waiter.join().expect("it is published") - began;
-            maker.settled(&pod).await;
-            other.unpublish(&waiting);
-
-            // The transfer alone: the upload, and a fetch by a node that need not wait for it.
-            let pool = format!("third-{round}");
-            let third = tier.node(self, &pool).await;
-            let pod = third.pod();
-            let (_, fetch) = third.publish(&pod, &[("type", "input"), ("from", &from)]);
-            third.unpublish(&pod);
-            let dir = third.pool.clone();
-            third.stop();
-            fs::remove_dir_all(dir).expect("remove");
-            let upload = upload_of(&maker.log(), &from);
+            let name = format!("handed-{round}");
+            let usable = hand_over(&mut maker, &other, &name).await;
+            // The transfer alone: the upload, and a fetch.
+            let fetch = fetch_once(tier.node(self, &format!("third-{round}")).await, &name);
+            let upload = upload_of(&maker.log(), &format!("artifact/{name}"));
             all.push(millis(usable));
-            waits.push(millis(usable) - millis(fetch) - upload);
+            waits.push(millis(usable) - fetch - upload);
         }
         let (all, waits) = (median(all), median(waits));
         self.row(

@@ -70,6 +70,20 @@ pub struct Changes {
     pub supersede: Vec<Supersede>,
 }
 
+/// An entry with a time that counts: not far ahead of the cluster's. Content that is told again, as
+/// when its size is known, keeps the time that it got first.
+fn dated(told: &Entry, old: Option<Packed>, time: Timestamp) -> Packed {
+    let old = old.filter(|old| old.is_lowered());
+    let old = old.map(|old| old.entry(told.name).version);
+    let first = old.filter(|old| old.tie == told.version.tie);
+    let stamp = first.map_or_else(|| counted(told.version.stamp, time), |first| first.stamp);
+    let is_lowered = first.is_some() || stamp < told.version.stamp;
+    let mut entry = *told;
+    entry.version.stamp = stamp;
+    let packed = Packed::new(&entry);
+    if is_lowered { packed.lowered() } else { packed }
+}
+
 impl Catalog {
     /// The nodes whose accounts make the catalog complete: those that are Ready and have a pool.
     pub fn expect(&mut self, mut nodes: BTreeSet<String>, now: Timestamp) -> Changes {
@@ -137,31 +151,19 @@ impl Catalog {
         if session.lost.is_some() {
             return changes;
         }
+        let newest_fence = self.fences.newest().max(self.applied);
         for told in &report.put {
             let key = Key::new(told.name, id);
             let old = self.entries.get(&key).copied();
             let mut entry = *told;
             // No fence that does not exist protects content from the next one.
-            entry.fence = entry.fence.min(self.fences.newest().max(self.applied));
-            entry.version.stamp = counted(entry.version.stamp, time);
-            let is_lowered = entry.version.stamp < told.version.stamp;
-            // Content that is told again, because of its size, keeps the time that it got first.
-            let before = old
-                .filter(|old| old.is_lowered())
-                .map(|old| old.entry(told.name));
-            let before = before.filter(|before| before.version.tie == told.version.tie);
-            if let Some(before) = before {
-                entry.version.stamp = before.version.stamp;
-            }
-            let mut packed = Packed::new(&entry);
-            if is_lowered || before.is_some() {
-                packed = packed.lowered();
-            }
+            entry.fence = entry.fence.min(newest_fence);
+            let packed = dated(&entry, old, time);
             self.entries.insert(key, packed);
             session.entries += usize::from(old.is_none());
             session.coming += usize::from(packed.is_coming());
             session.coming -= usize::from(old.is_some_and(Packed::is_coming));
-            changes.names.push(entry.name);
+            changes.names.push(told.name);
         }
         for name in &report.caches {
             self.names.keep(name);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::model::{Name, Timestamp};
 
-use super::list::current;
 use super::packed::Key;
 use super::{Catalog, Entry, Kind, NameHash, Session, SessionId, State, Version};
 
@@ -74,17 +73,13 @@ impl Catalog {
     /// scheduler chooses among them. `None`: there is none, or no such node.
     #[must_use]
     pub fn placement(&self, names: &[Name]) -> Option<Found> {
-        for (which, name) in names.iter().enumerate() {
-            let entries = self.valid(NameHash::of(name), name);
-            if let Some(version) = current(Kind::of(&name.reference), &entries) {
-                let is_it = |(session, entry): &&(&Session, Entry)| {
-                    let is_durable = entry.state == State::Durable && entry.version == version;
-                    is_durable && session.lost.is_none()
-                };
-                return found(which, "", usize::MAX, entries.iter().filter(is_it));
-            }
-        }
-        None
+        let with_content = names.iter().enumerate().find_map(|(which, name)| {
+            let current = current(name, &self.valid(NameHash::of(name), name));
+            (!current.is_empty()).then_some((which, current))
+        });
+        let (which, mut current) = with_content?;
+        current.retain(|(session, _)| session.lost.is_none());
+        found(which, "", usize::MAX, current)
     }
 
     /// Answers a question.
@@ -97,14 +92,8 @@ impl Catalog {
                 continue;
             }
             let entries = self.valid(*hash, name);
-            if let Some(version) = current(Kind::of(&name.reference), &entries) {
-                let is_it = |entry: &&(&Session, Entry)| {
-                    entry.1.state == State::Durable && entry.1.version == version
-                };
-                let holders = entries.iter().filter(is_it);
-                if let Some(found) = found(which, &asked.zone, MAX_HOLDERS, holders) {
-                    return Answer::Found(found);
-                }
+            if let Some(found) = found(which, &asked.zone, MAX_HOLDERS, current(name, &entries)) {
+                return Answer::Found(found);
             }
             makers.extend(entries.iter().map(|(session, _)| Arc::clone(&session.node)));
         }
@@ -120,6 +109,14 @@ impl Catalog {
         } else {
             Answer::Coming(makers)
         }
+    }
+
+    /// The entries of a name that were not cleared.
+    pub(super) fn valid(&self, hash: NameHash, name: &Name) -> Vec<(&Session, Entry)> {
+        let fence = self.fences.covering(name);
+        let entries = self.entries_of(hash);
+        let valid = entries.filter(|(_, _, entry)| entry.fence >= fence);
+        valid.map(|(_, session, entry)| (session, entry)).collect()
     }
 
     /// The entries of a name, one for each node: the newest that the node has reported.
@@ -150,13 +147,29 @@ impl Catalog {
     }
 }
 
-fn found<'a>(
+/// The entries with the content that counts: the newest, or the first of a resource cache.
+pub(super) fn current<'a>(
+    name: &Name,
+    entries: &[(&'a Session, Entry)],
+) -> Vec<(&'a Session, Entry)> {
+    let durable = entries
+        .iter()
+        .filter(|(_, entry)| entry.state == State::Durable);
+    let versions = durable.clone().map(|(_, entry)| entry.version);
+    let version = match Kind::of(&name.reference) {
+        Kind::ResourceCache => versions.min(),
+        Kind::Output | Kind::TaskCache => versions.max(),
+    };
+    let current = durable.filter(|(_, entry)| Some(entry.version) == version);
+    current.copied().collect()
+}
+
+fn found(
     which: usize,
     zone: &str,
     most: usize,
-    holders: impl Iterator<Item = &'a (&'a Session, Entry)>,
+    mut holders: Vec<(&Session, Entry)>,
 ) -> Option<Found> {
-    let mut holders: Vec<&(&Session, Entry)> = holders.collect();
     let is_elsewhere = |session: &Session| zone.is_empty() || *session.zone != *zone;
     holders.sort_unstable_by_key(|(session, _)| {
         (session.lost.is_some(), is_elsewhere(session), &session.node)

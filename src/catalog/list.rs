@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use crate::model::{Name, Tenant, Timestamp};
 
-use super::{Answer, Asked, Catalog, Entry, Kind, NameHash, Session, State, Version};
+use super::find::current;
+use super::{Answer, Asked, Catalog, Entry, NameHash, Session};
 
 /// The most names of caches that are kept. Keys that change with every build would fill the memory.
 pub const MAX_NAMED: usize = 100_000;
@@ -103,15 +104,15 @@ impl Catalog {
 
     fn listed(&self, hash: NameHash, name: &Name) -> Option<Listed> {
         let entries = self.valid(hash, name);
-        let current = current(Kind::of(&name.reference), &entries);
-        let is_it = |entry: &Entry| current.is_none_or(|version| is_durable(entry, version));
-        let of_it = entries.iter().filter(|(_, entry)| is_it(entry));
-        let nodes: BTreeSet<Arc<str>> = of_it.clone().map(|(it, _)| Arc::clone(&it.node)).collect();
-        let content = of_it.map(|(_, entry)| *entry).next();
-        (!nodes.is_empty()).then(|| Listed {
+        let current = current(name, &entries);
+        let content = current.first().map(|(_, entry)| *entry);
+        // Without content, all that is left is coming.
+        let shown = if current.is_empty() { entries } else { current };
+        let nodes = shown.iter().map(|(session, _)| Arc::clone(&session.node));
+        (!shown.is_empty()).then(|| Listed {
             name: name.clone(),
-            content: content.filter(|entry| entry.state == State::Durable),
-            nodes,
+            content,
+            nodes: nodes.collect(),
         })
     }
 
@@ -120,16 +121,15 @@ impl Catalog {
     pub fn explain(&self, name: &Name, now: Timestamp) -> Explained {
         let hash = NameHash::of(name);
         let fence = self.fences.covering(name);
-        let current = current(Kind::of(&name.reference), &self.valid(hash, name));
+        let current = current(name, &self.valid(hash, name));
         let of_node = |(_, session, entry): (_, &Session, Entry)| {
-            let is_cleared = entry.fence < fence;
-            let is_it = current.is_some_and(|version| is_durable(&entry, version));
+            let has_it = |(of, _): &(&Session, Entry)| of.node == session.node;
             OfNode {
                 node: Arc::clone(&session.node),
                 zone: session.zone.clone(),
                 entry,
-                is_current: is_it && !is_cleared,
-                is_cleared,
+                is_current: current.iter().any(has_it),
+                is_cleared: entry.fence < fence,
                 is_away: session.lost.is_some(),
             }
         };
@@ -138,33 +138,11 @@ impl Catalog {
         let answer = self.find(&Asked::new(vec![name.clone()], ""), now);
         Explained { answer, nodes }
     }
-
-    /// The entries of a name that were not cleared.
-    pub(super) fn valid(&self, hash: NameHash, name: &Name) -> Vec<(&Session, Entry)> {
-        let fence = self.fences.covering(name);
-        let entries = self.entries_of(hash);
-        let valid = entries.filter(|(_, _, entry)| entry.fence >= fence);
-        valid.map(|(_, session, entry)| (session, entry)).collect()
-    }
-}
-
-fn is_durable(entry: &Entry, version: Version) -> bool {
-    entry.state == State::Durable && entry.version == version
-}
-
-/// The version that counts: the newest, or the first of a resource cache.
-pub(super) fn current(kind: Kind, entries: &[(&Session, Entry)]) -> Option<Version> {
-    let durable = entries.iter().map(|(_, entry)| entry);
-    let durable = durable.filter(|entry| entry.state == State::Durable);
-    let versions = durable.map(|entry| entry.version);
-    match kind {
-        Kind::ResourceCache => versions.min(),
-        Kind::Output | Kind::TaskCache => versions.max(),
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::State;
     use super::super::tests::{Nodes, entry, name};
     use super::*;
     use crate::model::{Coverage, Fence};

@@ -259,8 +259,8 @@ Examples:
     /// An output is refused while volumes are forks of it. A cache loses its name at once, and its
     /// content when the last fork of it is gone. A running step with such a fork is not fenced: if
     /// it succeeds, it commits the old content with its changes under the same name. So end those
-    /// steps before you delete a cache with bad content. `clear` does it for all nodes of a cluster,
-    /// and fences those steps.
+    /// steps before you delete a cache with bad content. `clear` does it for all nodes of a
+    /// cluster, and fences those steps.
     Destroy(Destroy),
 
     /// Write an artifact, a cache or a volume as an archive

@@ -78,13 +78,6 @@ fn nothing() -> search::Found {
     }
 }
 
-fn name_of(request: &PublishRequest, reference: &Reference) -> Name {
-    Name {
-        tenant: request.tenant.clone(),
-        reference: reference.clone(),
-    }
-}
-
 /// What a volume needs of each name that it may start from.
 fn want(request: &PublishRequest) -> Option<Want> {
     match &request.spec.kind {
@@ -129,7 +122,7 @@ impl Bringer {
             Some(Want::Input) => self.bring_input(request).await,
             Some(Want::Number) => {
                 if let Some((reference, _)) = request.spec.kind.committed_as() {
-                    let name = name_of(request, &reference);
+                    let name = request.name(&reference);
                     request.base = self.number(&name).await;
                 }
                 Ok(())
@@ -211,7 +204,7 @@ impl Bringer {
     async fn look(&self, request: &PublishRequest, want: Want) -> Vec<Candidate> {
         let mut names = Vec::new();
         for reference in request.spec.kind.starts_from() {
-            let name = name_of(request, &reference);
+            let name = request.name(&reference);
             let here = self.here(&name);
             let is_last = here.is_some();
             names.push((name, here));
@@ -329,7 +322,7 @@ impl Bringer {
         let VolumeKind::Input { from } = &request.spec.kind else {
             return Ok(());
         };
-        let name = name_of(request, from);
+        let name = request.name(from);
         let waited = self.context.settings.input_wait;
         let began = Instant::now();
         let until = began + waited;

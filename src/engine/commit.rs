@@ -17,10 +17,10 @@ use super::error::{Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::confirm;
 use super::lifecycle::Observation;
-use super::notice::{self, NotCommitted};
+use super::notice::{self, NotCommitted, What};
 use super::pending::withdraw_seal_intent;
 use super::shared::Inner;
-use crate::model::{Artifact, ArtifactId, LayerId, Name, SealPlan, VolumeRecord};
+use crate::model::{Artifact, ArtifactId, LayerId, Name, VolumeRecord};
 use crate::store::Change;
 
 /// Makes seals durable, in batches, until the engine closes.
@@ -103,7 +103,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         became.map(|(key, artifact)| (*key, artifact.id)).collect();
     let gone = keys.iter().filter(|key| takes_back(inner, **key));
     let gone: Vec<ArtifactId> = gone.filter_map(|key| became.get(key).copied()).collect();
-    let committed: Vec<(SealPlan, VolumeRecord, bool)> = {
+    let committed: Vec<(VolumeRecord, What)> = {
         let mut state = inner.state.lock();
         for id in &gone {
             state.catalog.set_durable(id, true);
@@ -115,7 +115,14 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         let seals = seals.map(|(_, volume, plan)| {
             // A fence may have come since the seal.
             let is_cleared = plan.fence < state.fences.least(&plan.name(&volume.record.tenant));
-            (plan.clone(), volume.record.clone(), is_cleared)
+            let reference = plan.reference.clone();
+            let what = if is_cleared {
+                let why = NotCommitted::Cleared;
+                What::NotCommitted { reference, why }
+            } else {
+                What::Committed { reference }
+            };
+            (volume.record.clone(), what)
         });
         let committed = seals.collect();
         // Also where the seal intent stays: the index names the artifact, so a write-back error
@@ -126,12 +133,8 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         committed
     };
     let notices = inner.config.notices.as_ref();
-    for (SealPlan { reference, .. }, record, is_cleared) in committed {
-        if is_cleared {
-            notice::say_not_committed(notices, &record, &NotCommitted::Cleared);
-        } else {
-            notice::say(notices, &record, || notice::What::Committed { reference });
-        }
+    for (record, what) in committed {
+        notice::say(notices, &record, || what);
     }
     inner.state.notify();
     Ok(())

@@ -1,5 +1,6 @@
 //! Layers in the pool. A layer that the index names is confirmed in its record; a layer that
-//! nothing refers to is moved to the trash. The cluster is told of sizes. How a backend makes and stacks layers is `backend`.
+//! nothing refers to is moved to the trash. The cluster is told of a layer's size when that is
+//! known. How a backend makes and stacks layers is `backend`.
 
 use std::collections::HashSet;
 

@@ -235,8 +235,8 @@ impl Notices {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Sends a notice, or counts it as lost. One that gives way is sent only while more than half of
-    /// the channel is free, and not counted.
+    /// Sends a notice, or counts it as lost. One that gives way is sent only while more than half
+    /// of the channel is free, and is not counted.
     pub fn say(&self, notice: Notice) {
         let is_half_full = self.sender.capacity() <= self.sender.max_capacity() / 2;
         if is_half_full && notice.what.gives_way() {

@@ -23,7 +23,7 @@ use super::types::{PublishRequest, Published};
 use super::{notice, republish};
 use crate::backend::Start;
 use crate::model::{
-    ArtifactId, LayerId, Name, Reference, SealPlan, Sharing, VolumeKind, VolumeRecord, layout,
+    ArtifactId, LayerId, Reference, SealPlan, Sharing, VolumeKind, VolumeRecord, layout,
 };
 use crate::store;
 use crate::sys::{self, Dir, Errno, Space};
@@ -208,8 +208,7 @@ fn decide(
     let from = match state.resolve(request) {
         Resolution::Missing => {
             let reference = request.spec.kind.starts_from().swap_remove(0);
-            let tenant = request.tenant.clone();
-            return Err(Error::NoSuchContent(Name { tenant, reference }));
+            return Err(Error::NoSuchContent(request.name(&reference)));
         }
         Resolution::Coming(state) => return Ok(Decision::Coming(state)),
         Resolution::Empty => None,

@@ -21,9 +21,9 @@ use crate::sys::Dir;
 /// The new index names only content that was durable. A layer without `layer.json` was being
 /// sealed: the next start completes its seal from `pending/`, or discards it. Claims are found by
 /// the records in their directories: those that were mounted since they were created, or since they
-/// were last cloned or snapshotted. Fences come from the old index, if it can be read. What only the index
-/// knew is lost: last uses, deletions of names while their content was in use, all other claims,
-/// snapshots.
+/// were last cloned or snapshotted. Fences come from the old index, if it can be read. What only
+/// the index knew is lost: last uses, deletions of names while their content was in use, all other
+/// claims, snapshots.
 pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
     let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();

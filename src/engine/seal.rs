@@ -244,10 +244,7 @@ async fn decide(
     record: &VolumeRecord,
 ) -> Result<Verdict> {
     let verdict = decide_by_pod(inner, key, plan, record).await?;
-    let name = Name {
-        tenant: record.tenant.clone(),
-        reference: plan.reference.clone(),
-    };
+    let name = plan.name(&record.tenant);
     let is_cleared = plan.fence < inner.state.lock().fences.least(&name);
     Ok(match verdict {
         Verdict::Seal if is_cleared => Verdict::GiveUp(NotCommitted::Cleared),

@@ -31,12 +31,9 @@ pub(super) fn is_coming(inner: &Inner, request: &PublishRequest) -> bool {
     let VolumeKind::Input { from } = &request.spec.kind else {
         return false;
     };
-    let name = Name {
-        tenant: request.tenant.clone(),
-        reference: from.clone(),
-    };
     let state = inner.state.lock();
-    state.coming(&name, &request.pod.uid).is_some()
+    let coming = state.coming(&request.name(from), &request.pod.uid);
+    coming.is_some()
 }
 
 /// Looks at the artifacts that the tier should get, in no order. `true`: all layers of the artifact

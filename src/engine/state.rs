@@ -58,22 +58,14 @@ impl State {
     pub(super) fn resolve(&self, request: &PublishRequest) -> Resolution {
         let wanted = request.spec.kind.starts_from();
         for reference in &wanted {
-            let name = Name {
-                tenant: request.tenant.clone(),
-                reference: reference.clone(),
-            };
-            if let Some(sealed) = self.catalog.owner(&name) {
+            if let Some(sealed) = self.catalog.owner(&request.name(reference)) {
                 let artifact = &sealed.artifact;
                 return Resolution::Fork(reference.clone(), artifact.id, artifact.layers.clone());
             }
         }
         match (&request.spec.kind, wanted.first()) {
             (VolumeKind::Input { .. }, Some(reference)) => {
-                let name = Name {
-                    tenant: request.tenant.clone(),
-                    reference: reference.clone(),
-                };
-                match self.coming(&name, &request.pod.uid) {
+                match self.coming(&request.name(reference), &request.pod.uid) {
                     Some(state) => Resolution::Coming(state),
                     None => Resolution::Missing,
                 }

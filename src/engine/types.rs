@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{BackendKind, Usage};
 use crate::model::{
-    ArtifactId, Digests, LayerId, Maker, Pod, Reference, Sha256, Sharing, Tenant, Timestamp,
+    ArtifactId, Digests, LayerId, Maker, Name, Pod, Reference, Sha256, Sharing, Tenant, Timestamp,
     VolumeId, VolumeSpec,
 };
 
@@ -70,6 +70,17 @@ impl ContentSource {
             Self::Local => "local",
             Self::Peer => "peer",
             Self::Shared => "shared",
+        }
+    }
+}
+
+impl PublishRequest {
+    /// The name of this reference in the namespace of the volume.
+    #[must_use]
+    pub fn name(&self, reference: &Reference) -> Name {
+        Name {
+            tenant: self.tenant.clone(),
+            reference: reference.clone(),
         }
     }
 }

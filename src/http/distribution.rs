@@ -3,10 +3,7 @@
 //! elsewhere.
 
 use crate::distribution::{Fetched, Metrics, PeerFigures};
-use crate::telemetry::metrics::{ConstCounter, Counter, EncodeLabelSet, Family, Gauge, Registry};
-
-/// A name, its help, and the value.
-type Line = (&'static str, &'static str, u64);
+use crate::telemetry::metrics::{Counter, EncodeLabelSet, Family, Registry, counters, gauges};
 
 pub(super) fn register(metrics: &Metrics, registry: &mut Registry) {
     of_fetches(metrics, registry);
@@ -169,20 +166,6 @@ fn of_peers(figures: &PeerFigures, registry: &mut Registry) {
             ),
         ],
     );
-}
-
-fn gauges(registry: &mut Registry, lines: &[Line]) {
-    for (name, help, value) in lines {
-        let gauge = Gauge::<i64>::default();
-        gauge.set(i64::try_from(*value).unwrap_or(i64::MAX));
-        registry.register(*name, *help, gauge);
-    }
-}
-
-fn counters(registry: &mut Registry, lines: &[Line]) {
-    for (name, help, value) in lines {
-        registry.register(*name, *help, ConstCounter::new(*value));
-    }
 }
 
 #[cfg(test)]

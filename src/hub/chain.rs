@@ -29,9 +29,8 @@ impl Fencing for Chain {
         }
         state.unsent.clear();
         state.is_loaded = true;
-        let all = true;
         let changes = Changes {
-            all,
+            all: true,
             ..Changes::default()
         };
         self.0.follow(&mut state, &changes, now);
@@ -129,7 +128,7 @@ impl Attached {
         let mut changes = self.inner.chain.subscribe();
         let mut sent = HashSet::new();
         loop {
-            let missing: Vec<Fence> = {
+            let mut missing: Vec<Fence> = {
                 let mut state = self.inner.state.lock();
                 let fences = state.catalog.fences();
                 let missing = fences.all().filter(|fence| {
@@ -155,7 +154,6 @@ impl Attached {
                 let made = changes.changed().await;
                 made.map_err(|_| Status::unavailable("the controller ends"))?;
             }
-            let mut missing = missing;
             missing.sort_by_key(|fence| fence.number);
             for fence in missing {
                 let message = messages::to_node(To::Fence(messages::fence(&fence)));

@@ -1,7 +1,7 @@
 //! The figures of the catalog, and the metrics that they become. `serve` counts.
 //! `docs/metrics.md` says what each means.
 
-use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
+use crate::telemetry::metrics::{Registry, counters, gauges};
 
 /// The catalog's figures at this moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Figures {
 impl Figures {
     /// Adds them to the controller's metrics.
     pub fn register(&self, registry: &mut Registry) {
-        let gauges = [
+        let now = [
             (
                 "catalog_nodes",
                 "Nodes that report what they have",
@@ -45,12 +45,8 @@ impl Figures {
                 self.waiting,
             ),
         ];
-        for (name, help, value) in gauges {
-            let gauge = Gauge::<i64>::default();
-            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-            registry.register(name, help, gauge);
-        }
-        let counters = [
+        gauges(registry, &now);
+        let since_start = [
             (
                 "catalog_questions",
                 "Questions of nodes where content is",
@@ -62,9 +58,7 @@ impl Figures {
                 self.superseded,
             ),
         ];
-        for (name, help, value) in counters {
-            registry.register(name, help, ConstCounter::new(value));
-        }
+        counters(registry, &since_start);
     }
 }
 

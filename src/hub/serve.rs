@@ -19,7 +19,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Chain, Figures, MOST_ENTRIES, MOST_HELLO, messages};
-use crate::catalog::{Answer, Asked, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
+use crate::catalog::{
+    Answer, Asked, Catalog, Changes, Found, Held, Hello, MAX_INCOMPLETE, SessionId,
+};
 use crate::distribution::roster::{Members, Overview};
 use crate::link::{self, IsKnown, Key, KeyError, Who};
 use crate::model::{ClusterClock, Fence, Fences, Name, NodeId, Sha256, Timestamp};
@@ -118,14 +120,18 @@ impl Hub {
         Chain(Arc::clone(&self.service.0))
     }
 
-    /// A function that tells where the content of a new pod is: all nodes that have it now. `None`:
-    /// the catalog is busy for so long.
-    pub fn finder(&self) -> impl Fn(Vec<Name>, Duration) -> Option<Answer> + Send + Sync + 'static {
+    /// A function that tells which content a new pod would start from, and all nodes that have it:
+    /// for each volume the names that it tries. `None`: the catalog is busy for so long.
+    pub fn finder(
+        &self,
+    ) -> impl Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static {
         let inner = Arc::clone(&self.service.0);
-        move |names, wait| {
+        move |volumes, wait| {
             let state = inner.state.try_lock_for(wait)?;
-            let found = state.catalog.placement(&names);
-            Some(found.map_or(Answer::Nothing, Answer::Found))
+            let found = volumes
+                .iter()
+                .filter_map(|names| state.catalog.placement(names));
+            Some(found.collect())
         }
     }
 

@@ -29,7 +29,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::identity::Identity;
 use super::policy::{self, Content, Preferred};
 use super::review::{self, Question};
-use crate::catalog::Answer;
+use crate::catalog::Found;
 use crate::model::Name;
 use crate::server::Drain;
 use crate::telemetry::metrics::{Counter, Registry};
@@ -54,8 +54,9 @@ const TO_RECOVER: Duration = Duration::from_millis(100);
 /// How often the file of the identity is read.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Asks the catalog for the first of these names that has content. `None`: no answer in this time.
-pub type Find = Arc<dyn Fn(Vec<Name>, Duration) -> Option<Answer> + Send + Sync>;
+/// Asks the catalog which content a pod would start from: for each volume the names that it tries.
+/// `None`: no answer in this time.
+pub type Find = Arc<dyn Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>> + Send + Sync>;
 
 /// Why the webhook cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -342,25 +343,20 @@ impl Context {
 
     /// The nodes that a pod prefers. None if the catalog is busy for too long.
     fn preferred(&self, question: &Question, until: Instant) -> Vec<Preferred> {
-        let mut contents = Vec::new();
-        for names in question.names(self.driver) {
-            let rest = until.saturating_duration_since(Instant::now());
-            let answer = match rest {
-                Duration::ZERO => None,
-                rest => (self.find)(names, rest),
-            };
-            match answer {
-                Some(Answer::Found(found)) => contents.push(Content {
-                    bytes: found.bytes,
-                    holders: found.holders,
-                }),
-                Some(Answer::Nothing | Answer::Coming(_) | Answer::Incomplete) => {}
-                None => {
-                    self.counters.late.inc();
-                    return Vec::new();
-                }
-            }
+        let volumes: Vec<Vec<Name>> = question.names(self.driver).into_iter().collect();
+        if volumes.is_empty() {
+            return Vec::new();
         }
+        let rest = until.saturating_duration_since(Instant::now());
+        let Some(found) = (self.find)(&volumes, rest) else {
+            self.counters.late.inc();
+            return Vec::new();
+        };
+        let contents = found.into_iter().map(|found| Content {
+            bytes: found.bytes,
+            holders: found.holders,
+        });
+        let contents: Vec<Content> = contents.collect();
         policy::preferred(&contents, question.uid())
     }
 }

@@ -57,6 +57,25 @@ pub fn encode(registry: &Registry) -> String {
     text
 }
 
+/// A metric of this moment: its name, its help, and the value.
+pub type Line<'a> = (&'a str, &'a str, u64);
+
+/// Registers gauges with their values.
+pub fn gauges(registry: &mut Registry, lines: &[Line<'_>]) {
+    for (name, help, value) in lines {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(i64::try_from(*value).unwrap_or(i64::MAX));
+        registry.register(*name, *help, gauge);
+    }
+}
+
+/// Registers counters with their values.
+pub fn counters(registry: &mut Registry, lines: &[Line<'_>]) {
+    for (name, help, value) in lines {
+        registry.register(*name, *help, ConstCounter::new(*value));
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     method: &'static str,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baggageclaim::catalog::Answer;
+use baggageclaim::catalog::Found;
 use baggageclaim::distribution::roster::{Controller, Fencing as _, Members, Overview};
 use baggageclaim::engine::notice::What;
 use baggageclaim::hub::{self, Chain, Figures};
@@ -57,7 +57,7 @@ struct Hub {
     find: Arc<Find>,
 }
 
-type Find = dyn Fn(Vec<Name>, Duration) -> Option<Answer>;
+type Find = dyn Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>>;
 
 impl Hub {
     async fn start() -> Self {
@@ -212,10 +212,8 @@ async fn a_miss_asks_only_the_node_that_has_the_content() {
         };
         // A name is known before its content is: it is coming.
         let is_found = || {
-            matches!(
-                (hub.find)(vec![name(&reference)], NEVER),
-                Some(Answer::Found(_))
-            )
+            let found = (hub.find)(&[vec![name(&reference)]], NEVER);
+            found.is_some_and(|found| !found.is_empty())
         };
         eventually("the content is found", is_found).await;
         hub.knows(names).await;
@@ -243,17 +241,19 @@ async fn a_miss_asks_only_the_node_that_has_the_content() {
 #[tokio::test]
 async fn the_controller_itself_finds_the_nodes_and_learns_the_size() {
     let (hub, nodes) = cluster!("a", "b");
-    let find = || (hub.find)(vec![name(INPUT[1].1)], NEVER).expect("it is not busy");
+    let find = || {
+        let found = (hub.find)(&[vec![name(INPUT[1].1)]], NEVER);
+        found.expect("it is not busy").pop()
+    };
     let asked = (hub.figures)().questions;
-    assert_eq!(find(), Answer::Nothing);
+    assert_eq!(find(), None);
     nodes[1].commit("made", &OUTPUT, "made").await;
-    let bytes = || match find() {
-        Answer::Found(found) => {
+    let bytes = || {
+        find().map(|found| {
             let holders: Vec<&str> = found.holders.iter().map(AsRef::as_ref).collect();
             assert_eq!(holders, ["b"]);
-            Some(found.bytes)
-        }
-        _ => None,
+            found.bytes
+        })
     };
     eventually("it is found", || bytes().is_some()).await;
     // It is measured only now.

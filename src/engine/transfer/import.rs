@@ -121,10 +121,7 @@ fn import_now(
         .backend
         .received(&dir)
         .context("complete the archive's content")?;
-    let artifact = Artifact {
-        fence,
-        ..describe(inner, request, half.id, &unpacked)
-    };
+    let artifact = describe(inner, request, half.id, fence, &unpacked);
     half.record(&dir, Some(&artifact))?;
     point(Point::ImportRecorded);
     half.place()?;
@@ -234,6 +231,7 @@ fn describe(
     inner: &Inner,
     request: &ImportRequest,
     layer: LayerId,
+    fence: u64,
     unpacked: &Unpacked,
 ) -> Artifact {
     let state = inner.state.lock();
@@ -261,6 +259,6 @@ fn describe(
             base: request.base,
             ..Sharing::default()
         },
-        fence: 0,
+        fence,
     }
 }
