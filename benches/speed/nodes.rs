@@ -62,11 +62,11 @@ pub async fn until(driver: &mut Driver, reference: &str, is_it: impl Fn(&api::Ar
     }
 }
 
-/// Gives one in [`UNCHANGED`] files new content, the same for all. It does not compress, so bytes on
-/// the way can be compared with bytes in files.
+/// Gives one in [`UNCHANGED`] files new content, each its own; `content` is that of the last one. It
+/// does not compress, so bytes on the way can be compared with bytes in files.
 pub fn change(dir: &Path, changed: usize, content: &mut [u8]) {
-    getrandom::fill(content).expect("random bytes");
     for number in 0..changed {
+        getrandom::fill(content).expect("random bytes");
         fs::write(file(dir, number * UNCHANGED), &*content).expect("write");
     }
 }
