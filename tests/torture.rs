@@ -10,7 +10,8 @@
 //! | `full` | full disks |
 //! | `tenant` | a hostile tenant |
 //! | `transfer` | content that leaves as an archive and comes back |
-//! | `tier`, `tier_model` | two nodes with one shared tier, and the collector of garbage |
+//! | `tier`, `tier_model` | two nodes with one shared tier and its collector of garbage, or as peers |
+//! | `peers` | the keys of drivers that are peers |
 //! | `leaks` | the same operations many times |
 //! | `figures`, `random` | the counters, and the random numbers |
 //!
@@ -42,6 +43,8 @@ mod full;
 mod kills;
 #[path = "torture/leaks.rs"]
 mod leaks;
+#[path = "torture/peers.rs"]
+mod peers;
 #[path = "torture/tenant.rs"]
 mod tenant;
 #[path = "torture/tier.rs"]
@@ -135,10 +138,11 @@ fn main() -> ExitCode {
             let settings = &settings;
             // One after the other, beside the kills.
             scope.spawn(move || {
-                let trials: [(&str, u32, Trial); 4] = [
+                let trials: [(&str, u32, Trial); 5] = [
                     ("full", 1, full::trial),
                     ("tenant", 1, tenant::trial),
                     ("tier", 2, tier::trial),
+                    ("peers", 2, tier::of_peers),
                     ("leaks", 2, leaks::trial),
                 ];
                 let wanted = trials.iter().filter(|(name, ..)| settings.wants(name));

@@ -425,13 +425,16 @@ pub(crate) async fn nothing_left(place: &Place, wire: &Wire) -> Result<(), Stop>
     loop {
         wire.settle().await?;
         wire.reap().await?;
-        let trash = entries(&place.pool.join("trash"));
-        if trash.is_empty() {
+        // What was sent to a peer stays for 10 seconds.
+        let mut rest = entries(&place.pool.join("trash"));
+        rest.extend(entries(&place.pool.join("layers")));
+        if rest.is_empty() {
             break;
         }
         if began.elapsed() > PATIENCE {
-            return Err(Fault::leaked(format!("the trash is never empty: {trash:?}")).into());
+            return Err(Fault::leaked(format!("it is never deleted: {rest:?}")).into());
         }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     wire.check().await?;
     let volumes = wire.volumes().await?;

@@ -82,6 +82,8 @@ pub(crate) struct Figures {
     pub(crate) tiers: AtomicU64,
     pub(crate) uploads: AtomicU64,
     pub(crate) fetches: AtomicU64,
+    pub(crate) peers: AtomicU64,
+    pub(crate) from_peers: AtomicU64,
     pub(crate) collected: AtomicU64,
     pub(crate) lost: AtomicU64,
     pub(crate) leaked: AtomicU64,
@@ -120,7 +122,7 @@ impl fmt::Display for Figures {
         write!(
             f,
             "figures: operations={} kills={} cuts=0 full_disks={} cycles={} attacks={} \
-             tiers={} uploads={} fetches={} collected={} lost={} leaked={} wrong={}",
+             tiers={} uploads={} fetches={} peers={} from_peers={} collected={} lost={} leaked={} wrong={}",
             n(&self.operations),
             n(&self.kills),
             n(&self.full_disks),
@@ -129,6 +131,8 @@ impl fmt::Display for Figures {
             n(&self.tiers),
             n(&self.uploads),
             n(&self.fetches),
+            n(&self.peers),
+            n(&self.from_peers),
             n(&self.collected),
             n(&self.lost),
             n(&self.leaked),

@@ -1,7 +1,9 @@
-//! Two nodes with one shared tier, killed at random, while the collector of garbage runs with a
-//! short grace: what a node mounts is what a step committed under that name, bit for bit, and never
-//! from before a clear that was answered. At the end a node that has nothing reads every name.
+//! Two nodes that share content, killed at random: by a shared tier whose collector of garbage runs
+//! with a short grace, as peers, or both. What a node mounts is what a step committed under that
+//! name, bit for bit, and never from before a clear that was answered. At the end a node that has
+//! nothing reads every name.
 
+use std::fmt;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,6 +24,7 @@ use crate::content;
 use crate::driver::{Ground, PATIENCE, Place, Wire, entries, nothing_left};
 use crate::figures::{Fault, Figures, Stop, add, count};
 use crate::kills::Life;
+use crate::peers::Peers;
 use crate::tier_model::{KEYS, Model, NODES, Since, Written};
 
 const GROUNDS: [Ground; 3] = [
@@ -52,6 +55,8 @@ struct Running {
 struct Worker {
     node: usize,
     index: usize,
+    /// A clear reaches the other node: by the tier.
+    clears: bool,
     random: Random,
     running: Option<Running>,
 }
@@ -64,7 +69,9 @@ impl Worker {
             let line = match self.random.below(100) {
                 0..=54 => self.step(model, wire, key, true).await?,
                 55..=87 => self.step(model, wire, key, false).await?,
-                88..=93 if KEYS[key].is_cleared => self.clear(model, wire, key).await?,
+                88..=93 if self.clears && KEYS[key].is_cleared => {
+                    self.clear(model, wire, key).await?
+                }
                 _ => {
                     let promised = model.promised(self.node);
                     wire.settle().await?;
@@ -281,17 +288,17 @@ struct Node {
 }
 
 impl Node {
-    /// Driver after driver, until the collector has deleted something meanwhile.
+    /// Driver after driver, until the collector, if there is one, has deleted something meanwhile.
     fn live(
         &mut self,
         model: &Model,
-        (until, deleted): (Instant, &AtomicU64),
+        (until, deleted): (Instant, Option<&AtomicU64>),
         on: &Handle,
     ) -> Result<(), Fault> {
         let began = Instant::now();
         for lives in 0.. {
             let is_over = lives >= LIVES || (Instant::now() > until && lives > 2);
-            if is_over && deleted.load(Ordering::Relaxed) > 0 {
+            if is_over && deleted.is_none_or(|deleted| deleted.load(Ordering::Relaxed) > 0) {
                 break;
             }
             if is_over && began.elapsed() > PATIENCE {
@@ -344,7 +351,8 @@ impl Node {
         Ok(())
     }
 
-    /// Brings everything to its end: no step runs, all is durable and uploaded.
+    /// Brings everything to its end: no step runs, all is durable and uploaded, and nothing is being
+    /// fetched.
     async fn settle(&mut self, model: &Model, wire: &Wire) -> Result<(), Stop> {
         for worker in &mut self.workers {
             worker.end(model, wire).await?;
@@ -357,17 +365,20 @@ impl Node {
             let answer = wire.admin.clone().status(api::StatusRequest {}).await;
             let status = wire.must("Status", answer)?.into_inner();
             let shared = status.shared.unwrap_or_default();
-            if shared.uploads_waiting == 0 && shared.fetching.is_empty() {
+            // A fetch from a peer goes on after its input has given up.
+            let incoming = entries(&self.place.pool.join("incoming"));
+            let is_waiting = shared.uploads_waiting > 0 || !shared.fetching.is_empty();
+            if !is_waiting && incoming.is_empty() {
                 break;
             }
             if began.elapsed() > PATIENCE {
-                return Err(Fault::lost(format!("it is never uploaded: {shared:?}")).into());
+                return Err(if is_waiting {
+                    Fault::lost(format!("it is never uploaded: {shared:?}")).into()
+                } else {
+                    Fault::leaked(format!("incoming: {incoming:?}")).into()
+                });
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        let incoming = entries(&self.place.pool.join("incoming"));
-        if !incoming.is_empty() {
-            return Err(Fault::leaked(format!("incoming: {incoming:?}")).into());
         }
         wire.check().await
     }
@@ -391,51 +402,110 @@ impl Node {
     }
 }
 
-/// A place on a random ground for a node of this tier.
-fn place(
-    node: &'static str,
-    url: &str,
-    evicting: bool,
-    random: &mut Random,
-    figures: &Arc<Figures>,
-) -> Result<Place, Fault> {
-    let ground = GROUNDS[*random.pick(&[0, 0, 0, 1, 2])];
-    let shared = format!("--shared={url}");
-    let mut arguments = vec![
-        &*shared,
-        "--threads=2",
-        "--input-wait=300ms",
-        "--outcome-wait=1h",
-        "--reserve=1Mi",
-        "--grace=20s",
-        "--shared-drain=2s",
-        PUBLISH_WITHIN,
-        "--ask=20s",
-        "--fetch-wait=40s",
-    ];
-    arguments.extend(if evicting {
-        [
-            "--high-watermark=1",
-            "--low-watermark=0",
-            "--reap-interval=1500ms",
-        ]
-    } else {
-        [
-            "--high-watermark=99",
-            "--low-watermark=98",
-            "--reap-interval=200ms",
-        ]
-    });
-    let mut place = Place::new(ground, &arguments, figures)?;
-    place.node = node;
-    Ok(place)
+/// How the nodes of an episode share content: by a tier, as peers, or both.
+struct Ties {
+    tier: Option<Tier>,
+    peers: Option<Peers>,
 }
 
-/// A tier, its nodes, and its model.
-struct Episode<'a> {
+/// A shared tier, as the test itself sees it.
+struct Tier {
     _directory: TempDir,
     url: String,
     store: Store,
+}
+
+impl Tier {
+    fn new(on: &Handle) -> Result<Self, Fault> {
+        let wrong = |error: &dyn std::fmt::Display| Fault::wrong(format!("no tier: {error}"));
+        let directory = tempfile::tempdir().map_err(|error| wrong(&error))?;
+        let url = format!("file://{}", directory.path().display());
+        let opened: Url = url.parse().map_err(|error| wrong(&error))?;
+        let store = opened.open(on.clone(), Times::default());
+        Ok(Self {
+            store: store.map_err(|error| wrong(&error))?,
+            _directory: directory,
+            url,
+        })
+    }
+
+    /// Everything that a name shows is there and whole.
+    fn verify(&self) -> Result<(), Fault> {
+        let temporary = Dir::open(&std::env::temp_dir());
+        let temporary = temporary.map_err(|error| Fault::wrong(error.to_string()))?;
+        let tenant = TENANT.parse().expect("a label");
+        let found = verify(&self.store, &tenant, &temporary, &|_| {}, &|| false);
+        let found = found.map_err(|error| Fault::wrong(format!("verify: {error}")))?;
+        if found.damage.is_empty() {
+            return Ok(());
+        }
+        Err(Fault::lost(format!("verify: {:?}", found.damage)))
+    }
+}
+
+impl Ties {
+    /// What a driver is told, so that it shares content with the others.
+    fn arguments(&self, node: &str) -> Vec<String> {
+        let tier = self.tier.iter().flat_map(|tier| {
+            let shared = format!("--shared={}", tier.url);
+            [shared, "--shared-drain=2s".into(), PUBLISH_WITHIN.into()]
+        });
+        let peers = self.peers.iter().flat_map(|peers| peers.arguments(node));
+        tier.chain(peers).collect()
+    }
+
+    /// A place on a random ground for a node.
+    fn place(
+        &self,
+        node: &'static str,
+        evicting: bool,
+        random: &mut Random,
+        figures: &Arc<Figures>,
+    ) -> Result<Place, Fault> {
+        let ground = GROUNDS[*random.pick(&[0, 0, 0, 1, 2])];
+        let ties = self.arguments(node);
+        let mut arguments: Vec<&str> = ties.iter().map(String::as_str).collect();
+        arguments.extend([
+            "--threads=2",
+            "--input-wait=300ms",
+            "--outcome-wait=1h",
+            "--reserve=1Mi",
+            "--grace=20s",
+            "--ask=20s",
+            "--fetch-wait=40s",
+        ]);
+        arguments.extend(if evicting {
+            [
+                "--high-watermark=1",
+                "--low-watermark=0",
+                "--reap-interval=1500ms",
+            ]
+        } else {
+            [
+                "--high-watermark=99",
+                "--low-watermark=98",
+                "--reap-interval=200ms",
+            ]
+        });
+        let mut place = Place::new(ground, &arguments, figures)?;
+        place.node = node;
+        Ok(place)
+    }
+}
+
+impl fmt::Display for Ties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (&self.tier, &self.peers) {
+            (Some(_), Some(_)) => "tier and peers",
+            (Some(_), None) => "tier",
+            _ => "peers",
+        })
+    }
+}
+
+/// Nodes, how they share content, and their model.
+struct Episode<'a> {
+    ties: Ties,
     model: Model,
     nodes: Vec<Node>,
     random: Random,
@@ -444,13 +514,19 @@ struct Episode<'a> {
 }
 
 impl<'a> Episode<'a> {
-    fn new(seed: u64, on: &'a Handle, figures: &'a Arc<Figures>) -> Result<Self, Fault> {
+    fn new(
+        seed: u64,
+        has_peers: bool,
+        on: &'a Handle,
+        figures: &'a Arc<Figures>,
+    ) -> Result<Self, Fault> {
         let mut random = Random::new(seed);
-        let wrong = |error: &dyn std::fmt::Display| Fault::wrong(format!("no tier: {error}"));
-        let directory = tempfile::tempdir().map_err(|error| wrong(&error))?;
-        let url = format!("file://{}", directory.path().display());
-        let opened: Url = url.parse().map_err(|error| wrong(&error))?;
-        let store = opened.open(on.clone(), Times::default());
+        let has_tier = !has_peers || random.percent(50);
+        let names = [NODES[0], NODES[1], FRESH];
+        let ties = Ties {
+            tier: has_tier.then(|| Tier::new(on)).transpose()?,
+            peers: has_peers.then(|| Peers::new(&names, &mut random)),
+        };
         // A pool that counts as full makes no tables, so its node uploads nothing.
         let evicting = [false, random.percent(35)];
         let mut nodes = Vec::new();
@@ -458,20 +534,19 @@ impl<'a> Episode<'a> {
             let worker = |number| Worker {
                 node: index,
                 index: number,
+                clears: has_tier,
                 random: Random::new(seed ^ (index * WORKERS + number + 1) as u64),
                 running: None,
             };
             nodes.push(Node {
                 index,
-                place: place(name, &url, evicting[index], &mut random, figures)?,
+                place: ties.place(name, evicting[index], &mut random, figures)?,
                 random: random.fork(),
                 workers: (0..WORKERS).map(worker).collect(),
             });
         }
         Ok(Self {
-            store: store.map_err(|error| wrong(&error))?,
-            _directory: directory,
-            url,
+            ties,
             model: Model::new(evicting),
             nodes,
             random,
@@ -482,10 +557,12 @@ impl<'a> Episode<'a> {
 
     fn run(&mut self, until: Instant) -> Result<(), Fault> {
         let (over, deleted) = (AtomicBool::new(false), AtomicU64::new(0));
-        let (store, model, on) = (&self.store, &self.model, self.on);
+        let (tier, model, on) = (self.ties.tier.as_ref(), &self.model, self.on);
         let (over, deleted, figures) = (&over, &deleted, self.figures);
         let mut ends = std::thread::scope(|scope| {
-            let collector = scope.spawn(|| collect(store, over, deleted, figures));
+            let collector =
+                tier.map(|tier| scope.spawn(|| collect(&tier.store, over, deleted, figures)));
+            let deleted = tier.map(|_| deleted);
             let nodes = self.nodes.iter_mut();
             let nodes: Vec<_> = nodes
                 .map(|node| scope.spawn(move || node.live(model, (until, deleted), on)))
@@ -495,7 +572,7 @@ impl<'a> Episode<'a> {
                 .map(std::thread::ScopedJoinHandle::join)
                 .collect();
             over.store(true, Ordering::Relaxed);
-            ends.push(collector.join());
+            ends.extend(collector.map(std::thread::ScopedJoinHandle::join));
             ends
         });
         while let Some(end) = ends.pop() {
@@ -516,7 +593,9 @@ impl<'a> Episode<'a> {
             Ok(wires)
         });
         let wires = in_words(ended)?;
-        self.verify()?;
+        if let Some(tier) = &self.ties.tier {
+            tier.verify()?;
+        }
         self.fresh()?;
         let cleared = self.on.block_on(async {
             for (wire, node) in wires.iter().zip(&mut self.nodes) {
@@ -536,26 +615,15 @@ impl<'a> Episode<'a> {
             let lines = |of: &str| said.matches(of).count() as u64;
             add(&self.figures.uploads, lines("uploaded to the shared tier"));
             add(&self.figures.fetches, lines("fetched from the shared tier"));
+            add(&self.figures.from_peers, lines("fetched from peer"));
         }
         Ok(())
     }
 
-    /// Everything that a name shows is there and whole.
-    fn verify(&self) -> Result<(), Fault> {
-        let temporary = Dir::open(&std::env::temp_dir());
-        let temporary = temporary.map_err(|error| Fault::wrong(error.to_string()))?;
-        let tenant = TENANT.parse().expect("a label");
-        let found = verify(&self.store, &tenant, &temporary, &|_| {}, &|| false);
-        let found = found.map_err(|error| Fault::wrong(format!("verify: {error}")))?;
-        if found.damage.is_empty() {
-            return Ok(());
-        }
-        Err(Fault::lost(format!("verify: {:?}", found.damage)))
-    }
-
     /// A node that has nothing reads every name.
     fn fresh(&mut self) -> Result<(), Fault> {
-        let place = place(FRESH, &self.url, false, &mut self.random, self.figures)?;
+        let random = &mut self.random;
+        let place = self.ties.place(FRESH, false, random, self.figures)?;
         let mut driver = place.start(None);
         let looked = self.on.block_on(async {
             let wire = driver.connect().await?;
@@ -589,19 +657,35 @@ fn in_words<T>(ended: Result<T, Stop>) -> Result<T, Fault> {
     })
 }
 
-/// Episode after episode, until it is time.
-pub(crate) fn trial(mut random: Random, until: Instant, on: &Handle, figures: &Arc<Figures>) {
+/// Episode after episode with a shared tier, until it is time.
+pub(crate) fn trial(random: Random, until: Instant, on: &Handle, figures: &Arc<Figures>) {
+    episodes(random, until, false, on, figures);
+}
+
+/// The same of peers, half of them with a shared tier beside.
+pub(crate) fn of_peers(random: Random, until: Instant, on: &Handle, figures: &Arc<Figures>) {
+    episodes(random, until, true, on, figures);
+}
+
+fn episodes(
+    mut random: Random,
+    until: Instant,
+    has_peers: bool,
+    on: &Handle,
+    figures: &Arc<Figures>,
+) {
     let mut is_first = true;
     while (is_first || Instant::now() < until) && figures.faults() < 3 {
         is_first = false;
         let seed = random.next();
-        let mut episode = match Episode::new(seed, on, figures) {
+        let mut episode = match Episode::new(seed, has_peers, on, figures) {
             Ok(episode) => episode,
             Err(fault) => {
                 figures.note(&fault);
                 return crate::say(&format!("tier: FAULT: {fault}"));
             }
         };
+        let ties = episode.ties.to_string();
         let grounds = episode.nodes.iter().map(|node| node.place.ground.name());
         let grounds: Vec<String> = grounds.collect();
         let evicting = if episode.model.evicting[1] {
@@ -610,11 +694,16 @@ pub(crate) fn trial(mut random: Random, until: Instant, on: &Handle, figures: &A
             ""
         };
         crate::say(&format!(
-            "tier: {}{evicting}, seed {seed}",
+            "{ties}: {}{evicting}, seed {seed}",
             grounds.join(" and ")
         ));
         let Err(fault) = episode.run(until) else {
-            count(&figures.tiers);
+            let figure = if has_peers {
+                &figures.peers
+            } else {
+                &figures.tiers
+            };
+            count(figure);
             continue;
         };
         figures.note(&fault);
@@ -622,8 +711,8 @@ pub(crate) fn trial(mut random: Random, until: Instant, on: &Handle, figures: &A
             let name = NODES[node.index];
             let log = std::env::temp_dir().join(format!("torture-tier-{seed}-{name}.log"));
             node.place.keep_log(&log);
-            crate::say(&format!("tier: the log of {name} is {}", log.display()));
+            crate::say(&format!("{ties}: the log of {name} is {}", log.display()));
         }
-        crate::say(&format!("tier: FAULT: seed {seed}: {fault}"));
+        crate::say(&format!("{ties}: FAULT: seed {seed}: {fault}"));
     }
 }
