@@ -10,6 +10,7 @@
 //! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
 //! | `drivers` | two standalone drivers; one of them is killed while it fetches |
+//! | `partition` | standalone drivers in network namespaces, and a partition while a fetch runs |
 
 #![expect(
     clippy::disallowed_types,
@@ -28,6 +29,8 @@ mod identity;
 mod links;
 #[path = "peers/nodes.rs"]
 mod nodes;
+#[path = "peers/partition.rs"]
+mod partition;
 #[path = "peers/trouble.rs"]
 mod trouble;
 #[path = "peers/types.rs"]

@@ -13,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use baggageclaim::archive::toc::{Holder, Patience, Receiver, Table, Want, scan};
@@ -254,7 +255,9 @@ impl Held {
         let receiver = Receiver::open(&to, table.expect("table"), false, &|| false);
         let mut receiver = receiver.expect("receiver");
         let patience = Patience(Duration::from_secs(60));
-        receiver.take(input, patience, &|| false).expect("take");
+        receiver
+            .take(input, patience, &AtomicU64::default(), &|| false)
+            .expect("take");
         receiver.finish(&|| false).expect("finish");
     }
 }

@@ -163,17 +163,17 @@ impl Job<'_> {
                 return Ok(());
             }
             let frames = content.frames(&wants)?;
-            let mut progressed = 0;
-            let moved = self.destination.moved;
+            let Destination {
+                moved,
+                progress,
+                patience,
+                ..
+            } = self.destination;
+            let before = progress.load(Ordering::Relaxed);
             let stream = Counted(frames.stream, moved);
-            let taken = receiver.take(stream, self.destination.patience, stop);
-            if let Ok(taken) = &taken {
-                progressed = taken.bytes;
-                self.bytes += taken.bytes;
-                self.destination
-                    .progress
-                    .fetch_add(taken.bytes, Ordering::Relaxed);
-            }
+            let taken = receiver.take(stream, patience, progress, stop);
+            let progressed = progress.load(Ordering::Relaxed) - before;
+            self.bytes += progressed;
             match taken.map_err(wrong) {
                 Ok(_) if progressed > 0 => left = RETRIES,
                 Ok(_) => {

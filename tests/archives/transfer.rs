@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use baggageclaim::archive::toc::{Holder, Patience, Receiver, Scanned, Table, Want, scan};
@@ -92,14 +93,16 @@ impl Held {
     pub(crate) fn receive(&self, to: &Path) {
         let mut receiver = self.receiver(to);
         let bytes = self.send(&[ALL], 1);
-        let taken = receiver.take(&bytes[..], PATIENT, &never).expect("take");
+        let taken = receiver
+            .take(&bytes[..], PATIENT, &AtomicU64::default(), &never)
+            .expect("take");
         assert_eq!((taken.bytes, taken.repeated), (self.table.bytes(), 0));
         receiver.finish(&never).expect("finish");
     }
 }
 
 fn take(receiver: &mut Receiver, bytes: &[u8]) -> archive::Result<u64> {
-    let taken = receiver.take(bytes, PATIENT, &never);
+    let taken = receiver.take(bytes, PATIENT, &AtomicU64::default(), &never);
     taken.map(|taken| taken.pieces)
 }
 
@@ -254,7 +257,12 @@ fn order_repetition_and_compression_do_not_matter() {
     }
     assert_eq!(receiver.missing(1).expect("missing"), []);
     let again = receiver
-        .take(&other.send(&[ALL], 3)[..], PATIENT, &never)
+        .take(
+            &other.send(&[ALL], 3)[..],
+            PATIENT,
+            &AtomicU64::default(),
+            &never,
+        )
         .expect("twice");
     assert_eq!(again.pieces, 0);
     assert!(again.repeated > 0);
@@ -285,7 +293,12 @@ fn a_stream_that_is_cut_anywhere_is_resumed_from_another_holder() {
         let mut receiver = one.receiver(&to);
         let wants = receiver.missing(1000).expect("missing");
         let taken = receiver
-            .take(&other.send(&wants, 3)[..], PATIENT, &never)
+            .take(
+                &other.send(&wants, 3)[..],
+                PATIENT,
+                &AtomicU64::default(),
+                &never,
+            )
             .expect("take");
         assert_eq!(taken.repeated, 0, "{cut}: only what was missing is sent");
         receiver.finish(&never).expect("finish");
@@ -318,7 +331,7 @@ fn a_holder_that_stalls_meets_the_deadline() {
                 sender
             });
             let patience = Patience(Duration::from_millis(300));
-            let result = receiver.take(socket, patience, &never);
+            let result = receiver.take(socket, patience, &AtomicU64::default(), &never);
             drop(sending.join().expect("no panic"));
             result
         });

@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baggageclaim::archive::toc::{Holder, Patience, Receiver, Table, scan};
@@ -39,8 +38,7 @@ pub fn make(table: &Table, holder: &Holder, place: &LayerPlace<'_>) -> Result<Ar
         let mut frames = Vec::new();
         holder.send(&wants, &mut frames, 1, &mut |_| Ok(true), &|| false)?;
         let patience = Patience(Duration::from_secs(60));
-        let taken = receiver.take(&frames[..], patience, place.stop)?;
-        place.progress.fetch_add(taken.bytes, Ordering::SeqCst);
+        receiver.take(&frames[..], patience, place.progress, place.stop)?;
     }
     receiver.finish(place.stop)?;
     Ok(table)

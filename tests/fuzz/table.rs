@@ -7,6 +7,7 @@ mod common;
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -53,7 +54,7 @@ libfuzzer_sys::fuzz_target!(init: common::plant(seeds), |input: &[u8]| {
     }
     PLACE.unpack(|to| {
         if let Ok(mut receiver) = Receiver::open(to, table, true, &never) {
-            let _ = receiver.take(&stream[..], PATIENCE, &never);
+            let _ = receiver.take(&stream[..], PATIENCE, &AtomicU64::default(), &never);
             let _ = receiver.missing(1000);
             let _ = receiver.finish(&never);
         }

@@ -1,4 +1,4 @@
-//! Two standalone drivers as processes, with keys and a list as a person makes them.
+//! Standalone drivers as processes, with keys and a list as a person makes them.
 
 use std::fs;
 use std::net::TcpListener;
@@ -15,13 +15,13 @@ use crate::common::{Fs, Lab, Snapshot, assert_same, require_lab};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_baggageclaim");
 
-fn verb(arguments: &[&str]) -> Output {
+pub(crate) fn verb(arguments: &[&str]) -> Output {
     let output = Command::new(BINARY).args(arguments).output();
     output.expect("the binary runs")
 }
 
 /// The answer of a verb, as JSON.
-fn json(pool: &Path, arguments: &[&str]) -> Value {
+pub(crate) fn json(pool: &Path, arguments: &[&str]) -> Value {
     let pool = pool.to_str().expect("text");
     let output = verb(&[arguments, &["-o", "json", "--pool", pool]].concat());
     assert!(output.status.success(), "{arguments:?}: {output:?}");
@@ -35,16 +35,27 @@ fn port() -> u16 {
 }
 
 /// A driver, killed in `Drop`.
-struct Driver {
+pub(crate) struct Driver {
     child: Child,
-    pool: PathBuf,
-    kubelet: Kubelet,
+    pub(crate) pool: PathBuf,
+    pub(crate) kubelet: Kubelet,
 }
 
 impl Driver {
     async fn start(lab: &Lab, keys: &Keys, index: usize, more: &[&str]) -> Self {
+        Self::start_by(Command::new(BINARY), lab, keys, index, more).await
+    }
+
+    /// One that is started by this command.
+    pub(crate) async fn start_by(
+        mut command: Command,
+        lab: &Lab,
+        keys: &Keys,
+        index: usize,
+        more: &[&str],
+    ) -> Self {
         let (pool, socket) = (lab.path().join("pool"), lab.run_dir().join("csi.sock"));
-        let child = Command::new(BINARY)
+        let child = command
             .args([
                 "standalone",
                 "--end-with-parent",
@@ -62,7 +73,7 @@ impl Driver {
             .arg("--peer-key")
             .arg(keys.path(index))
             .arg("--peer-listen")
-            .arg(format!("127.0.0.1:{}", keys.ports[index]))
+            .arg(&keys.addresses[index])
             .args(more)
             .stderr(Stdio::inherit())
             .spawn()
@@ -75,7 +86,7 @@ impl Driver {
         }
     }
 
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait");
     }
@@ -88,26 +99,31 @@ impl Drop for Driver {
     }
 }
 
-/// Keys of two nodes, and the list that both have.
-struct Keys {
+/// Keys of nodes, and the list that all have.
+pub(crate) struct Keys {
     dir: TempDir,
-    ports: [u16; 2],
+    addresses: Vec<String>,
 }
 
 impl Keys {
     fn new() -> Self {
+        let addresses = [port(), port()].map(|port| format!("127.0.0.1:{port}"));
+        Self::at(addresses.to_vec())
+    }
+
+    pub(crate) fn at(addresses: Vec<String>) -> Self {
         let keys = Self {
             dir: tempfile::tempdir().expect("a temporary directory"),
-            ports: [port(), port()],
+            addresses,
         };
-        let lines = (0..2).map(|index| {
+        let lines = keys.addresses.iter().enumerate().map(|(index, address)| {
             let path = keys.path(index);
             let made = verb(&["peer-key", "--peer-key", path.to_str().expect("text")]);
             assert!(made.status.success(), "{made:?}");
             let key = String::from_utf8(made.stdout).expect("text");
-            format!("node-{index} 127.0.0.1:{} {key}", keys.ports[index])
+            format!("node-{index} {address} {key}")
         });
-        let list: String = std::iter::once("# both nodes\n".to_owned())
+        let list: String = std::iter::once("# all nodes\n".to_owned())
             .chain(lines)
             .collect();
         fs::write(keys.dir.path().join("peers"), list).expect("write");
@@ -120,23 +136,24 @@ impl Keys {
 }
 
 /// Publishes a volume of a pod; returns its path.
-async fn publish(driver: &Driver, pod: &str, attributes: &[(&str, &str)]) -> PathBuf {
+pub(crate) async fn publish(driver: &Driver, pod: &str, attributes: &[(&str, &str)]) -> PathBuf {
     let pod = driver.kubelet.pod_with_uid("ci", pod, format!("uid-{pod}"));
     let attributes = attributes.iter().copied();
     let published = pod.publish("work", attributes, PublishOptions::default());
     published.await.expect("publish").target
 }
 
-async fn unpublish(driver: &Driver, pod: &str) {
+pub(crate) async fn unpublish(driver: &Driver, pod: &str) {
     let pod = driver.kubelet.pod_with_uid("ci", pod, format!("uid-{pod}"));
     pod.unpublish("work").await.expect("unpublish");
     pod.remove().expect("remove the pod's directory");
 }
 
-const OUTPUT: [(&str, &str); 3] = [("type", "output"), ("name", "built"), ("commit", "always")];
-const INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
+pub(crate) const OUTPUT: [(&str, &str); 3] =
+    [("type", "output"), ("name", "built"), ("commit", "always")];
+pub(crate) const INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
 
-fn end(lab: Lab) {
+pub(crate) fn end(lab: Lab) {
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
@@ -159,10 +160,12 @@ impl Receiver {
 
     /// Takes a stream of frames. On an error what was verified stays, and the rest can be asked for
     /// again. `from` is read by another thread; it must not block for longer than the patience.
+    /// Verified bytes that are new are added to `progress` as they come.
     pub fn take(
         &mut self,
         from: impl Read + Send,
         patience: Patience,
+        progress: &AtomicU64,
         stop: Stop<'_>,
     ) -> Result<Taken> {
         let digest = self.table.digest().sha256;
@@ -175,7 +178,10 @@ impl Receiver {
                 result = if stop() {
                     Err(Error::Stopped)
                 } else {
-                    self.frame(&frame, &plain, &mut taken)
+                    let before = taken.bytes;
+                    let verified = self.frame(&frame, &plain, &mut taken);
+                    progress.fetch_add(taken.bytes - before, Ordering::Relaxed);
+                    verified
                 };
                 if result.is_err() {
                     break;
