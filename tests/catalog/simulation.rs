@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::world::{Done, Fault, World};
 
-/// About 10 seconds of two processors, unoptimised. With `--release`, 100,000 take about as long.
+/// About 2 seconds of two processors, unoptimised. CI runs 100,000.
 const SCHEDULES: u64 = 12_000;
 
 fn number(variable: &str) -> Option<u64> {
