@@ -256,7 +256,12 @@ impl World {
                 self.server.create(order);
             }
             Ok(Creation::Wait(_)) => {}
-            Ok(Creation::Abandon(volume)) => self.order_absent(volume),
+            Ok(Creation::Abandon(volume)) => {
+                let named = life.bound.as_ref().map(|bound| &*bound.id);
+                if decide::check_abandon(volume, named).is_ok() {
+                    self.order_absent(volume);
+                }
+            }
             Ok(Creation::Withdraw(volume, _)) => drop(self.server.remove(volume)),
             Err(error) => {
                 let is_final = !may_go_on(code_of(&error));

@@ -107,11 +107,7 @@ impl Asked<'_> {
             .candidates()
             .is_ok_and(|all| all.iter().any(|one| one.id.as_str() == node));
         if volume.spec.wanted == Wanted::Kept && self.overdue {
-            // A PersistentVolume names it: the data is there, and never given up.
-            return Err(refusal(
-                Code::Aborted,
-                format!("node {node} has the volume and has not answered yet; try again"),
-            ));
+            return Err(is_kept(volume));
         }
         if (is_allowed || volume.spec.wanted == Wanted::Kept) && !self.overdue {
             return Ok(Creation::Wait(volume));
@@ -210,6 +206,23 @@ impl Asked<'_> {
         let name = request.name.clone();
         Err(Error::Exists { name, what })
     }
+}
+
+/// Refuses to abandon a volume that a PersistentVolume names; `named` is read just before. It was
+/// Ready once: its object was deleted by hand then, and another controller made it again.
+pub(in crate::k8s) fn check_abandon(volume: &Volume, named: Option<&str>) -> Result<()> {
+    if named.is_some() && volume.metadata.name.as_deref() == named {
+        return Err(is_kept(volume));
+    }
+    Ok(())
+}
+
+/// The error for a volume that a PersistentVolume names and that its node has not told of yet. The
+/// data is there, and never given up.
+fn is_kept(volume: &Volume) -> Error {
+    let node = &volume.spec.node_name;
+    let message = format!("node {node} has the volume and has not answered yet; try again");
+    refusal(Code::Aborted, message)
 }
 
 /// The error for a clone that may not be where its source is. Only the class can help: after this

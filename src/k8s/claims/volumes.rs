@@ -77,6 +77,8 @@ impl Cluster {
                 }
                 Creation::Wait(volume) => self.answered(volume, time_up).await,
                 Creation::Abandon(volume) => {
+                    let named = self.persistent.read(&request.name).await?;
+                    decide::check_abandon(volume, named.as_ref().map(|named| &*named.id))?;
                     self.volumes.write(volume, absent()).await?;
                 }
                 Creation::Withdraw(volume, error) => {
