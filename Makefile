@@ -114,7 +114,7 @@ bench: ## measure against bare system calls; writes target/bench.json (root, 14 
 	$(ALONE) cargo bench --locked --bench speed
 
 deps: ## install what tests and demo need (Debian, root), or list what is missing
-	@missing=; for pair in mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs strace:strace unshare:util-linux zstd:zstd ip:iproute2; do \
+	@missing=; for pair in mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs strace:strace unshare:util-linux zstd:zstd ip:iproute2 faketime:faketime; do \
 	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
 	done; \
 	if [ -z "$$missing" ]; then :; \

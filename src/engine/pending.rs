@@ -106,7 +106,7 @@ impl Inner {
     /// The observation ends the volume's life. Returns whether the volume may have been the last
     /// that needed something.
     pub(super) fn forget(&self, key: LayerId, observation: Observation) -> bool {
-        let now = self.now();
+        let now = self.time();
         let last = {
             let mut state = self.state.lock();
             let volume = state.volumes.retiring(key);

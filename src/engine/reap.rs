@@ -287,7 +287,7 @@ fn empty_trash(inner: &Inner, round: &mut Round) -> bool {
 
 /// Artifacts that expired, or whose name moved on.
 fn collect_garbage(inner: &Arc<Inner>) -> Result<usize> {
-    let now = inner.now();
+    let now = inner.time();
     let in_use = inner.state.lock().artifacts_in_use();
     let mut gone = Vec::new();
     inner.look_at_artifacts(|state, sealed| {
@@ -314,7 +314,7 @@ fn trash_unused_layers(inner: &Inner) -> Result<()> {
 /// only read nothing else is written, and after a crash they would expire by a use that was long
 /// ago. How many it was told of.
 fn remember_uses(inner: &Inner) -> Result<usize> {
-    let now = inner.now();
+    let now = inner.time();
     let since = inner.state.lock().catalog.unwritten_since();
     if since.is_none_or(|since| since.after(inner.config.uses_unwritten) > now) {
         return Ok(0);

@@ -179,7 +179,8 @@ impl Inner {
         &self.counters
     }
 
-    /// The time; later than every time that was given or seen before.
+    /// A time to record: later than every time that was given or seen before. What only compares
+    /// uses [`Inner::time`]: after a start, nothing is recorded before the clock is measured.
     pub(super) fn now(&self) -> Timestamp {
         self.clock.now()
     }

@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A process of the driver.
 pub(crate) struct Process {
     arguments: Vec<String>,
+    environment: Vec<(&'static str, String)>,
     log: PathBuf,
     pub(crate) socket: PathBuf,
     daemon: Option<Daemon>,
@@ -29,6 +30,7 @@ impl Process {
     fn new(plane: &ControlPlane, name: &str, socket: PathBuf, arguments: Vec<String>) -> Self {
         let mut process = Self {
             arguments,
+            environment: Vec::new(),
             log: plane.directory.path().join(format!("{name}.log")),
             socket,
             daemon: None,
@@ -43,10 +45,23 @@ impl Process {
         let child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
             .args(&self.arguments)
             .args(["--end-with-parent", "--grace=5s"])
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stderr(log.expect("a log"))
             .spawn();
         self.daemon = Some(Daemon(child.expect("the driver starts")));
+    }
+
+    /// Starts it again with a wrong clock, such as `+10m`. Only its wall clock is wrong.
+    pub(crate) fn restart_at(&mut self, library: &Path, offset: &str) {
+        self.kill();
+        self.environment = vec![
+            ("LD_PRELOAD", library.display().to_string()),
+            ("FAKETIME", offset.to_owned()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+            ("NO_FAKE_STAT", "1".to_owned()),
+        ];
+        self.start();
     }
 
     /// All that it said.

@@ -13,6 +13,7 @@ mod common;
 
 mod calls;
 mod clears;
+mod clocks;
 mod driver;
 mod leaks;
 mod locality;

@@ -61,7 +61,7 @@ pub(crate) fn tells(controller: &Process, verb: &[&str]) -> String {
 }
 
 /// The same as JSON.
-fn asked(controller: &Process, verb: &[&str]) -> Value {
+pub(crate) fn asked(controller: &Process, verb: &[&str]) -> Value {
     let verb = [verb, &["--output=json"]].concat();
     serde_json::from_str(&tells(controller, &verb)).expect("JSON")
 }
