@@ -1,8 +1,10 @@
 //! The objects by which the controller and the nodes talk through the API server: [`Volume`],
 //! [`Snapshot`] and [`Pool`]. And those by which names are cleared on all nodes: [`Cache`] and
-//! [`Fence`]. `deploy/crds/` is generated from these types (`make crds`).
+//! [`Fence`]. And the limits and rights of a namespace: [`CachePolicy`]. `deploy/crds/` is
+//! generated from these types (`make crds`).
 //!
-//! Each field has one writer: the controller writes `spec`, the node writes `status`. Deleting an
+//! Each field has one writer: the controller writes `spec`, the node writes `status`. A
+//! [`CachePolicy`] is written by users, and its `status` by the controller. Deleting an
 //! object never deletes data, except a [`Cache`]: else only [`Wanted::Absent`] does.
 //!
 //! Types and their conversions only; `k8s` decides what happens with them.
@@ -10,6 +12,7 @@
 pub mod cache;
 mod convert;
 pub mod fence;
+pub mod policy;
 pub mod pool;
 pub mod snapshot;
 pub mod volume;
@@ -22,6 +25,11 @@ use serde::{Deserialize, Serialize};
 pub use cache::{Cache, CacheSpec};
 pub use convert::{bytes, number};
 pub use fence::{Fence, FenceSpec, NameKind};
+pub use policy::{
+    Budget, CachePolicy, CachePolicySpec, CachePolicyStatus, CommitRule, LabelOperator,
+    LabelRequirement, NamespaceSelector, PolicyCondition, PolicyRule, ReadRule, SizeLimit, Ttl,
+    Used,
+};
 pub use pool::{OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus};
 pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};
 pub use volume::{Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus};
@@ -70,6 +78,7 @@ pub struct Refusal {
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     vec![
         Cache::crd(),
+        CachePolicy::crd(),
         Fence::crd(),
         Pool::crd(),
         Snapshot::crd(),

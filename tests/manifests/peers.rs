@@ -132,6 +132,35 @@ fn driver_and_controller_have_the_least_rights_that_work() {
 }
 
 #[test]
+fn administrators_write_policies_and_the_controller_their_status() {
+    let all = objects("components/peers/policies.yaml");
+    let [role, binding, writers, readers] = &all[..] else {
+        panic!("a role, its binding, and two roles of users");
+    };
+    let group = &["baggageclaim.concourse-ci.org"][..];
+    let own: [Rule; 2] = [
+        (group, &["cachepolicies"], &["get", "list", "watch"]),
+        (group, &["cachepolicies/status"], &["patch"]),
+    ];
+    let own: Vec<Value> = own.iter().map(as_written).collect();
+    assert_eq!(role["rules"], json!(own));
+    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+    assert_eq!(binding["subjects"][0]["name"], "baggageclaim-controller");
+    let aggregated = |role: &Value, to: &str| {
+        let label = format!("rbac.authorization.k8s.io/aggregate-to-{to}");
+        role["metadata"]["labels"][label] == "true"
+    };
+    // An account that may edit the namespace must not change who may commit.
+    let to = ["admin", "edit", "view"];
+    assert_eq!(to.map(|to| aggregated(writers, to)), [true, false, false]);
+    assert_eq!(to.map(|to| aggregated(readers, to)), [false, true, true]);
+    let read: Rule = (group, &["cachepolicies"], &["get", "list", "watch"]);
+    assert_eq!(readers["rules"], json!([as_written(&read)]));
+    let resources = &writers["rules"][0]["resources"];
+    assert_eq!(*resources, json!(["cachepolicies"]), "not their status");
+}
+
+#[test]
 fn only_the_controller_makes_fences_and_users_only_make_and_delete_caches() {
     let all = objects("components/peers/clears.yaml");
     let [role, binding, users] = &all[..] else {
