@@ -96,7 +96,7 @@ pub struct SizeLimit {
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyRule {
-    /// Names such as task-cache/main, or task-cache/main-*; `*` at the end only
+    /// Names such as task-cache/main. A star at the end stands for any rest
     #[schemars(
         length(min = 1, max = 64),
         inner(length(max = 280), regex(pattern = NAMES))
@@ -221,4 +221,4 @@ const QUANTITY: &str = r"^[0-9]{1,19}(\.[0-9]{1,9})?(k|[MGTPE]|[KMGTPE]i)?$";
 /// Whole seconds, in units.
 const DURATION: &str = "^([0-9]{1,9} ?(s|m|h|d|w) ?)+$";
 /// A kind, and a name or the beginning of names.
-const NAMES: &str = r"^(artifact|resource-cache|task-cache)/[^*]*\*?$";
+const NAMES: &str = "^(artifact|resource-cache|task-cache)/.+$";

@@ -243,6 +243,7 @@ impl Drop for Installed<'_> {
             (peers, "configmap.yaml"),
             (peers, "rbac.yaml"),
             (peers, "clears.yaml"),
+            (peers, "policies.yaml"),
             (peers, "networkpolicy.yaml"),
             (locality, "service.yaml"),
             (locality, "networkpolicy.yaml"),
