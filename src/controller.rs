@@ -277,6 +277,7 @@ async fn serve_hub(
     let pools = ClusterMembers::new(Arc::clone(&cluster));
     let pools = Box::new(move || pools.with_pools());
     let clears = k8s::clears::keep(client.clone(), Arc::new(hub.chain()), pools, orders);
+    let policies = k8s::policies::keep(client.clone(), Arc::new(hub.policies()));
     let publish = async {
         cluster.ready().await;
         k8s::endpoint::publish(client, place, began).await;
@@ -285,5 +286,6 @@ async fn serve_hub(
         served = hub.serve(drain) => Ok(served?),
         () = publish => Ok(()),
         () = clears => Err(Error::Exited("clears")),
+        () = policies => Err(Error::Exited("cache policies")),
     }
 }

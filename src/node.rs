@@ -170,6 +170,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
             directory: peering.catalog.clone(),
         });
         catalog = Some(peering.catalog);
+        // The controller tells them with the stream of the catalog.
+        driver.engine.policies = true;
         driver.peers = Some(peering.config);
         // It begins while the pool is opened, and ends with this function.
         _watch = Some(AbortOnDropHandle::new(tokio::spawn(watch)));

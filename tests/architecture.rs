@@ -110,7 +110,10 @@ const ENGINE_TIERS: [Tier; 20] = [
         &["guard", "layers", "mounts", "pending", "pins", "space"],
     ),
     ("catalog and durability", &["durability", "transaction"]),
-    ("clears of the cluster", &["fences"]),
+    (
+        "clears and policies of the cluster",
+        &["fences", "policies"],
+    ),
     (
         "parts of a volume's life",
         &[

@@ -13,6 +13,7 @@
 //! | `garbage` | expiry, destroy, eviction, flattening |
 //! | `watch` | faults that the engine finds in its pool by itself |
 //! | `fences` | names that are cleared in the whole cluster |
+//! | `policies` | cache policies: who commits which names |
 
 mod common;
 
@@ -28,6 +29,8 @@ mod garbage;
 mod names;
 #[path = "engine/notices.rs"]
 mod notices;
+#[path = "engine/policies.rs"]
+mod policies;
 #[path = "engine/races.rs"]
 mod races;
 #[path = "engine/targets.rs"]

@@ -130,7 +130,7 @@ impl<'a> Start<'a> {
         Self {
             layers: &record.layers,
             root: record.spec.root,
-            size_limit: record.spec.size_limit,
+            size_limit: record.size_limit(),
             sealable: record.spec.kind != VolumeKind::Scratch,
             owner: None,
             durable: false,

@@ -10,7 +10,9 @@ use async_trait::async_trait;
 use tokio::sync::{oneshot, watch};
 
 use crate::catalog::{Explained, NameHash, Part};
-use crate::model::{Clear, Coverage, Fence, Fences, Name, NodeId, Pod, Sha256, Tenant};
+use crate::model::{
+    Clear, Coverage, Fence, Fences, Name, NamespacePolicy, NodeId, Pod, Sha256, Tenant,
+};
 
 /// Another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,4 +157,11 @@ pub trait Fencing: fmt::Debug + Send + Sync {
 
     /// The highest fence that each node with a stream has applied.
     fn applied(&self) -> BTreeMap<String, u64>;
+}
+
+/// The cache policies of the cluster, as the nodes get them.
+pub trait Policing: fmt::Debug + Send + Sync {
+    /// The policies of all namespaces that have some, each within
+    /// [`NamespacePolicy::MOST_BYTES`]. The nodes get what changed.
+    fn set(&self, policies: BTreeMap<Tenant, NamespacePolicy>);
 }

@@ -8,11 +8,12 @@ use tokio::sync::Notify;
 
 use super::artifacts::Sealed;
 use super::fences;
+use super::policies;
 use super::remove;
 use super::shared::Inner;
 use super::state::State;
 use super::{Engine, Result};
-use crate::model::{ArtifactId, Fence, Fences, Name, Timestamp};
+use crate::model::{ArtifactId, Fence, Fences, Name, Policies, Timestamp};
 
 /// What other nodes may know of a name on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,6 +177,18 @@ impl Engine {
     /// Forgets the fences up to this number, which all nodes have applied.
     pub async fn forget_fences(&self, up_to: u64) -> Result<()> {
         fences::forget(&self.inner, up_to).await
+    }
+
+    /// The cache policies of the cluster, as this node knows them.
+    #[must_use]
+    pub fn policies(&self) -> Arc<Policies> {
+        Arc::clone(&self.inner.state.lock().policies)
+    }
+
+    /// Changes the cache policies. They count at once, also for volumes that are published, and
+    /// after a restart. Returns when they are on the disk.
+    pub async fn change_policies(&self, change: impl FnOnce(&mut Policies)) {
+        policies::set(&self.inner, change).await;
     }
 
     /// How far the cluster's time is ahead of this machine's clock, in milliseconds. Content that

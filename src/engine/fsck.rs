@@ -511,6 +511,7 @@ fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
         layout::TRASH,
         layout::EMPTY,
         layout::RESERVE,
+        layout::POLICIES_JSON,
         "admin.sock",
         "doomed",
         "index.redb.old",

@@ -65,6 +65,7 @@ mod orphans;
 mod outcome;
 mod pending;
 mod pins;
+mod policies;
 mod pool;
 mod pool_scan;
 mod publish;

@@ -143,6 +143,16 @@ pub enum NotCommitted {
     NameTaken,
     /// The name was cleared in the cluster after the volume was published.
     Cleared,
+    /// The policies of its namespace do not let its pod commit the name.
+    NotAllowed {
+        /// The pod's service account, if kubelet told it.
+        account: Option<String>,
+    },
+    /// The policies of the cluster did not become known in time.
+    PoliciesUnknown {
+        /// How long they were waited for.
+        waited: Duration,
+    },
     /// The backend found something in it that cannot be sealed.
     Refused(String),
     /// The disk failed to write back data while it existed.
@@ -188,6 +198,25 @@ impl fmt::Display for NotCommitted {
                  commit, any other name the newest",
             ),
             Self::Cleared => f.write_str("its name was cleared in the cluster after the pod began"),
+            Self::NotAllowed {
+                account: Some(account),
+            } => write!(
+                f,
+                "the cache policies of its namespace do not let service account {account} commit \
+                 this name"
+            ),
+            Self::NotAllowed { account: None } => f.write_str(
+                "the cache policies of its namespace let only some service accounts commit this \
+                 name, and that of the pod is not known",
+            ),
+            Self::PoliciesUnknown { waited } => {
+                let waited = humantime::format_duration(*waited);
+                write!(
+                    f,
+                    "this node did not get the cluster's cache policies from the controller within \
+                     {waited}"
+                )
+            }
             Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
             Self::Damaged => {
                 f.write_str("the disk failed to write back data while the volume existed")

@@ -250,6 +250,7 @@ fn pin(
         parent,
         layers,
         seal: seal_plan(inner, state, request, parent, from.as_ref()),
+        policy_limit: policy_limit(state, request),
         limit_unenforced: None,
         mounted_as: None,
         multiple_targets: Some(request.multiple_targets),
@@ -262,6 +263,13 @@ fn pin(
         hit,
         waited: started.elapsed(),
     }
+}
+
+/// The size limit that the policies of the namespace give a volume without one of its own.
+fn policy_limit(state: &State, request: &PublishRequest) -> Option<u64> {
+    let (reference, _) = request.spec.kind.committed_as()?;
+    let by_policy = state.policies.size_limit(&request.name(&reference));
+    by_policy.filter(|_| request.spec.size_limit.is_none())
 }
 
 /// What the volume's content will be sealed as, if ever.

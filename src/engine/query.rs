@@ -12,7 +12,7 @@ use super::state::State;
 use super::target::{Found, Target};
 use super::types::{ArtifactRow, Measured, Status, VolumeRow, VolumeStats};
 use super::volumes::Volume;
-use crate::model::{Tenant, VolumeId};
+use crate::model::{Tenant, VolumeId, VolumeSpec};
 
 /// How old a measurement may be before it is made again.
 const MEASURED_FOR: Duration = Duration::from_secs(60);
@@ -35,7 +35,10 @@ fn row(volume: &Volume) -> VolumeRow {
         id: record.id.clone(),
         tenant: record.tenant.clone(),
         pod: record.pod.clone(),
-        spec: record.spec.clone(),
+        spec: VolumeSpec {
+            size_limit: record.size_limit(),
+            ..record.spec.clone()
+        },
         parent: record.parent,
         layers: record.layers.len(),
         state: volume.state(),
@@ -166,7 +169,7 @@ fn find<'a>(
     if !record.targets.iter().any(|target| target == path) {
         return None;
     }
-    let limit = record.spec.size_limit;
+    let limit = record.size_limit();
     let limit = limit.filter(|_| record.limit_unenforced.is_none());
     Some((&mut volume.measured, mount, limit))
 }

@@ -22,6 +22,7 @@ use super::lifecycle::{Goal, Lifecycle};
 use super::mounts;
 use super::notice::{self, NotCommitted};
 use super::orphans::{self, Orphans, Parent};
+use super::policies;
 use super::pool_scan::{Found, keys, look};
 use super::seal;
 use super::shared::Inner;
@@ -83,7 +84,10 @@ fn sweep_spares(inner: &Inner) -> Result<()> {
 /// Fills an empty state.
 pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
-    let mut state = State::default();
+    let mut state = State {
+        policies: policies::found(inner).into(),
+        ..State::default()
+    };
     if let Some(doom) = store::read_doom(&inner.dirs.root, inner.boot())
         .context("read the record of a write-back error")?
     {

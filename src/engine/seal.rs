@@ -26,8 +26,8 @@ use super::state::State;
 use super::volumes::Volume;
 use crate::backend;
 use crate::model::{
-    Artifact, Commit, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Sharing, Timestamp,
-    VolumeRecord, layout, takes_name,
+    Artifact, Commit, CommitRight, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Sharing,
+    Timestamp, VolumeRecord, layout, takes_name,
 };
 use crate::store;
 use crate::sys::Errno;
@@ -99,6 +99,7 @@ enum Verdict {
     Seal,
     GiveUp(NotCommitted),
     AwaitOutcome,
+    AwaitPolicies,
 }
 
 /// Seals a volume whose content is final, or gives it up. A copy that finds no space is given up
@@ -119,6 +120,7 @@ async fn seal_or_give_up(
     };
     match decide_at_rest(inner, key, &plan, &record, || alone = None).await? {
         Verdict::AwaitOutcome => return Ok(Action::AwaitOutcome),
+        Verdict::AwaitPolicies => return await_policies(inner, key).await,
         Verdict::GiveUp(why) => return give_up(inner, key, &why).await,
         Verdict::Seal => {}
     }
@@ -149,6 +151,11 @@ async fn seal_or_give_up(
             give_up(inner, key, &why).await
         }
         Err(Error::Cleared(_)) => give_up(inner, key, &NotCommitted::Cleared).await,
+        Err(Error::CommitNotAllowed(_)) => {
+            // The policies changed during the seal.
+            let account = account(inner, key);
+            give_up(inner, key, &NotCommitted::NotAllowed { account }).await
+        }
         Err(Error::CopyTooLarge { needs, pool, .. }) => {
             give_up(inner, key, &NotCommitted::TooLarge { needs, pool }).await
         }
@@ -235,8 +242,8 @@ async fn decide_at_rest(
     }
 }
 
-/// Decides whether the volume is sealed: its pod did what its `commit` asks for, and no fence has
-/// cleared its name since it was published.
+/// Decides whether the volume is sealed: its pod did what its `commit` asks for, no fence has
+/// cleared its name since it was published, and the policies as they are now let its pod commit.
 async fn decide(
     inner: &Arc<Inner>,
     key: LayerId,
@@ -244,11 +251,25 @@ async fn decide(
     record: &VolumeRecord,
 ) -> Result<Verdict> {
     let verdict = decide_by_pod(inner, key, plan, record).await?;
+    if !matches!(verdict, Verdict::Seal) {
+        return Ok(verdict);
+    }
     let name = plan.name(&record.tenant);
-    let is_cleared = plan.fence < inner.state.lock().fences.least(&name);
-    Ok(match verdict {
-        Verdict::Seal if is_cleared => Verdict::GiveUp(NotCommitted::Cleared),
-        verdict => verdict,
+    let mut state = inner.state.lock();
+    if plan.fence < state.fences.least(&name) {
+        return Ok(Verdict::GiveUp(NotCommitted::Cleared));
+    }
+    let account = record.pod.service_account.as_deref();
+    Ok(match state.policies.commit(&name, account) {
+        CommitRight::Allowed => Verdict::Seal,
+        CommitRight::NotAllowed => Verdict::GiveUp(NotCommitted::NotAllowed {
+            account: account.map(str::to_owned),
+        }),
+        CommitRight::Unknown => {
+            let volumes = &mut state.volumes;
+            volumes.observe_retiring(key, Observation::OutcomeMissing);
+            Verdict::AwaitPolicies
+        }
     })
 }
 
@@ -321,6 +342,33 @@ async fn await_outcome(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
         return give_up(inner, key, &NotCommitted::OutcomeUnknown { waited }).await;
     }
     Ok(Action::Seal)
+}
+
+/// Waits until this node knows the policies of the cluster, and gives the volume up if that takes
+/// too long. The wait for its outcome counts, too.
+async fn await_policies(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
+    tracing::info!(layer = %key,
+        "a commit waits until this node knows the cluster's cache policies");
+    let waited = waited_before(inner, key, store::Wait::Outcome, uptime()).await;
+    let patience = inner.config.outcome_wait.saturating_sub(waited);
+    let are_known = |state: &mut State| state.policies.are_known().then_some(());
+    let known = tokio::time::timeout(patience, inner.state.when(are_known)).await;
+    let is_late = known.is_err() && !inner.state.lock().policies.are_known();
+    if is_late {
+        let waited = inner.config.outcome_wait;
+        return give_up(inner, key, &NotCommitted::PoliciesUnknown { waited }).await;
+    }
+    let mut state = inner.state.lock();
+    state
+        .volumes
+        .observe_retiring(key, Observation::OutcomeTold);
+    Ok(Action::Seal)
+}
+
+/// The service account of a volume that is to be sealed.
+fn account(inner: &Inner, key: LayerId) -> Option<String> {
+    let (_, record) = inner.seal_intent(key)?;
+    record.pod.service_account
 }
 
 /// How long the volume waited for this in earlier processes, which counted until `now`.
@@ -409,6 +457,11 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         if plan.fence < state.fences.least(&name) {
             return Err(Error::Cleared(name));
         }
+        // So may a change of the policies.
+        let account = record.pod.service_account.as_deref();
+        if state.policies.commit(&name, account) != CommitRight::Allowed {
+            return Err(Error::CommitNotAllowed(name));
+        }
         state.catalog.add_artifact(artifact);
         state.volumes.observe_retiring(key, Observation::Visible)
     };
@@ -480,6 +533,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
     drop(state);
     let pods = inner.config.pods.as_ref();
     let images = pods.map_or_else(Vec::new, |pods| pods.images(&record.pod.uid));
+    let maker = Maker::new(record.pod.clone(), images, inner.config.node.clone());
     Artifact {
         id: plan.artifact,
         tenant: record.tenant.clone(),
@@ -488,11 +542,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         created,
         ttl_seconds: plan.keep.ttl.map(|ttl| ttl.as_secs()),
         last_used: now,
-        made_by: Some(Box::new(Maker::new(
-            record.pod.clone(),
-            images,
-            inner.config.node.clone(),
-        ))),
+        made_by: Some(Box::new(maker.of_fork(record.parent))),
         digests: crate::model::Digests::default(),
         sharing: Sharing {
             never: plan.never_shared,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::clock::Clock;
@@ -80,6 +81,9 @@ pub struct Config {
     pub node: Option<NodeId>,
     /// Where people's notices go; `None`: nowhere.
     pub notices: Option<Notices>,
+    /// Whether a controller tells this node the cache policies of the cluster. Commits wait for the
+    /// first ones.
+    pub policies: bool,
     /// The source of facts about pods that a publish does not carry; `None`: there is none.
     pub pods: Option<Arc<dyn Pods>>,
 }
@@ -108,6 +112,7 @@ impl Config {
             share: true,
             node: None,
             notices: None,
+            policies: false,
             pods: None,
         }
     }
@@ -125,6 +130,8 @@ pub(super) struct Inner {
     pub(super) teardown: Teardowns,
     pub(super) threads: ThreadPools,
     pub(super) lifetime: Lifetime,
+    /// Held while the policies are written to the pool.
+    pub(super) policies_file: Mutex<()>,
     pub(super) backend: Arc<dyn Backend>,
     origin: Origin,
     counters: Counters,
@@ -156,6 +163,7 @@ impl Inner {
             collector: Collector::default(),
             teardown: Teardowns::default(),
             lifetime,
+            policies_file: Mutex::default(),
             backend,
             origin,
             counters: Counters::default(),

@@ -11,6 +11,7 @@
 //! all of them, and never stored.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::artifacts::Sealed;
 use super::catalog::Catalog;
@@ -22,8 +23,8 @@ use super::types::PublishRequest;
 use super::volumes::Volumes;
 use super::write_back::WriteBack;
 use crate::model::{
-    ArtifactId, Fences, LayerId, Name, PodUid, Reference, Timestamp, VolumeId, VolumeKind,
-    VolumeRecord,
+    ArtifactId, Fences, LayerId, Name, PodUid, Policies, Reference, Timestamp, VolumeId,
+    VolumeKind, VolumeRecord,
 };
 
 /// All that is known. Each part keeps its own state private.
@@ -38,6 +39,8 @@ pub(super) struct State {
     pub(super) health: Health,
     /// The fences that are applied. No name points at content that one of them clears.
     pub(super) fences: Fences,
+    /// The cache policies of the cluster.
+    pub(super) policies: Arc<Policies>,
 }
 
 /// What a new volume starts from.

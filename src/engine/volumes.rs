@@ -304,6 +304,9 @@ impl Volumes {
         all.next().map(|volume| {
             let pod = &volume.record.pod.name;
             match volume.state() {
+                VolumeState::AwaitingOutcome if volume.outcome().is_some() => {
+                    "this node does not know the cluster's cache policies yet".to_owned()
+                }
                 VolumeState::AwaitingOutcome => {
                     format!("the outcome of pod {pod} is not known yet")
                 }

@@ -143,6 +143,7 @@ impl Attached {
                         return Err(Status::aborted("a later stream began"));
                     };
                     stream.is_welcome = true;
+                    state.send_policies(session);
                     let welcome = To::Welcome(wire::Welcome { forgotten });
                     state.send(session, messages::to_node(welcome));
                     return Ok(());

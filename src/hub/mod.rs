@@ -13,11 +13,13 @@ mod figures;
 mod messages;
 mod node;
 mod overview;
+mod policies;
 mod serve;
 
 pub use chain::Chain;
 pub use figures::Figures;
 pub use node::Node;
+pub use policies::PolicyBook;
 pub use serve::{Hub, ServeError};
 
 use std::time::Duration;

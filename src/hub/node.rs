@@ -16,12 +16,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use super::{BEAT, MOST_ENTRIES, MOST_MESSAGE, messages};
+use super::{BEAT, MOST_ENTRIES, MOST_MESSAGE, messages, policies};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
 use crate::link::{Key, connect};
-use crate::model::{ClusterClock, Name, NodeId, Reference, Timestamp};
+use crate::model::{
+    ClusterClock, Name, NamespacePolicy, NodeId, Policies, Reference, Tenant, Timestamp,
+};
 use crate::proto::hub::v1 as wire;
 use wire::from_node::Kind as From;
 use wire::hub_client::HubClient;
@@ -131,6 +133,7 @@ impl Node {
             watch,
             clock,
             outputs,
+            policies: Vec::new(),
             told: None,
         };
         stream.measure().await?;
@@ -150,6 +153,8 @@ struct Stream<'a> {
     clock: &'a mut ClusterClock,
     /// The outputs that were reported, to know those that the controller names.
     outputs: HashMap<NameHash, Name>,
+    /// The parts of all cache policies that have come, until the last one does.
+    policies: Vec<(Tenant, NamespacePolicy)>,
     /// The controller's time in its last answer, and when that came. It does not follow this
     /// machine's clock, which may be set.
     told: Option<(Timestamp, Instant)>,
@@ -263,6 +268,8 @@ impl Stream<'_> {
                     forgotten.map_err(|error| Status::internal(error.to_string()))?;
                     return self.say_applied().await;
                 }
+                To::Policies(part) => self.heard_policies(part).await?,
+                To::Policy(policy) => self.heard_policy(policy).await?,
                 _ => {}
             }
         }
@@ -358,9 +365,35 @@ impl Stream<'_> {
                 self.clear(&[fence]).await?;
                 self.say_applied().await?;
             }
+            Some(To::Policies(part)) => self.heard_policies(part).await?,
+            Some(To::Policy(policy)) => self.heard_policy(policy).await?,
             // Of a later version.
             Some(To::Welcome(_) | To::CutOff(_)) | None => {}
         }
+        Ok(())
+    }
+
+    /// A part of all cache policies has come. They count when the last one has.
+    async fn heard_policies(&mut self, part: wire::Policies) -> Result<(), Status> {
+        for policy in part.policies {
+            self.policies.push(received_policy(policy)?);
+        }
+        if part.complete {
+            let all = Policies::known(std::mem::take(&mut self.policies));
+            self.engine
+                .change_policies(|policies| *policies = all)
+                .await;
+            tracing::info!("the controller has told this node the cache policies");
+        }
+        Ok(())
+    }
+
+    /// The policies of a namespace have changed.
+    async fn heard_policy(&mut self, policy: wire::NamespacePolicy) -> Result<(), Status> {
+        let (tenant, policy) = received_policy(policy)?;
+        tracing::info!(%tenant, "the cache policies of a namespace have changed");
+        let change = |policies: &mut Policies| policies.put(tenant, policy);
+        self.engine.change_policies(change).await;
         Ok(())
     }
 
@@ -431,6 +464,11 @@ impl Directory for Node {
             }
         }
     }
+}
+
+fn received_policy(policy: wire::NamespacePolicy) -> Result<(Tenant, NamespacePolicy), Status> {
+    let policy = policies::received(policy);
+    policy.map_err(|why| Status::internal(format!("a cache policy is malformed: {why}")))
 }
 
 /// From half of a pause to one and a half, so that the nodes do not all come at once.

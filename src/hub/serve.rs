@@ -18,13 +18,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Chain, Figures, MOST_ENTRIES, MOST_HELLO, messages};
+use super::{Chain, Figures, MOST_ENTRIES, MOST_HELLO, PolicyBook, messages};
 use crate::catalog::{
     Answer, Asked, Catalog, Changes, Found, Held, Hello, MAX_INCOMPLETE, SessionId,
 };
 use crate::distribution::roster::{Members, Overview};
 use crate::link::{self, IsKnown, Key, KeyError, Who};
-use crate::model::{ClusterClock, Fence, Fences, Name, NodeId, Sha256, Timestamp};
+use crate::model::{
+    ClusterClock, Fence, Fences, Name, NamespacePolicy, NodeId, Sha256, Tenant, Timestamp,
+};
 use crate::proto::hub::v1 as wire;
 use crate::server::Drain;
 use wire::from_node::Kind as From;
@@ -120,6 +122,12 @@ impl Hub {
         Chain(Arc::clone(&self.service.0))
     }
 
+    /// Its cache policies. The nodes keep the ones that they have until these are set.
+    #[must_use]
+    pub fn policies(&self) -> PolicyBook {
+        PolicyBook(Arc::clone(&self.service.0))
+    }
+
     /// A function that tells which content a new pod would start from, and all nodes that have it:
     /// for each volume the names that it tries. `None`: the catalog is busy for so long.
     pub fn finder(
@@ -204,6 +212,8 @@ pub(super) struct State {
     pub(super) is_loaded: bool,
     /// Fences that the streams get when nothing is owed.
     pub(super) unsent: Vec<Fence>,
+    /// The cache policies, once they are known.
+    pub(super) policies: Option<BTreeMap<Tenant, NamespacePolicy>>,
 }
 
 /// The way to a node.
@@ -233,6 +243,7 @@ impl Inner {
                 streams: BTreeMap::new(),
                 is_loaded: false,
                 unsent: Vec::new(),
+                policies: None,
             }),
             chain: watch::Sender::new(()),
             began,

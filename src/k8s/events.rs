@@ -96,9 +96,15 @@ impl PodEvent {
                 (false, "Committed", "Commit", note)
             }
             What::NotCommitted { reference, why } => {
+                let is_refused = matches!(why, NotCommitted::NotAllowed { .. });
                 let (warns, why) = why_not_committed(&why, &notice.pod, known);
                 let note = format!("{reference} is not committed: {why}");
-                (warns, "NotCommitted", "Commit", note)
+                let reason = if is_refused {
+                    "CommitNotAllowed"
+                } else {
+                    "NotCommitted"
+                };
+                (warns, reason, "Commit", note)
             }
             What::Fetching {
                 reference,
@@ -193,8 +199,10 @@ fn why_not_committed(why: &NotCommitted, pod: &Pod, known: &PodOutcomes) -> (boo
         | NotCommitted::Never
         | NotCommitted::NoMarker
         | NotCommitted::NameTaken
+        | NotCommitted::NotAllowed { .. }
         | NotCommitted::Cleared => more.as_deref() == Some(UNSEEN),
         NotCommitted::OutcomeUnknown { .. }
+        | NotCommitted::PoliciesUnknown { .. }
         | NotCommitted::Refused(_)
         | NotCommitted::Damaged
         | NotCommitted::Lost

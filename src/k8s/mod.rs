@@ -16,6 +16,7 @@
 //! | `peers` | the other nodes as peers, and the rights of each |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
+//! | `policies` | the controller's side: cache policies, for all nodes |
 //!
 //! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot
 //! limit that to a node), and `create` and `patch` on `events` of `events.k8s.io`.
@@ -29,6 +30,7 @@ mod events;
 mod outcomes;
 pub mod peers;
 mod pod;
+pub mod policies;
 #[cfg(test)]
 mod simulation;
 mod watcher;

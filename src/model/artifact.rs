@@ -156,6 +156,9 @@ pub struct Maker {
     /// The node that sealed it. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
+    /// The artifact that the volume was a fork of. Older records and copies of peers lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ArtifactId>,
 }
 
 impl Maker {
@@ -171,7 +174,14 @@ impl Maker {
             pod,
             images: Self::bounded(images),
             node,
+            parent: None,
         }
+    }
+
+    /// The same, of a fork of this artifact.
+    #[must_use]
+    pub fn of_fork(self, parent: Option<ArtifactId>) -> Self {
+        Self { parent, ..self }
     }
 
     /// The images to keep: each once, in their order.

@@ -9,6 +9,8 @@ pub const LOCK: &str = "lock";
 pub const ADMIN_SOCKET: &str = "admin.sock";
 /// The index of durable state.
 pub const INDEX: &str = "index.redb";
+/// The policies of all namespaces of the cluster.
+pub const POLICIES_JSON: &str = "policies.json";
 /// Volumes in use, one directory each.
 pub const VOLUMES: &str = "volumes";
 /// Volumes that will be sealed, after their pod ended.

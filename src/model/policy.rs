@@ -1,13 +1,19 @@
 //! Rules of cache policies: which service accounts may commit which names of a namespace, and which
-//! other namespaces may read them. Pure decisions; their order does not matter.
+//! other namespaces may read them; and the limits of volumes that give none. Pure decisions; the
+//! order of rules does not matter.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use super::name::{Name, NameError, Reference, Tenant};
 
 /// Names that a rule selects: `task-cache/main`, or `task-cache/main-*`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct NamePattern {
     kind: NameKind,
     text: Box<str>,
@@ -33,6 +39,25 @@ enum NameKind {
     Artifact,
     ResourceCache,
     TaskCache,
+}
+
+impl NameKind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Artifact => "artifact",
+            Self::ResourceCache => "resource-cache",
+            Self::TaskCache => "task-cache",
+        }
+    }
+
+    /// All names of this kind.
+    fn all(self) -> NamePattern {
+        NamePattern {
+            kind: self,
+            text: "".into(),
+            is_prefix: true,
+        }
+    }
 }
 
 /// The kind and the name in it.
@@ -81,16 +106,86 @@ impl FromStr for NamePattern {
     }
 }
 
+impl TryFrom<String> for NamePattern {
+    type Error = PatternError;
+
+    fn try_from(text: String) -> Result<Self, PatternError> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let star = if self.is_prefix { "*" } else { "" };
+        write!(f, "{}/{}{star}", self.kind.as_str(), self.text)
+    }
+}
+
+impl From<NamePattern> for String {
+    fn from(pattern: NamePattern) -> Self {
+        pattern.to_string()
+    }
+}
+
 /// One rule of a policy.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
     /// The names that it selects.
     pub names: Vec<NamePattern>,
     /// The service accounts that may commit them. Empty: none. `None`: the rule says nothing about
     /// commits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<BTreeSet<String>>,
     /// Other namespaces that may read them. Selectors of namespaces are resolved before.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub read: BTreeSet<Tenant>,
+}
+
+/// What all policies of a namespace say together to the nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NamespacePolicy {
+    /// The rules of all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<Rule>,
+    /// The size limit in bytes of caches that give none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_limit: Option<u64>,
+    /// The same of outputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_limit: Option<u64>,
+}
+
+impl NamespacePolicy {
+    /// The longest that it may be as JSON, in bytes, so that it fits in one message to a node.
+    pub const MOST_BYTES: usize = 512 << 10;
+
+    /// No pod may commit anything: what holds where the real policies cannot be used.
+    #[must_use]
+    pub fn closed() -> Self {
+        let kinds = [
+            NameKind::Artifact,
+            NameKind::ResourceCache,
+            NameKind::TaskCache,
+        ];
+        let rule = Rule {
+            names: kinds.map(NameKind::all).to_vec(),
+            commit: Some(BTreeSet::new()),
+            read: BTreeSet::new(),
+        };
+        Self {
+            rules: vec![rule],
+            ..Self::default()
+        }
+    }
+
+    /// Adds another policy of the namespace: all rules hold, and the smaller limits.
+    pub fn add(&mut self, other: Self) {
+        let smaller = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+        self.rules.extend(other.rules);
+        self.cache_limit = smaller(self.cache_limit, other.cache_limit);
+        self.output_limit = smaller(self.output_limit, other.output_limit);
+    }
 }
 
 /// What all rules with one pattern grant together.
@@ -190,37 +285,94 @@ pub enum CommitRight {
     Unknown,
 }
 
-/// The policies of all namespaces, as a node knows them.
+/// The policies of a namespace with the index of their rules.
+#[derive(Debug)]
+struct Indexed {
+    policy: NamespacePolicy,
+    rules: Rules,
+}
+
+/// The policies of all namespaces, as a node knows them. Cheap to change: the namespaces are
+/// shared.
 #[derive(Debug, Clone, Default)]
-pub struct Policies(Option<HashMap<Tenant, Rules>>);
+pub struct Policies(Option<HashMap<Tenant, Arc<Indexed>>>);
 
 impl Policies {
-    /// These policies. A namespace without rules may be missing. [`Policies::default`] is a node
+    /// These policies. A namespace without a policy may be missing. [`Policies::default`] is a node
     /// that never had any.
     #[must_use]
-    pub fn known(rules: HashMap<Tenant, Rules>) -> Self {
-        Self(Some(rules))
+    pub fn known(policies: impl IntoIterator<Item = (Tenant, NamespacePolicy)>) -> Self {
+        let mut known = Self(Some(HashMap::new()));
+        for (tenant, policy) in policies {
+            known.put(tenant, policy);
+        }
+        known
+    }
+
+    /// Whether the node has ever had policies. That there are none is knowledge, too.
+    #[must_use]
+    pub fn are_known(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Replaces the policy of a namespace. One that says nothing is removed. Nothing changes while
+    /// the others are not known.
+    pub fn put(&mut self, tenant: Tenant, policy: NamespacePolicy) {
+        let Some(all) = &mut self.0 else { return };
+        if policy == NamespacePolicy::default() {
+            all.remove(&tenant);
+        } else {
+            let rules = Rules::new(&policy.rules);
+            all.insert(tenant, Arc::new(Indexed { policy, rules }));
+        }
+    }
+
+    /// The policies, by namespace; `None`: they are not known.
+    #[must_use]
+    pub fn all(&self) -> Option<BTreeMap<&Tenant, &NamespacePolicy>> {
+        let all = self.0.as_ref()?.iter();
+        Some(all.map(|(tenant, it)| (tenant, &it.policy)).collect())
+    }
+
+    fn of(&self, tenant: &Tenant) -> Option<&Indexed> {
+        self.0.as_ref()?.get(tenant).map(Arc::as_ref)
     }
 
     /// Whether a pod of the name's namespace may commit content under this name.
     #[must_use]
     pub fn commit(&self, name: &Name, account: Option<&str>) -> CommitRight {
-        let Some(rules) = &self.0 else {
+        if !self.are_known() {
             return CommitRight::Unknown;
-        };
-        match rules.get(&name.tenant) {
-            Some(rules) if !rules.may_commit(&name.reference, account) => CommitRight::NotAllowed,
+        }
+        match self.of(&name.tenant) {
+            Some(it) if !it.rules.may_commit(&name.reference, account) => CommitRight::NotAllowed,
             _ => CommitRight::Allowed,
         }
+    }
+
+    /// Whether a rule selects this name.
+    #[must_use]
+    pub fn select(&self, name: &Name) -> bool {
+        let indexed = self.of(&name.tenant);
+        indexed.is_some_and(|it| it.rules.selecting(&name.reference).next().is_some())
     }
 
     /// Whether a pod of this namespace may read content of this name. Its own namespace always
     /// may; another one only by a known rule.
     #[must_use]
     pub fn may_read(&self, name: &Name, reader: &Tenant) -> bool {
-        let of_tenant = || self.0.as_ref()?.get(&name.tenant);
-        *reader == name.tenant
-            || of_tenant().is_some_and(|rules| rules.may_read(&name.reference, reader))
+        let by_rule = |it: &Indexed| it.rules.may_read(&name.reference, reader);
+        *reader == name.tenant || self.of(&name.tenant).is_some_and(by_rule)
+    }
+
+    /// The size limit in bytes of a volume that gives none and is committed under this name.
+    #[must_use]
+    pub fn size_limit(&self, name: &Name) -> Option<u64> {
+        let policy = &self.of(&name.tenant)?.policy;
+        match name.reference {
+            Reference::Artifact(_) => policy.output_limit,
+            Reference::ResourceCache(_) | Reference::TaskCache(_) => policy.cache_limit,
+        }
     }
 }
 
@@ -313,12 +465,20 @@ mod tests {
     /// A rule for each row of the matrix. The pod has the account `release`.
     fn policy(row: &str, names: &[&str]) -> Policies {
         let listing = match row {
-            "no policy" => return Policies::known(HashMap::new()),
+            "no policy" => return Policies::known([]),
             "selected" => rule(names, None, &[]),
             "listed" => rule(names, Some(&["release"]), &["other"]),
             _ => rule(names, Some(&["nightly"]), &["another"]),
         };
-        Policies::known([(tenant("ci"), Rules::new(&[listing]))].into())
+        of_ci(vec![listing])
+    }
+
+    fn of_ci(rules: Vec<Rule>) -> Policies {
+        let policy = NamespacePolicy {
+            rules,
+            ..NamespacePolicy::default()
+        };
+        Policies::known([(tenant("ci"), policy)])
     }
 
     /// What a pod with the account `release` in `reader` may: read content of `read` in the
@@ -411,6 +571,54 @@ mod tests {
     }
 
     #[test]
+    fn policies_of_one_namespace_hold_together_and_change_alone() {
+        let mut both = NamespacePolicy {
+            rules: vec![rule(&["task-cache/a"], Some(&["one"]), &[])],
+            cache_limit: Some(5),
+            output_limit: None,
+        };
+        both.add(NamespacePolicy {
+            rules: vec![rule(&["task-cache/a"], Some(&["two"]), &[])],
+            cache_limit: Some(3),
+            output_limit: Some(9),
+        });
+        let name = |reference: &str| Name {
+            tenant: tenant("ci"),
+            reference: super::tests::reference(reference),
+        };
+        let mut policies = Policies::known([(tenant("ci"), both.clone())]);
+        let cache = name("task-cache/a");
+        for (account, expected) in [
+            (Some("one"), CommitRight::Allowed),
+            (Some("two"), CommitRight::Allowed),
+            (Some("three"), CommitRight::NotAllowed),
+            (None, CommitRight::NotAllowed),
+        ] {
+            assert_eq!(policies.commit(&cache, account), expected, "{account:?}");
+        }
+        assert!(policies.select(&cache) && !policies.select(&name("task-cache/b")));
+        assert_eq!(policies.size_limit(&cache), Some(3));
+        assert_eq!(policies.size_limit(&name("artifact/a")), Some(9));
+        let text = serde_json::to_string(&policies.all()).expect("JSON");
+        let again: HashMap<Tenant, NamespacePolicy> = serde_json::from_str(&text).expect("it");
+        assert_eq!(again[&tenant("ci")], both);
+
+        let before = policies.clone();
+        policies.put(tenant("ci"), NamespacePolicy::closed());
+        for kind in ["task-cache/a", "resource-cache/b", "artifact/c"] {
+            let right = policies.commit(&name(kind), Some("one"));
+            assert_eq!(right, CommitRight::NotAllowed, "{kind}");
+        }
+        policies.put(tenant("ci"), NamespacePolicy::default());
+        assert_eq!(policies.commit(&cache, None), CommitRight::Allowed);
+        assert_eq!(before.commit(&cache, None), CommitRight::NotAllowed);
+        // A change of one namespace is not all that there is to know.
+        let mut unknown = Policies::default();
+        unknown.put(tenant("ci"), both);
+        assert_eq!(unknown.commit(&cache, None), CommitRight::Unknown);
+    }
+
+    #[test]
     #[ignore = "a measurement, printed: cargo test --release --lib policy -- --ignored --nocapture"]
     fn cost_of_a_decision_with_a_thousand_policies() {
         let rules: Vec<Rule> = (0..1_000)
@@ -420,7 +628,7 @@ mod tests {
                 rule(&[&prefix, &name], Some(&["release"]), &["pr"])
             })
             .collect();
-        let policies = Policies::known([(tenant("ci"), Rules::new(&rules))].into());
+        let policies = of_ci(rules);
         let name = Name {
             tenant: tenant("ci"),
             reference: reference(&format!("task-cache/{}", "b".repeat(200))),

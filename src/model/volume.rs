@@ -51,7 +51,8 @@ pub struct Pod {
     pub uid: PodUid,
     /// Its name, for display.
     pub name: String,
-    /// Its service account, for display. Older records lack it.
+    /// Its service account, as kubelet tells it. The policies of its namespace decide by it what it
+    /// may commit. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account: Option<String>,
 }
@@ -144,6 +145,9 @@ pub struct VolumeRecord {
     /// The artifact to seal it as; `None` if it is discarded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal: Option<SealPlan>,
+    /// Its size limit in bytes by the policies of its namespace, because `spec` gives none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy_limit: Option<u64>,
     /// Why its size limit is not enforced, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_unenforced: Option<String>,
@@ -168,6 +172,12 @@ impl VolumeRecord {
     pub fn is_of(&self, boot: &str, superblock: Option<u64>) -> bool {
         let same = |ours| self.superblock.is_none_or(|its| its == ours);
         self.boot == boot && superblock.is_none_or(same)
+    }
+
+    /// The limit for its private content, in bytes.
+    #[must_use]
+    pub fn size_limit(&self) -> Option<u64> {
+        self.spec.size_limit.or(self.policy_limit)
     }
 
     /// The source of its mount in the kernel's mount table.

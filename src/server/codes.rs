@@ -54,6 +54,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::AtLimit { .. }
         | Error::TooLarge { .. }
         | Error::Elsewhere(_) => Code::ResourceExhausted,
+        Error::CommitNotAllowed(_) => Code::PermissionDenied,
         Error::Remote { code, .. } => Code::from_i32(*code),
         Error::ShuttingDown | Error::Degraded(_) => Code::Unavailable,
         Error::Defect
@@ -226,6 +227,7 @@ mod tests {
             Error::OtherDigest { .. } => "OtherDigest",
             Error::NameTaken(_) => "NameTaken",
             Error::Cleared(_) => "Cleared",
+            Error::CommitNotAllowed(_) => "CommitNotAllowed",
             Error::Archive { .. } => "Archive",
             Error::Remote { .. } => "Remote",
             Error::ShuttingDown => "ShuttingDown",
@@ -338,6 +340,7 @@ mod tests {
             },
             Error::NameTaken(name()),
             Error::Cleared(name()),
+            Error::CommitNotAllowed(name()),
             Error::SealIntentStays(name()),
             Error::Archive {
                 operation: "unpack the archive",

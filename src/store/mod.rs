@@ -6,12 +6,14 @@
 mod error;
 mod index;
 mod index_file;
+mod policies;
 mod pool;
 mod records;
 mod tables;
 
 pub use error::{Error, Result};
 pub use index::{Index, NewIndex};
+pub use policies::{read_policies, write_policies};
 pub use pool::{PoolDirs, PoolIdentity, PoolView};
 pub use records::{
     Doom, Unreadable, Wait, confirm_layer, note_sharing, read_claim, read_doom, read_due,

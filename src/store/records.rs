@@ -245,7 +245,16 @@ pub fn read_doom(root: &Dir, boot: &str) -> sys::Result<Option<Doom>> {
 }
 
 fn read<T: DeserializeOwned>(dir: &Dir, name: &str) -> sys::Result<Result<T, Unreadable>> {
-    match dir.read(name, LIMIT) {
+    read_up_to(dir, name, LIMIT)
+}
+
+/// Reads a file of at most `limit` bytes.
+pub(super) fn read_up_to<T: DeserializeOwned>(
+    dir: &Dir,
+    name: &str,
+    limit: usize,
+) -> sys::Result<Result<T, Unreadable>> {
+    match dir.read(name, limit) {
         Ok(bytes) => {
             Ok(serde_json::from_slice(&bytes)
                 .map_err(|error| Unreadable::Damaged(error.to_string())))
@@ -293,6 +302,7 @@ mod tests {
             parent: None,
             layers: Vec::new(),
             seal: None,
+            policy_limit: None,
             limit_unenforced: None,
             mounted_as: None,
             multiple_targets: None,

@@ -1,0 +1,226 @@
+//! The cache policies on their way to the nodes: all of them when a stream begins, then those of
+//! each namespace that changes. `k8s` reads and compiles them; `model::Policies` decides.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use prost::Message as _;
+
+use super::messages::to_node;
+use super::serve::{Inner, State};
+use crate::catalog::SessionId;
+use crate::distribution::roster::Policing;
+use crate::model::{NamespacePolicy, Rule, Tenant};
+use crate::proto::hub::v1 as wire;
+use wire::to_node::Kind as To;
+
+/// A part of all policies is sent as soon as it is so large. A namespace adds at most as much
+/// (`NamespacePolicy::MOST_BYTES`), so a part is smaller than a message may be.
+const PART: usize = 256 << 10;
+
+/// The policies of a hub. Cheap to clone: clones share it.
+#[derive(Debug, Clone)]
+pub struct PolicyBook(pub(super) Arc<Inner>);
+
+impl Policing for PolicyBook {
+    fn set(&self, policies: BTreeMap<Tenant, NamespacePolicy>) {
+        let mut state = self.0.state.lock();
+        let before = state.policies.take();
+        let messages = match &before {
+            Some(before) => changes(before, &policies),
+            None => parts(&policies),
+        };
+        state.policies = Some(policies);
+        // The others get them with their Welcome.
+        let streams = state.streams.iter().filter(|(_, stream)| stream.is_welcome);
+        let sessions: Vec<SessionId> = streams.map(|(session, _)| *session).collect();
+        for message in messages {
+            for session in &sessions {
+                state.send(*session, message.clone());
+            }
+        }
+    }
+}
+
+impl State {
+    /// Sends all policies to a stream that begins, if they are known. Else it gets them later.
+    pub(super) fn send_policies(&mut self, session: SessionId) {
+        let parts = self.policies.as_ref().map(parts);
+        for part in parts.unwrap_or_default() {
+            self.send(session, part);
+        }
+    }
+}
+
+/// All policies, in messages of a bounded size.
+fn parts(policies: &BTreeMap<Tenant, NamespacePolicy>) -> Vec<wire::ToNode> {
+    let (mut parts, mut part, mut size) = (Vec::new(), Vec::new(), 0);
+    for (tenant, policy) in policies {
+        let policy = sent(tenant, policy);
+        size += policy.encoded_len();
+        part.push(policy);
+        if size >= PART {
+            parts.push((std::mem::take(&mut part), false));
+            size = 0;
+        }
+    }
+    parts.push((part, true));
+    let parts = parts.into_iter();
+    let parts = parts.map(|(policies, complete)| wire::Policies { policies, complete });
+    parts.map(|part| to_node(To::Policies(part))).collect()
+}
+
+/// The policies of the namespaces for which they changed.
+fn changes(
+    before: &BTreeMap<Tenant, NamespacePolicy>,
+    now: &BTreeMap<Tenant, NamespacePolicy>,
+) -> Vec<wire::ToNode> {
+    let gone = before.keys().filter(|tenant| !now.contains_key(*tenant));
+    let gone = gone.map(|tenant| sent(tenant, &NamespacePolicy::default()));
+    let changed = now.iter();
+    let changed = changed.filter(|(tenant, policy)| before.get(*tenant) != Some(*policy));
+    let changed = changed.map(|(tenant, policy)| sent(tenant, policy));
+    let all = gone.chain(changed);
+    all.map(|policy| to_node(To::Policy(policy))).collect()
+}
+
+fn sent(tenant: &Tenant, policy: &NamespacePolicy) -> wire::NamespacePolicy {
+    let rule = |rule: &Rule| wire::Rule {
+        names: rule.names.iter().map(ToString::to_string).collect(),
+        commit: rule.commit.as_ref().map(|accounts| wire::Accounts {
+            names: accounts.iter().cloned().collect(),
+        }),
+        read: rule.read.iter().map(ToString::to_string).collect(),
+    };
+    wire::NamespacePolicy {
+        tenant: tenant.to_string(),
+        rules: policy.rules.iter().map(rule).collect(),
+        cache_limit: policy.cache_limit,
+        output_limit: policy.output_limit,
+    }
+}
+
+/// The policy of a namespace that was received. One that this version does not understand lets no
+/// pod commit: its rules must not be dropped.
+pub(super) fn received(policy: wire::NamespacePolicy) -> Result<(Tenant, NamespacePolicy), String> {
+    let tenant = policy.tenant.parse();
+    let tenant: Tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
+    let limits = (policy.cache_limit, policy.output_limit);
+    let rules = policy.rules.into_iter().map(rule);
+    let policy = match rules.collect::<Result<Vec<_>, String>>() {
+        Ok(rules) => NamespacePolicy {
+            rules,
+            cache_limit: limits.0,
+            output_limit: limits.1,
+        },
+        Err(why) => {
+            tracing::error!(%tenant, why,
+                "the controller sent a cache policy that this version does not understand: no pod \
+                 of the namespace may commit on this node");
+            NamespacePolicy::closed()
+        }
+    };
+    Ok((tenant, policy))
+}
+
+fn rule(rule: wire::Rule) -> Result<Rule, String> {
+    let names = rule.names.into_iter().map(|name| {
+        let pattern = name.parse();
+        pattern.map_err(|error| format!("names: {error}"))
+    });
+    let read = rule.read.into_iter().map(|tenant| {
+        let tenant = tenant.parse();
+        tenant.map_err(|error| format!("read: {error}"))
+    });
+    Ok(Rule {
+        names: names.collect::<Result<_, _>>()?,
+        commit: rule
+            .commit
+            .map(|accounts| accounts.names.into_iter().collect()),
+        read: read.collect::<Result<_, _>>()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::MOST_MESSAGE;
+
+    fn tenant(name: &str) -> Tenant {
+        name.parse().expect("a label")
+    }
+
+    fn policy(accounts: Option<&[&str]>) -> NamespacePolicy {
+        NamespacePolicy {
+            rules: vec![Rule {
+                names: vec!["task-cache/main*".parse().expect("a pattern")],
+                commit: accounts.map(|names| names.iter().map(ToString::to_string).collect()),
+                read: [tenant("pr")].into(),
+            }],
+            cache_limit: Some(5),
+            output_limit: None,
+        }
+    }
+
+    #[test]
+    fn a_policy_arrives_as_it_was_sent_and_one_of_a_later_version_closes_the_namespace() {
+        for accounts in [None, Some(&[][..]), Some(&["release", "nightly"][..])] {
+            let policy = policy(accounts);
+            let got = received(sent(&tenant("ci"), &policy)).expect("it is valid");
+            assert_eq!(got, (tenant("ci"), policy));
+        }
+        let mut later = sent(&tenant("ci"), &policy(None));
+        later.rules[0].names.push("job-cache/x".to_owned());
+        let got = received(later).expect("it has a namespace");
+        assert_eq!(got, (tenant("ci"), NamespacePolicy::closed()));
+        let mut wrong = sent(&tenant("ci"), &policy(None));
+        wrong.tenant = "A/B".to_owned();
+        received(wrong).expect_err("no namespace");
+    }
+
+    #[test]
+    fn all_policies_travel_in_parts_and_later_only_what_changed() {
+        let mut all: BTreeMap<Tenant, NamespacePolicy> = BTreeMap::new();
+        for number in 0..40 {
+            let accounts: Vec<String> = (0..2_000).map(|it| format!("account-{it}")).collect();
+            let accounts: Vec<&str> = accounts.iter().map(String::as_str).collect();
+            all.insert(tenant(&format!("ci-{number}")), policy(Some(&accounts)));
+        }
+        let parts = parts(&all);
+        assert!(parts.len() > 1);
+        let (mut found, mut last) = (BTreeMap::new(), false);
+        for part in parts {
+            assert!(part.encoded_len() < MOST_MESSAGE && !last);
+            let Some(To::Policies(part)) = part.kind else {
+                panic!("policies");
+            };
+            last = part.complete;
+            found.extend(
+                part.policies
+                    .into_iter()
+                    .map(|it| received(it).expect("valid")),
+            );
+        }
+        assert!(last);
+        assert_eq!(found, all);
+
+        let mut now = all.clone();
+        now.remove(&tenant("ci-3"));
+        now.insert(tenant("ci-5"), policy(None));
+        now.insert(tenant("new"), policy(None));
+        let changed: Vec<(Tenant, NamespacePolicy)> = changes(&all, &now)
+            .into_iter()
+            .map(|message| match message.kind {
+                Some(To::Policy(policy)) => received(policy).expect("valid"),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let expected = [
+            (tenant("ci-3"), NamespacePolicy::default()),
+            (tenant("ci-5"), policy(None)),
+            (tenant("new"), policy(None)),
+        ];
+        assert_eq!(changed, expected);
+        assert_eq!(changes(&now, &now), []);
+    }
+}

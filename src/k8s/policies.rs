@@ -1,0 +1,471 @@
+//! The cache policies of the cluster, the controller's side: `CachePolicy` objects are read, those
+//! of a namespace are put together, and the nodes get them. Each object's condition `Valid` says
+//! whether all of it has effect.
+//!
+//! Nothing is sent before all objects are read: until then the nodes keep the policies that they
+//! have. It needs `get`, `list` and `watch` on `cachepolicies` and `namespaces`, and `patch` on
+//! `cachepolicies/status`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Patch, PatchParams};
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::api::{CachePolicy, LabelOperator, NamespaceSelector, PolicyCondition, PolicyRule};
+use crate::distribution::roster::Policing;
+use crate::model::{NamePattern, NamespacePolicy, Rule, Tenant, parse_bytes};
+
+/// How long changes are gathered, and how often the controller looks without one.
+const GATHER: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_secs(60);
+/// The longest message of a condition.
+const MOST_MESSAGE: usize = 1024;
+/// The condition.
+const VALID: &str = "Valid";
+
+/// The labels of all namespaces.
+type Labels = BTreeMap<String, BTreeMap<String, String>>;
+
+/// Keeps the nodes' policies up to date, until it is dropped.
+pub async fn keep(client: Client, nodes: Arc<dyn Policing>) {
+    let (change, changed) = watch::channel(());
+    let change = Arc::new(change);
+    let is_undefined = Arc::new(AtomicBool::new(false));
+    let (policies, writer) = reflector::store();
+    let all: Api<CachePolicy> = Api::all(client.clone());
+    let (signal, undefined) = (Arc::clone(&change), Arc::clone(&is_undefined));
+    let events = watcher(all, watcher::Config::default()).default_backoff();
+    let watch_policies = reflector::reflector(writer, events).for_each(move |event| {
+        // Without the definition there is none.
+        let error = event.as_ref().err();
+        undefined.store(error.is_some_and(is_not_defined), Ordering::Relaxed);
+        said("CachePolicies", error);
+        signal.send_replace(());
+        std::future::ready(())
+    });
+    let (namespaces, writer) = reflector::store();
+    let all: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
+    let events = watcher(all, watcher::Config::default()).default_backoff();
+    let watch_namespaces = reflector::reflector(writer, events).for_each(move |event| {
+        said("namespaces", event.as_ref().err());
+        change.send_replace(());
+        std::future::ready(())
+    });
+    let keeper = Keeper {
+        client,
+        nodes,
+        policies,
+        is_undefined,
+        namespaces,
+    };
+    tokio::join!(watch_policies, watch_namespaces, keeper.run(changed));
+}
+
+fn said(what: &str, error: Option<&watcher::Error>) {
+    if let Some(error) = error {
+        tracing::warn!(%error, "the watch over {what} failed; retrying");
+    }
+}
+
+/// Whether the API server says that there is no such kind.
+fn is_not_defined(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+}
+
+struct Keeper {
+    client: Client,
+    nodes: Arc<dyn Policing>,
+    policies: Store<CachePolicy>,
+    /// The kind is not defined at the API server.
+    is_undefined: Arc<AtomicBool>,
+    namespaces: Store<PartialObjectMeta<Namespace>>,
+}
+
+impl Keeper {
+    async fn run(self, mut changed: watch::Receiver<()>) {
+        loop {
+            changed.mark_unchanged();
+            self.step().await;
+            tokio::select! {
+                _ = changed.changed() => tokio::time::sleep(GATHER).await,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    async fn step(&self) {
+        let is_listed = |ready: Option<_>| matches!(ready, Some(Ok(())));
+        let policies = is_listed(self.policies.wait_until_ready().now_or_never());
+        let namespaces = is_listed(self.namespaces.wait_until_ready().now_or_never());
+        if !namespaces || !(policies || self.is_undefined.load(Ordering::Relaxed)) {
+            return;
+        }
+        let objects = self.policies.state();
+        let labels = self.namespaces.state();
+        let labels: Labels = labels
+            .iter()
+            .map(|it| (it.name_any(), it.labels().clone()))
+            .collect();
+        let Compiled { policies, problems } = compile(&objects, &labels);
+        self.nodes.set(policies);
+        for (object, problems) in objects.iter().zip(problems) {
+            if let Err(error) = self.say(object, &problems).await {
+                tracing::warn!(%error, namespace = object.namespace(), name = object.name_any(),
+                    "the condition of a CachePolicy could not be written");
+            }
+        }
+    }
+
+    /// Writes the condition of an object, if it is another one.
+    async fn say(&self, object: &CachePolicy, problems: &[String]) -> kube::Result<()> {
+        let Some(conditions) = object.with_condition(condition(object, problems)) else {
+            return Ok(());
+        };
+        let namespace = object.namespace().unwrap_or_default();
+        let api: Api<CachePolicy> = Api::namespaced(self.client.clone(), &namespace);
+        let patch = json!({
+            "metadata": {"resourceVersion": object.metadata.resource_version},
+            "status": {"conditions": conditions},
+        });
+        let (name, params) = (object.name_any(), PatchParams::default());
+        match api.patch_status(&name, &params, &Patch::Merge(patch)).await {
+            // The next change shows it again.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            written => written.map(drop),
+        }
+    }
+}
+
+fn condition(object: &CachePolicy, problems: &[String]) -> PolicyCondition {
+    let (status, reason, message) = if problems.is_empty() {
+        (
+            "True",
+            "Valid",
+            "all parts of the policy have effect".to_owned(),
+        )
+    } else {
+        ("False", "Invalid", problems.join("; "))
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or_default();
+    let now = k8s_openapi::jiff::Timestamp::from_second(now).unwrap_or_default();
+    PolicyCondition {
+        of: VALID.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: super::pod::cut(&message, MOST_MESSAGE).to_owned(),
+        last_transition_time: now.to_string(),
+        observed_generation: object.metadata.generation.unwrap_or_default(),
+    }
+}
+
+/// The policies of all namespaces, and what is wrong with each object, in the order of the objects.
+struct Compiled {
+    policies: BTreeMap<Tenant, NamespacePolicy>,
+    problems: Vec<Vec<String>>,
+}
+
+fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
+    let mut policies: BTreeMap<Tenant, NamespacePolicy> = BTreeMap::new();
+    let mut problems = Vec::new();
+    for object in objects {
+        let (policy, problem) = of_object(object, namespaces);
+        problems.push(problem);
+        if let Ok(tenant) = object.namespace().unwrap_or_default().parse() {
+            policies.entry(tenant).or_default().add(policy);
+        }
+    }
+    for (tenant, policy) in &mut policies {
+        let size = serde_json::to_vec(policy).map_or(usize::MAX, |bytes| bytes.len());
+        if size <= NamespacePolicy::MOST_BYTES {
+            continue;
+        }
+        *policy = NamespacePolicy::closed();
+        let problem = format!(
+            "the policies of the namespace have {size} bytes together, and more than {} with the \
+             namespaces that they select, so no pod may commit",
+            NamespacePolicy::MOST_BYTES
+        );
+        let of_tenant = objects.iter().zip(&mut problems);
+        for (_, problems) in
+            of_tenant.filter(|(it, _)| it.namespace().as_deref() == Some(tenant.as_str()))
+        {
+            problems.push(problem.clone());
+        }
+    }
+    policies.retain(|_, policy| *policy != NamespacePolicy::default());
+    Compiled { policies, problems }
+}
+
+/// What an object says to the nodes, and what is wrong with it. The definition of the kind refuses
+/// most of that.
+fn of_object(object: &CachePolicy, namespaces: &Labels) -> (NamespacePolicy, Vec<String>) {
+    let mut problems = Vec::new();
+    let spec = &object.spec;
+    let mut bytes = |field: &str, text: Option<&String>| {
+        let text = text?;
+        let bytes = parse_bytes(text).filter(|bytes| *bytes > 0);
+        if bytes.is_none() {
+            problems.push(format!("{field}: {text:?} is not a positive quantity"));
+        }
+        bytes
+    };
+    let limits = spec.size_limit.as_ref();
+    let cache_limit = bytes("sizeLimit.caches", limits.and_then(|it| it.caches.as_ref()));
+    let output_limit = bytes(
+        "sizeLimit.outputs",
+        limits.and_then(|it| it.outputs.as_ref()),
+    );
+    let rules = spec.rules.iter().enumerate();
+    let rules = rules.map(|(number, rule)| {
+        let mut wrong = |why: String| problems.push(format!("rules[{number}].{why}"));
+        of_rule(rule, namespaces, &mut wrong)
+    });
+    let policy = NamespacePolicy {
+        rules: rules.collect(),
+        cache_limit,
+        output_limit,
+    };
+    (policy, problems)
+}
+
+fn of_rule(rule: &PolicyRule, namespaces: &Labels, wrong: &mut impl FnMut(String)) -> Rule {
+    let mut names: Vec<NamePattern> = Vec::new();
+    for name in &rule.names {
+        match name.parse() {
+            Ok(pattern) => names.push(pattern),
+            Err(error) => wrong(format!("names: {name:?} {error}")),
+        }
+    }
+    let mut read = std::collections::BTreeSet::new();
+    let listed = rule.read.as_ref();
+    for namespace in listed.map_or(&[][..], |it| &it.namespaces) {
+        match namespace.parse::<Tenant>() {
+            Ok(tenant) => drop(read.insert(tenant)),
+            Err(error) => wrong(format!("read.namespaces: {namespace:?} {error}")),
+        }
+    }
+    if let Some(selector) = listed.and_then(|it| it.namespace_selector.as_ref()) {
+        if let Some(why) = problem_of(selector) {
+            wrong(format!("read.namespaceSelector: {why}"));
+        } else {
+            let selected = namespaces.iter().filter(|(_, it)| selects(selector, it));
+            read.extend(selected.filter_map(|(name, _)| name.parse::<Tenant>().ok()));
+        }
+    }
+    let commit = rule.commit.as_ref();
+    Rule {
+        names,
+        commit: commit.map(|it| it.service_accounts.iter().cloned().collect()),
+        read,
+    }
+}
+
+/// Why a selector selects nothing.
+fn problem_of(selector: &NamespaceSelector) -> Option<String> {
+    let mut all = selector.match_expressions.iter();
+    let wrong = all.find(|it| {
+        let needs_values = matches!(it.operator, LabelOperator::In | LabelOperator::NotIn);
+        needs_values == it.values.is_empty()
+    })?;
+    let (key, operator) = (&wrong.key, wrong.operator);
+    Some(format!(
+        "{operator:?} of label {key:?}: In and NotIn have values, Exists and DoesNotExist have none"
+    ))
+}
+
+/// Whether a selector selects a namespace with these labels.
+fn selects(selector: &NamespaceSelector, labels: &BTreeMap<String, String>) -> bool {
+    let mut equal = selector.match_labels.iter();
+    let mut required = selector.match_expressions.iter();
+    equal.all(|(key, value)| labels.get(key) == Some(value))
+        && required.all(|it| {
+            let value = labels.get(&it.key);
+            let is_listed = value.is_some_and(|value| it.values.contains(value));
+            match it.operator {
+                LabelOperator::In => is_listed,
+                LabelOperator::NotIn => !is_listed,
+                LabelOperator::Exists => value.is_some(),
+                LabelOperator::DoesNotExist => value.is_none(),
+            }
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{CommitRight, Name, Policies};
+
+    fn object(namespace: &str, spec: serde_json::Value) -> Arc<CachePolicy> {
+        let object = json!({
+            "apiVersion": "baggageclaim.concourse-ci.org/v1alpha1",
+            "kind": "CachePolicy",
+            "metadata": {"name": "policy", "namespace": namespace, "generation": 3},
+            "spec": spec,
+        });
+        Arc::new(serde_json::from_value(object).expect("a CachePolicy"))
+    }
+
+    fn namespaces() -> Labels {
+        let team = |team: &str| BTreeMap::from([("team".to_owned(), team.to_owned())]);
+        [
+            ("ci", BTreeMap::new()),
+            ("pay-1", team("payments")),
+            ("pay-2", team("payments")),
+            ("shop", team("shop")),
+        ]
+        .map(|(name, labels)| (name.to_owned(), labels))
+        .into()
+    }
+
+    fn tenant(name: &str) -> Tenant {
+        name.parse().expect("a label")
+    }
+
+    fn name(reference: &str) -> Name {
+        Name {
+            tenant: tenant("ci"),
+            reference: reference.parse().expect("a reference"),
+        }
+    }
+
+    #[test]
+    fn the_policies_of_a_namespace_are_put_together_and_selectors_resolved() {
+        let all = [
+            object(
+                "ci",
+                json!({
+                    "sizeLimit": {"caches": "5Gi", "outputs": "2Gi"},
+                    "rules": [{
+                        "names": ["task-cache/main-*"],
+                        "commit": {"serviceAccounts": ["release"]},
+                        "read": {"namespaces": ["pr"],
+                                 "namespaceSelector": {"matchLabels": {"team": "payments"}}},
+                    }],
+                }),
+            ),
+            object(
+                "ci",
+                json!({
+                    "sizeLimit": {"caches": "1Gi"},
+                    "rules": [{"names": ["task-cache/main-*"],
+                               "commit": {"serviceAccounts": ["nightly"]}}],
+                }),
+            ),
+            object("other", json!({"budget": {"storage": "1Gi"}})),
+        ];
+        let Compiled { policies, problems } = compile(&all, &namespaces());
+        assert_eq!(problems, [const { Vec::<String>::new() }; 3]);
+        assert_eq!(policies.len(), 1, "a budget is nothing for nodes");
+        let policies = Policies::known(policies);
+        let cache = name("task-cache/main-1");
+        for (account, right) in [
+            ("release", CommitRight::Allowed),
+            ("nightly", CommitRight::Allowed),
+            ("default", CommitRight::NotAllowed),
+        ] {
+            assert_eq!(policies.commit(&cache, Some(account)), right, "{account}");
+        }
+        for (reader, may) in [
+            ("pr", true),
+            ("pay-1", true),
+            ("pay-2", true),
+            ("shop", false),
+        ] {
+            assert_eq!(policies.may_read(&cache, &tenant(reader)), may, "{reader}");
+        }
+        assert_eq!(policies.size_limit(&cache), Some(1 << 30));
+        assert_eq!(policies.size_limit(&name("artifact/a")), Some(2 << 30));
+    }
+
+    #[test]
+    fn a_selector_is_that_of_kubernetes() {
+        let selector = |it| serde_json::from_value::<NamespaceSelector>(it).expect("a selector");
+        let expression = |operator: &str, values: &[&str]| {
+            selector(json!({"matchExpressions":
+                [{"key": "team", "operator": operator, "values": values}]}))
+        };
+        for (selector, expected) in [
+            (selector(json!({})), &["ci", "pay-1", "pay-2", "shop"][..]),
+            (expression("In", &["shop", "x"]), &["shop"]),
+            (expression("NotIn", &["payments"]), &["ci", "shop"]),
+            (expression("Exists", &[]), &["pay-1", "pay-2", "shop"]),
+            (expression("DoesNotExist", &[]), &["ci"]),
+        ] {
+            assert_eq!(problem_of(&selector), None);
+            let namespaces = namespaces();
+            let selected = namespaces.iter().filter(|(_, it)| selects(&selector, it));
+            let selected: Vec<&str> = selected.map(|(name, _)| name.as_str()).collect();
+            assert_eq!(selected, expected);
+        }
+        for wrong in [expression("In", &[]), expression("Exists", &["x"])] {
+            assert!(problem_of(&wrong).is_some());
+        }
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said_and_what_is_too_large_closes_the_namespace() {
+        let wrong = json!({
+            "sizeLimit": {"caches": "0"},
+            "rules": [{
+                "names": ["task-cache/a*b", "task-cache/good"],
+                "commit": {"serviceAccounts": []},
+                "read": {"namespaces": ["A"], "namespaceSelector": {
+                    "matchExpressions": [{"key": "team", "operator": "In"}]}},
+            }],
+        });
+        let all = [object("ci", wrong)];
+        let Compiled { policies, problems } = compile(&all, &namespaces());
+        let said = problems[0].join("\n");
+        for field in [
+            "sizeLimit.caches",
+            "names: \"task-cache/a*b\"",
+            "read.namespaces",
+            "In of",
+        ] {
+            assert!(said.contains(field), "{said}");
+        }
+        let policies = Policies::known(policies);
+        let right = policies.commit(&name("task-cache/good"), Some("x"));
+        assert_eq!(right, CommitRight::NotAllowed, "the rest has effect");
+
+        let first = condition(&all[0], &problems[0]);
+        assert_eq!(
+            (first.status.as_str(), first.observed_generation),
+            ("False", 3)
+        );
+        let mut written = CachePolicy::clone(&all[0]);
+        let conditions = written.with_condition(first.clone()).expect("it is new");
+        written.status = Some(crate::api::CachePolicyStatus {
+            used: None,
+            conditions,
+        });
+        assert_eq!(written.with_condition(first), None, "it is there");
+        let fine = written.with_condition(condition(&written, &[]));
+        assert_eq!(fine.expect("it is another one")[0].status, "True");
+
+        let accounts: Vec<String> = (0..100)
+            .map(|it| format!("{it}-{}", "a".repeat(240)))
+            .collect();
+        let rule = json!({"names": ["task-cache/x"], "commit": {"serviceAccounts": accounts}});
+        let rules: Vec<_> = std::iter::repeat_n(rule, 30).collect();
+        let all = [
+            object("ci", json!({"rules": rules})),
+            object("other", json!({"sizeLimit": {"caches": "1Gi"}})),
+        ];
+        let Compiled { policies, problems } = compile(&all, &namespaces());
+        assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
+        assert!(problems[0][0].contains("no pod may commit"), "{problems:?}");
+        assert!(problems[1].is_empty() && policies.contains_key(&tenant("other")));
+    }
+}

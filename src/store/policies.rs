@@ -1,0 +1,88 @@
+//! `policies.json`: the policies of all namespaces, as the controller told them last.
+//!
+//! It is written without fsync. A file that a power cut tore, or that does not parse, is none: the
+//! node then holds commits until the controller has told it the policies.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::records::{Unreadable, read_up_to};
+use crate::model::{NamespacePolicy, Policies, Tenant, layout};
+use crate::sys::{self, Dir};
+
+/// The format that this version reads and writes.
+const FORMAT: u32 = 1;
+/// A larger file is none. The controller bounds each namespace.
+const LIMIT: usize = 256 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct File<Name: Ord, Policy> {
+    format: u32,
+    namespaces: BTreeMap<Name, Policy>,
+}
+
+/// Writes the policies. Those that are not known are not written.
+pub fn write_policies(root: &Dir, policies: &Policies) -> sys::Result<()> {
+    let Some(namespaces) = policies.all() else {
+        return Ok(());
+    };
+    let file = File {
+        format: FORMAT,
+        namespaces,
+    };
+    let bytes = serde_json::to_vec(&file).expect("plain data serialises");
+    root.replace(layout::POLICIES_JSON, &bytes)
+}
+
+/// Reads the policies.
+pub fn read_policies(root: &Dir) -> sys::Result<Result<Policies, Unreadable>> {
+    let file = read_up_to(root, layout::POLICIES_JSON, LIMIT)?;
+    Ok(file.and_then(|file: File<Tenant, NamespacePolicy>| {
+        if file.format == FORMAT {
+            Ok(Policies::known(file.namespaces))
+        } else {
+            Err(Unreadable::Damaged(format!("format {}", file.format)))
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{CommitRight, Name};
+
+    #[test]
+    fn policies_are_read_as_they_were_written_and_damaged_ones_are_none() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        let read = || read_policies(&root).expect("the disk works");
+        assert_eq!(read().expect_err("none"), Unreadable::Missing);
+        write_policies(&root, &Policies::default()).expect("nothing to write");
+        assert_eq!(read().expect_err("none"), Unreadable::Missing);
+
+        let ci: Tenant = "ci".parse().expect("a label");
+        let policies = Policies::known([(ci.clone(), NamespacePolicy::closed())]);
+        write_policies(&root, &policies).expect("written");
+        let found = read().expect("they are there");
+        assert_eq!(found.all(), policies.all());
+        let name = Name {
+            tenant: ci,
+            reference: "task-cache/a".parse().expect("a reference"),
+        };
+        assert_eq!(found.commit(&name, None), CommitRight::NotAllowed);
+
+        let path = folder.path().join(layout::POLICIES_JSON);
+        let whole = std::fs::read(&path).expect("read");
+        for damaged in [
+            b"".to_vec(),
+            whole[..whole.len() - 1].to_vec(),
+            br#"{"format":2,"namespaces":{}}"#.to_vec(),
+            br#"{"format":1,"namespaces":{"ci":{"rules":[{"names":["x"]}]}}}"#.to_vec(),
+        ] {
+            std::fs::write(&path, &damaged).expect("damaged");
+            let error = read().expect_err("it is none");
+            assert!(matches!(error, Unreadable::Damaged(_)), "{error}");
+        }
+    }
+}

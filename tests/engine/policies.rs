@@ -1,0 +1,374 @@
+//! Cache policies on a node: who commits which names, what a change of the policies does to a
+//! volume in use, and what a restart knows of them.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use baggageclaim::engine::notice::{NotCommitted, Notice, What};
+use baggageclaim::engine::{Notices, PublishRequest, VolumeState};
+use baggageclaim::model::{NamespacePolicy, Outcome, Policies, Rule, Tenant, layout};
+use tokio::sync::mpsc::Receiver;
+
+use crate::common::bench::{Bench, eventually, soon};
+use crate::common::require_bench;
+
+const TASK: &[(&str, &str)] = &[("type", "task-cache"), ("key", "k")];
+const RELEASE: Option<&str> = Some("release");
+
+fn tenant(name: &str) -> Tenant {
+    name.parse().expect("a label")
+}
+
+/// A rule for these names. `accounts`: those that may commit; `None`: it does not say.
+fn rule(names: &[&str], accounts: Option<&[&str]>, readers: &[&str]) -> Rule {
+    let accounts = accounts.map(|it| it.iter().map(ToString::to_string).collect());
+    Rule {
+        names: names.iter().map(|name| name.parse().expect(name)).collect(),
+        commit: accounts,
+        read: readers
+            .iter()
+            .map(|name| tenant(name))
+            .collect::<BTreeSet<_>>(),
+    }
+}
+
+fn of_ci(rules: Vec<Rule>) -> Policies {
+    let policy = NamespacePolicy {
+        rules,
+        ..NamespacePolicy::default()
+    };
+    Policies::known([(tenant("ci"), policy)])
+}
+
+async fn set(bench: &Bench, policies: Policies) {
+    let change = |it: &mut Policies| *it = policies;
+    bench.engine.change_policies(change).await;
+}
+
+fn request(
+    bench: &Bench,
+    volume: &str,
+    attributes: &[(&str, &str)],
+    account: Option<&str>,
+) -> PublishRequest {
+    let mut request = bench.request(volume, volume, attributes);
+    request.pod.service_account = account.map(str::to_owned);
+    request
+}
+
+/// A step of a pod with this account that writes its own name, and succeeds.
+async fn step(bench: &Bench, volume: &str, attributes: &[(&str, &str)], account: Option<&str>) {
+    let request = request(bench, volume, attributes, account);
+    bench.engine.publish(request).await.expect("published");
+    fs::write(bench.target(volume).join("f"), volume).expect("write");
+    bench.outcome(volume, Outcome::Succeeded).await;
+    bench.unpublish(volume).await;
+}
+
+async fn said(heard: &mut Receiver<Notice>, pod: &str) -> Option<NotCommitted> {
+    loop {
+        let notice = soon("a notice", heard.recv()).await.expect("it lives");
+        match notice.what {
+            _ if notice.pod.name != pod => {}
+            What::NotCommitted { why, .. } => return Some(why),
+            What::Committed { .. } => return None,
+            _ => {}
+        }
+    }
+}
+
+fn refused(account: Option<&str>) -> Option<NotCommitted> {
+    let account = account.map(str::to_owned);
+    Some(NotCommitted::NotAllowed { account })
+}
+
+/// What the rules say of the names of a row of the matrix. The pod has the account `release`.
+fn row(row: &str, names: &[&str]) -> Policies {
+    match row {
+        "no policy" => Policies::known([]),
+        "selected" => of_ci(vec![rule(names, None, &[])]),
+        "listed" => of_ci(vec![rule(names, Some(&["release"]), &["other"])]),
+        _ => of_ci(vec![rule(names, Some(&["nightly"]), &["another"])]),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_accounts_that_rules_list_commit_a_name_and_others_run_all_the_same() {
+    let (notices, mut heard) = Notices::channel(1000);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let kinds: [(&str, &[(&str, &str)], &[(&str, &str)]); 3] = [
+        (
+            "task-cache",
+            &[("type", "task-cache"), ("key", "own")],
+            &[
+                ("type", "task-cache"),
+                ("key", "own"),
+                ("restoreKeys", "restore"),
+            ],
+        ),
+        (
+            "resource-cache",
+            &[("type", "resource-cache"), ("key", "own")],
+            &[],
+        ),
+        ("artifact", &[("type", "output"), ("name", "own")], &[]),
+    ];
+    let mut number = 0;
+    for (kind, own, by_restore_key) in kinds {
+        let name = format!("{kind}/own");
+        let all = format!("{kind}/*");
+        for names in [vec![name.as_str()], vec![all.as_str()]] {
+            for case in ["no policy", "selected", "listed", "not listed"] {
+                for attributes in [own, by_restore_key] {
+                    if attributes.is_empty() {
+                        continue;
+                    }
+                    number += 1;
+                    let context = format!("{case} {names:?} {attributes:?}");
+                    set(&bench, Policies::known([])).await;
+                    if attributes == by_restore_key {
+                        let restore = [("type", "task-cache"), ("key", "restore")];
+                        let maker = format!("restore-{number}");
+                        step(&bench, &maker, &restore, None).await;
+                        assert_eq!(said(&mut heard, &maker).await, None, "{context}");
+                    }
+                    set(&bench, row(case, &names)).await;
+                    let volume = format!("v-{number}");
+                    step(&bench, &volume, attributes, RELEASE).await;
+                    let expected = (case == "not listed").then(|| refused(RELEASE)).flatten();
+                    assert_eq!(said(&mut heard, &volume).await, expected, "{context}");
+                    bench.quiet().await;
+                    let row = bench.artifact(&name);
+                    assert_eq!(row.is_some(), expected.is_none(), "{context}");
+                    if let Some(row) = row {
+                        let maker = row.made_by.expect("it is recorded");
+                        assert_eq!(maker.pod.service_account.as_deref(), RELEASE);
+                        let is_fork = attributes == by_restore_key;
+                        assert_eq!(maker.parent.is_some(), is_fork, "{context}");
+                        let reference = name.parse().expect("a reference");
+                        let ci = tenant("ci");
+                        bench.engine.destroy(&ci, &reference).await.expect("gone");
+                    }
+                    // Each of the two runs begins without content.
+                    let restore = "task-cache/restore".parse().expect("a reference");
+                    let _none = bench.engine.destroy(&tenant("ci"), &restore).await;
+                }
+            }
+        }
+    }
+    // An input reads in its own namespace whatever the rules say of commits.
+    set(&bench, Policies::known([])).await;
+    let output = [("type", "output"), ("name", "made")];
+    step(&bench, "made", &output, None).await;
+    assert_eq!(said(&mut heard, "made").await, None);
+    for case in ["no policy", "selected", "listed", "not listed"] {
+        set(&bench, row(case, &["artifact/*"])).await;
+        let input = [("type", "input"), ("from", "artifact/made")];
+        let seen = bench.look(&format!("input-{number}"), &input, "f").await;
+        assert_eq!(seen.as_deref(), Some("made"), "{case}");
+        number += 1;
+    }
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_are_of_one_namespace_and_a_pod_without_an_account_is_not_listed() {
+    let (notices, mut heard) = Notices::channel(100);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    set(
+        &bench,
+        of_ci(vec![rule(&["task-cache/*"], Some(&["release"]), &[])]),
+    )
+    .await;
+    step(&bench, "unknown", TASK, None).await;
+    assert_eq!(said(&mut heard, "unknown").await, refused(None));
+    let mut elsewhere = request(&bench, "elsewhere", TASK, None);
+    elsewhere.tenant = tenant("other");
+    bench.engine.publish(elsewhere).await.expect("published");
+    bench.outcome("elsewhere", Outcome::Succeeded).await;
+    bench.unpublish("elsewhere").await;
+    assert_eq!(said(&mut heard, "elsewhere").await, None);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_builds_fork_is_the_same_before_and_after_a_pull_request_ran() {
+    let (notices, mut heard) = Notices::channel(1000);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    set(
+        &bench,
+        of_ci(vec![rule(&["task-cache/*"], Some(&["release"]), &[])]),
+    )
+    .await;
+    step(&bench, "first", TASK, RELEASE).await;
+    assert_eq!(said(&mut heard, "first").await, None);
+    let before = bench.artifact("task-cache/k").expect("it is there");
+    for number in 0..100 {
+        let volume = format!("pr-{number}");
+        step(&bench, &volume, TASK, Some("pr")).await;
+        assert_eq!(said(&mut heard, &volume).await, refused(Some("pr")));
+    }
+    let after = bench.artifact("task-cache/k").expect("it is there");
+    assert_eq!((after.id, after.layers), (before.id, before.layers));
+    let seen = bench.look("release", TASK, "f").await;
+    assert_eq!(seen.as_deref(), Some("first"));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_newer_policy_decides_about_a_volume_in_use() {
+    let (notices, mut heard) = Notices::channel(100);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let only = |account| of_ci(vec![rule(&["task-cache/*"], Some(&[account]), &[])]);
+    for (volume, first, then, expected) in [
+        ("taken", "release", "nightly", refused(RELEASE)),
+        ("given", "nightly", "release", None),
+    ] {
+        set(&bench, only(first)).await;
+        let request = request(&bench, volume, TASK, RELEASE);
+        bench.engine.publish(request).await.expect("published");
+        set(&bench, only(then)).await;
+        bench.outcome(volume, Outcome::Succeeded).await;
+        bench.unpublish(volume).await;
+        assert_eq!(said(&mut heard, volume).await, expected, "{volume}");
+    }
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fresh_node_holds_commits_until_it_knows_the_policies() {
+    let (notices, mut heard) = Notices::channel(100);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.policies = true;
+    });
+    let always = [
+        ("type", "task-cache"),
+        ("key", "always"),
+        ("commit", "always"),
+    ];
+    step(&bench, "listed", TASK, RELEASE).await;
+    step(&bench, "always", &always, RELEASE).await;
+    let other = [("type", "task-cache"), ("key", "other")];
+    step(&bench, "unlisted", &other, Some("pr")).await;
+    let waits = |bench: &Bench| {
+        let rows = bench.engine.volumes(None);
+        let held = rows.iter();
+        held.filter(|row| row.state == VolumeState::AwaitingOutcome)
+            .count()
+    };
+    eventually("all three wait", || waits(&bench) == 3).await;
+    // A pod that waits for content of such a volume does not wait for an outcome.
+    assert!(bench.artifact("task-cache/k").is_none());
+    // Also after a restart.
+    let bench = bench.restart().await;
+    eventually("all three wait again", || waits(&bench) == 3).await;
+    // A change of one namespace is not all there is to know.
+    let change = |it: &mut Policies| it.put(tenant("ci"), NamespacePolicy::default());
+    bench.engine.change_policies(change).await;
+    assert!(!bench.engine.policies().are_known());
+    set(
+        &bench,
+        of_ci(vec![rule(&["task-cache/*"], Some(&["release"]), &[])]),
+    )
+    .await;
+    bench.quiet().await;
+    eventually("nothing waits", || waits(&bench) == 0).await;
+    bench.quiet().await;
+    assert!(bench.artifact("task-cache/k").is_some());
+    assert!(bench.artifact("task-cache/always").is_some());
+    assert!(bench.artifact("task-cache/other").is_none());
+    assert_eq!(said(&mut heard, "unlisted").await, refused(Some("pr")));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_is_held_for_too_long_is_given_up() {
+    let (notices, mut heard) = Notices::channel(100);
+    let wait = std::time::Duration::from_millis(1);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.policies = true;
+        config.outcome_wait = wait;
+    });
+    step(&bench, "held", TASK, None).await;
+    let why = said(&mut heard, "held").await;
+    assert_eq!(why, Some(NotCommitted::PoliciesUnknown { waited: wait }));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_knows_yesterdays_policies_and_a_damaged_file_is_none() {
+    let (notices, mut heard) = Notices::channel(100);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.policies = true;
+    });
+    let policies = of_ci(vec![rule(&["task-cache/*"], Some(&["release"]), &["pr"])]);
+    set(&bench, policies.clone()).await;
+    let bench = bench.restart().await;
+    assert_eq!(bench.engine.policies().all(), policies.all());
+    step(&bench, "pr", TASK, Some("pr")).await;
+    assert_eq!(said(&mut heard, "pr").await, refused(Some("pr")));
+    step(&bench, "release", TASK, RELEASE).await;
+    assert_eq!(said(&mut heard, "release").await, None);
+    bench.assert_whole().await;
+
+    let damage = |pool: &std::path::Path| {
+        let path = pool.join(layout::POLICIES_JSON);
+        let text = fs::read_to_string(&path).expect("it is there");
+        fs::write(path, &text[..text.len() / 2]).expect("damaged");
+    };
+    let bench = bench.restart_after(damage).await;
+    assert!(!bench.engine.policies().are_known());
+    let gone = |pool: &std::path::Path| {
+        fs::remove_file(pool.join(layout::POLICIES_JSON)).expect("it is gone");
+    };
+    let mut bench = bench.restart_after(gone).await;
+    assert!(!bench.engine.policies().are_known());
+    // A node without a controller has no policies, whatever the file says.
+    set(&bench, policies).await;
+    bench.config.policies = false;
+    let bench = bench.restart().await;
+    assert_eq!(bench.engine.policies().all(), Some([].into()));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_without_a_limit_get_the_one_of_their_policy() {
+    let bench = require_bench!();
+    let policy = NamespacePolicy {
+        cache_limit: Some(8 << 20),
+        output_limit: Some(4 << 20),
+        ..NamespacePolicy::default()
+    };
+    set(&bench, Policies::known([(tenant("ci"), policy)])).await;
+    let own = [("type", "task-cache"), ("key", "own"), ("sizeLimit", "1Mi")];
+    let input = [("type", "scratch")];
+    for (volume, attributes, expected) in [
+        ("cache", TASK, Some(8 << 20)),
+        ("own", &own[..], Some(1 << 20)),
+        (
+            "output",
+            &[("type", "output"), ("name", "o")][..],
+            Some(4 << 20),
+        ),
+        ("scratch", &input[..], None),
+    ] {
+        bench.publish(volume, volume, attributes).await;
+        let row = bench.row(volume).expect("it is published");
+        assert_eq!(row.spec.size_limit, expected, "{volume}");
+        // A repeated call is the same call, also after a restart.
+        bench.publish(volume, volume, attributes).await;
+    }
+    set(&bench, Policies::known([])).await;
+    let bench = bench.restart().await;
+    bench.publish("cache", "cache", TASK).await;
+    let row = bench.row("cache").expect("it is published");
+    assert_eq!(row.spec.size_limit, Some(8 << 20), "it was made with that");
+    for volume in ["cache", "own", "output", "scratch"] {
+        bench.outcome(volume, Outcome::Failed).await;
+        bench.unpublish(volume).await;
+    }
+    bench.finish().await;
+}
