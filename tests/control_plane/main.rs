@@ -22,6 +22,7 @@ mod objects;
 mod orphans;
 mod peers;
 mod plane;
+mod policies;
 #[path = "../sanity/report.rs"]
 mod report;
 mod sanity;

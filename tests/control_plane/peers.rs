@@ -236,6 +236,11 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     };
     let lab = require_lab!(Fs::Ext4);
     let (pool_one, pool_two) = (lab.dir("one"), lab.dir("two"));
+    // There is no controller. They have had the policies before, else commits would wait.
+    for pool in [&pool_one, &pool_two] {
+        let policies = r#"{"format":1,"namespaces":{}}"#;
+        fs::write(pool.join("policies.json"), policies).expect("write");
+    }
     let one = peer(&plane, "node-1", &pool_one);
     let mut two = peer(&plane, "node-2", &pool_two);
     let kubelet_one = kubelet(&plane, "node-1", &one).await;

@@ -1,15 +1,19 @@
 //! A controller that knows which node has what: nodes report to it over real connections, and ask it
 //! before they ask peers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use baggageclaim::catalog::Found;
-use baggageclaim::distribution::roster::{Controller, Fencing as _, Members, Overview};
+use baggageclaim::distribution::roster::{
+    Controller, Fencing as _, Members, Overview, Policing as _,
+};
 use baggageclaim::engine::notice::What;
-use baggageclaim::hub::{self, Chain, Figures};
-use baggageclaim::model::{Clear, Coverage, Fence, Fences, Name, NodeId, Outcome, Sha256};
+use baggageclaim::hub::{self, Chain, Figures, PolicyBook};
+use baggageclaim::model::{
+    Clear, Coverage, Fence, Fences, Name, NamespacePolicy, NodeId, Outcome, Sha256, Tenant,
+};
 use baggageclaim::server::Drain;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -49,6 +53,7 @@ struct Hub {
     /// The fences of the API server.
     api: Vec<Fence>,
     chain: Option<Chain>,
+    policies: Option<PolicyBook>,
     nodes: Arc<Nodes>,
     place: watch::Sender<Option<Controller>>,
     runs: Option<(Drain, JoinHandle<()>)>,
@@ -64,6 +69,7 @@ impl Hub {
         let mut hub = Self {
             api: Vec::new(),
             chain: None,
+            policies: None,
             nodes: Arc::default(),
             place: watch::Sender::new(None),
             runs: None,
@@ -87,6 +93,7 @@ impl Hub {
         self.figures = Arc::new(hub.figures());
         self.overview = Some(hub.overview());
         self.chain = Some(hub.chain());
+        self.policies = Some(hub.policies());
         self.load();
         self.find = Arc::new(hub.finder());
         let drain = Drain::new(Duration::from_secs(10));
@@ -94,6 +101,12 @@ impl Hub {
         let serving = tokio::spawn(async { served.await.expect("it serves") });
         self.runs = Some((drain, serving));
         self.place.send_replace(Some(controller));
+    }
+
+    /// The controller has read these policies.
+    fn set_policies(&self, policies: &BTreeMap<Tenant, NamespacePolicy>) {
+        let book = self.policies.as_ref().expect("it runs");
+        book.set(policies.clone());
     }
 
     fn chain(&self) -> &Chain {
@@ -190,6 +203,46 @@ macro_rules! cluster {
         };
         (hub, nodes)
     }};
+}
+
+async fn have_policies(nodes: &[Node], expected: &BTreeMap<Tenant, NamespacePolicy>) {
+    let expected: BTreeMap<_, _> = expected.iter().collect();
+    eventually("the nodes have the policies", || {
+        let mut nodes = nodes.iter();
+        nodes.all(|node| node.bench.engine.policies().all() == Some(expected.clone()))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nodes_get_all_policies_and_then_each_change_and_keep_them_without_a_controller() {
+    let (mut hub, nodes) = cluster!("a", "b");
+    let tenant = |name: &str| name.parse::<Tenant>().expect("a label");
+    let closed = NamespacePolicy::closed;
+    // The streams have begun: the controller reads the policies later.
+    let mut policies = BTreeMap::from([(tenant("ci"), closed()), (tenant("qa"), closed())]);
+    hub.set_policies(&policies);
+    have_policies(&nodes, &policies).await;
+    policies.remove(&tenant("qa"));
+    policies.insert(tenant("new"), closed());
+    hub.set_policies(&policies);
+    have_policies(&nodes, &policies).await;
+
+    // Another process of the controller. Until it knows the policies, those of before count.
+    hub.end().await;
+    hub.begin().await;
+    hub.has_all(&nodes).await;
+    have_policies(&nodes, &policies).await;
+    let fewer = BTreeMap::from([(tenant("qa"), closed())]);
+    hub.set_policies(&fewer);
+    have_policies(&nodes, &fewer).await;
+    // Here it knows them before the streams begin.
+    hub.end().await;
+    hub.begin().await;
+    hub.set_policies(&BTreeMap::new());
+    hub.has_all(&nodes).await;
+    have_policies(&nodes, &BTreeMap::new()).await;
+    finish(hub, nodes).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,136 @@
+//! Cache policies: an object of the API server decides on all nodes which pods commit a name.
+
+use std::fs;
+use std::path::Path;
+
+use baggageclaim::api::CachePolicy;
+use kube::Api;
+
+use crate::common::{Fs, require_lab};
+use crate::driver::kubelet;
+use crate::eventually;
+use crate::peers::{CACHE, MADE, hub, is_told, knows, object, peer, publish, told, unpublish};
+use crate::plane::ControlPlane;
+
+fn policy(name: &str, account: &str) -> String {
+    format!(
+        "{{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: CachePolicy, \
+         metadata: {{name: main, namespace: ci}}, spec: {{rules: [{{names: ['{name}'], \
+         commit: {{serviceAccounts: [{account}]}}}}]}}}}"
+    )
+}
+
+/// Waits until the policies that a node keeps name this account.
+async fn keeps(pool: &Path, account: &str) {
+    eventually("the node has the policy", async || {
+        let kept = fs::read_to_string(pool.join("policies.json"));
+        kept.is_ok_and(|kept| kept.contains(account))
+    })
+    .await;
+}
+
+fn has_content(pool: &Path) -> bool {
+    told(pool, "artifacts")
+        .to_string()
+        .contains("task-cache/go")
+}
+
+#[tokio::test]
+async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    plane.kubectl(&["create", "namespace", "ci"]);
+    let refused = plane.directory.path().join("refused.yaml");
+    fs::write(&refused, policy("task-cache/a*b", "x")).expect("write");
+    let refused = refused.to_str().expect("text");
+    let (done, said) = plane.try_kubectl(&["apply", "-f", refused]);
+    assert!(!done && said.contains("names"), "{said}");
+    plane.apply("policy", &policy("task-cache/*", "release"));
+    for number in 1..=2 {
+        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
+        plane.apply(&format!("node-{number}"), &node);
+    }
+    let mut controller = hub(&plane);
+    let pools = [lab.dir("one"), lab.dir("two")];
+    let mut one = peer(&plane, "node-1", &pools[0]);
+    let two = peer(&plane, "node-2", &pools[1]);
+    let kubelet_one = kubelet(&plane, "node-1", &one).await;
+    let kubelet_two = kubelet(&plane, "node-2", &two).await;
+    for pool in &pools {
+        knows(pool, 1).await;
+        is_told(pool, true).await;
+        keeps(pool, "release").await;
+    }
+    let policies: Api<CachePolicy> = Api::namespaced(plane.client.clone(), "ci");
+    eventually("its condition says that it is valid", async || {
+        let status = policies.get("main").await.expect("it is there").status;
+        let conditions = status.unwrap_or_default().conditions;
+        conditions
+            .iter()
+            .any(|it| it.of == "Valid" && it.status == "True")
+    })
+    .await;
+
+    // The pods have the account `default`. It may not commit, and its pods run.
+    for (number, kubelet) in [(1, &kubelet_one), (2, &kubelet_two)] {
+        let (pod, node) = (format!("pr-{number}"), format!("node-{number}"));
+        let uid = object(&plane, "ci", &pod, &node, CACHE);
+        let pod = kubelet.pod_with_uid("ci", &pod, uid);
+        let target = publish(&pod, &MADE[0]).await;
+        fs::write(target.join("text"), "bad").expect("write");
+        unpublish(&pod).await;
+    }
+    for pod in ["pr-1", "pr-2"] {
+        eventually("the pod has the event", async || {
+            let selected = format!("--field-selector=involvedObject.name={pod}");
+            let events = plane.kubectl(&["get", "events", "--namespace=ci", &selected]);
+            events.contains("CommitNotAllowed") && events.contains("service account default")
+        })
+        .await;
+    }
+    assert!(
+        !pools.iter().any(|pool| has_content(pool)),
+        "{}",
+        one.tail()
+    );
+
+    // The policy changes while a writer runs: the newer one decides.
+    let uid = object(&plane, "ci", "writer", "node-2", CACHE);
+    let writer = kubelet_two.pod_with_uid("ci", "writer", uid);
+    let target = publish(&writer, &MADE[0]).await;
+    fs::write(target.join("text"), "good").expect("write");
+    plane.apply("policy", &policy("task-cache/*", "default"));
+    for pool in &pools {
+        keeps(pool, "default").await;
+    }
+    unpublish(&writer).await;
+    eventually("it is committed", async || has_content(&pools[1])).await;
+    // A name is listed before it is durable, and a commit is durable.
+    eventually("the audit has a line", async || {
+        let log = two.log();
+        let mut lines = log.lines();
+        let line = lines.find(|it| it.contains("committed under a cache policy"));
+        let parts = [
+            "task-cache/go",
+            "service_account=\"default\"",
+            "writer",
+            "node-2",
+        ];
+        line.is_some_and(|line| parts.iter().all(|part| line.contains(part)))
+    })
+    .await;
+
+    // Yesterday's policy decides on a node that starts without a controller.
+    controller.kill();
+    one.kill();
+    one.start();
+    let kubelet_one = kubelet(&plane, "node-1", &one).await;
+    let uid = object(&plane, "ci", "later", "node-1", CACHE);
+    let later = kubelet_one.pod_with_uid("ci", "later", uid);
+    let target = publish(&later, &MADE[0]).await;
+    fs::write(target.join("text"), "later").expect("write");
+    unpublish(&later).await;
+    eventually("it is committed", async || has_content(&pools[0])).await;
+}
