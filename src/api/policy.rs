@@ -30,7 +30,8 @@ use serde::{Deserialize, Serialize};
     printcolumn = r#"{"name":"Budget","type":"string","jsonPath":".spec.budget.storage","description":"The most that the namespace may keep on all nodes"}"#,
     printcolumn = r#"{"name":"Used","type":"string","jsonPath":".status.used.storage","description":"What the namespace keeps on all nodes"}"#,
     printcolumn = r#"{"name":"Artifacts","type":"integer","jsonPath":".status.used.artifacts","description":"How many artifacts that is"}"#,
-    printcolumn = r#"{"name":"Valid","type":"string","jsonPath":".status.conditions[?(@.type==\"Valid\")].status","description":"False: a part of the policy has no effect; the condition says which"}"#,
+    printcolumn = r#"{"name":"Valid","type":"string","jsonPath":".status.conditions[?(@.type==\"Valid\")].status","description":"False: a limit has no effect; the condition says which"}"#,
+    printcolumn = r#"{"name":"Rules","type":"string","jsonPath":".status.conditions[?(@.type==\"RulesValid\")].status","description":"False: a rule or size limit has no effect; the condition says which"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -179,8 +180,8 @@ pub struct CachePolicyStatus {
     /// What the namespace keeps on all nodes
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Used>,
-    /// `Valid`: whether all parts of the policy have effect. `OverBudget`: whether content in use
-    /// exceeds a budget
+    /// `RulesValid`: whether all rules and size limits have effect. `Valid`: whether the budget and
+    /// ttl have. `OverBudget`: whether content in use exceeds a budget
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -16,10 +16,11 @@ use super::health::say;
 use super::offered::Offered;
 use super::peers::Patience;
 use super::queue::Queue;
+use super::roster::Reader;
 use super::search::{self, search};
 use crate::engine::notice::What;
 use crate::engine::{self, Error, PublishRequest};
-use crate::model::{Commit, Name, NodeId, Pod, Reference, VolumeKind};
+use crate::model::{Commit, Name, NodeId, Reference, Tenant, VolumeKind};
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
@@ -35,8 +36,8 @@ pub(super) struct Bringer {
     asker: Arc<Asker>,
     fetcher: Arc<Fetcher>,
     queue: Arc<Queue>,
-    /// Pods that wait for one input ask together.
-    rounds: Flights<(Name, IsFirst), search::Found>,
+    /// Pods of a namespace that wait for one input ask together.
+    rounds: Flights<(Name, Tenant, IsFirst), search::Found>,
 }
 
 /// Whether a pod asks for the first time: then it does not wait for the pause of the others.
@@ -78,6 +79,39 @@ fn nothing() -> search::Found {
     }
 }
 
+fn reader(request: &PublishRequest) -> Reader {
+    Reader {
+        tenant: request.tenant.clone(),
+        pod: request.pod.clone(),
+    }
+}
+
+/// A name that nothing has. It is asked about in the place of one that the volume may not read, so
+/// that the answer, its time and all messages are those of missing content.
+fn decoy(name: &Name) -> Name {
+    let mut random = [0; 16];
+    // Without randomness it is a name that nothing is likely to have.
+    let _ = getrandom::fill(&mut random);
+    let random = u128::from_ne_bytes(random);
+    let kind = match name.reference {
+        Reference::Artifact(_) => "artifact",
+        Reference::ResourceCache(_) => "resource-cache",
+        Reference::TaskCache(_) => "task-cache",
+    };
+    let reference = format!("{kind}/none-{random:032x}").parse();
+    Name {
+        tenant: name.tenant.clone(),
+        reference: reference.expect("a kind, and digits after a letter"),
+    }
+}
+
+/// Whether the volume is committed, and its content uploaded.
+fn is_shared(request: &PublishRequest) -> bool {
+    let keep = request.spec.kind.committed_as().map(|(_, keep)| keep);
+    let is_kept = keep.is_some_and(|keep| keep.commit != Commit::Never);
+    request.share && !request.read_only && is_kept
+}
+
 /// What a volume needs of each name that it may start from.
 fn want(request: &PublishRequest) -> Option<Want> {
     match &request.spec.kind {
@@ -87,10 +121,7 @@ fn want(request: &PublishRequest) -> Option<Want> {
         VolumeKind::TaskCache { .. } => {
             Some(Want::TaskCache(request.spec.freshness.unwrap_or_default()))
         }
-        VolumeKind::Output { keep, .. } => {
-            let is_shared = request.share && !request.read_only && keep.commit != Commit::Never;
-            is_shared.then_some(Want::Number)
-        }
+        VolumeKind::Output { .. } => is_shared(request).then_some(Want::Number),
     }
 }
 
@@ -121,16 +152,27 @@ impl Bringer {
             None => Ok(()),
             Some(Want::Input) => self.bring_input(request).await,
             Some(Want::Number) => {
-                if let Some((reference, _)) = request.spec.kind.committed_as() {
-                    let name = request.name(&reference);
-                    request.base = self.number(&name).await;
-                }
+                self.find_base(request).await;
                 Ok(())
             }
             Some(want @ (Want::ResourceCache | Want::TaskCache(_))) => {
                 self.bring_cache(request, want).await
             }
         }
+    }
+
+    /// The number that the commit of a volume follows, if the tier answers soon.
+    async fn find_base(&self, request: &mut PublishRequest) {
+        if let Some((reference, _)) = request.spec.kind.committed_as() {
+            let name = request.name(&reference);
+            request.base = self.number(&name).await;
+        }
+    }
+
+    /// Whether the volume may read this name now.
+    fn may_read(&self, name: &Name, request: &PublishRequest) -> bool {
+        let policies = self.context.engine.policies();
+        policies.may_read(name, &request.tenant)
     }
 
     /// The number of a name at this moment, if the tier answers soon.
@@ -163,7 +205,12 @@ impl Bringer {
 impl Bringer {
     async fn bring_cache(&self, request: &mut PublishRequest, want: Want) -> engine::Result<()> {
         let options = self.look(request, want).await;
-        if let Some(first) = options.first() {
+        if request.spec.from_namespace.is_some() {
+            // The numbers are those of other names than the one that is committed.
+            if is_shared(request) {
+                self.find_base(request).await;
+            }
+        } else if let Some(first) = options.first() {
             request.base = base(first.here.as_ref(), first.tier);
             if let There::Nothing { cleared, .. } | There::Content { cleared, .. } = first.tier {
                 request.cleared = cleared;
@@ -204,7 +251,10 @@ impl Bringer {
     async fn look(&self, request: &PublishRequest, want: Want) -> Vec<Candidate> {
         let mut names = Vec::new();
         for reference in request.spec.kind.starts_from() {
-            let name = request.name(&reference);
+            let mut name = request.source(&reference);
+            if !self.may_read(&name, request) {
+                name = decoy(&name);
+            }
             let here = self.here(&name);
             let is_last = here.is_some();
             names.push((name, here));
@@ -220,6 +270,7 @@ impl Bringer {
             settings.ask
         };
         let until = Instant::now() + patience;
+        let reader = &reader(request);
         let questions = names.into_iter().map(|(name, here)| async move {
             let found = if question(want, here.is_some()) == Question::None {
                 nothing()
@@ -229,7 +280,7 @@ impl Bringer {
                     &self.context,
                     &self.asker,
                     &name,
-                    &request.pod,
+                    reader,
                     here,
                     until,
                     Patience::Now,
@@ -322,7 +373,8 @@ impl Bringer {
         let VolumeKind::Input { from } = &request.spec.kind else {
             return Ok(());
         };
-        let name = request.name(from);
+        let (source, reference) = (request.source(from), from.clone());
+        let (decoy, reader) = (decoy(&source), reader(request));
         let waited = self.context.settings.input_wait;
         let began = Instant::now();
         let until = began + waited;
@@ -330,16 +382,19 @@ impl Bringer {
         let mut state = unasked_state();
         let mut told = false;
         loop {
+            // The policies may change meanwhile.
+            let may_read = self.may_read(&source, request);
+            let name = if may_read { &source } else { &decoy };
             // The engine itself waits for what a volume on this node becomes.
-            let is_here = question(Want::Input, self.here(&name).is_some()) == Question::None;
+            let is_here = question(Want::Input, self.here(name).is_some()) == Question::None;
             if is_here || self.context.engine.is_coming(request) {
                 return Ok(());
             }
             if Instant::now() >= until || self.context.is_stopping() {
-                return self.gives_up(name.reference, state, began);
+                return self.gives_up(reference, state, began);
             }
             let asked = Instant::now();
-            let round = self.round(&name, &request.pod, pause);
+            let round = self.round(name, &reader, pause);
             let answer = timeout_at(until, round).await;
             let took = asked.elapsed();
             if let Ok(search::Found { answer, makers, .. }) = answer {
@@ -348,7 +403,7 @@ impl Bringer {
                 let is_alone = self.context.peers.is_none();
                 if has_failed && is_alone && self.context.health.permanent_of(&name.tenant) {
                     // Asking again is of no use until a person changes something.
-                    return self.gives_up(name.reference, state, began);
+                    return self.gives_up(reference, state, began);
                 }
                 let decision = decide(Want::Input, None, answer.there());
                 if let (
@@ -359,14 +414,14 @@ impl Bringer {
                 ) = (decision.step, &answer)
                 {
                     let limits = Limits { until, stall: None };
-                    match self.fetched(request, &name, found, limits).await {
+                    match self.fetched(request, name, found, limits).await {
                         Some(Ok(())) => request.fetched = Some(Box::new(found.fetched())),
                         Some(Err(error)) => state = error.to_string(),
                         None => state = self.how_far(found),
                     }
                 } else if !told {
                     told = true;
-                    self.say_waiting(request, &name, &state);
+                    self.say_waiting(request, &reference, &state);
                 }
             }
             // A question that the controller has held for a while needs no pause after it.
@@ -387,33 +442,32 @@ impl Bringer {
     }
 
     /// A pause, and then a question, for all pods that wait for this name.
-    async fn round(&self, name: &Name, pod: &Pod, pause: Duration) -> search::Found {
-        let found = self
-            .rounds
-            .join((name.clone(), pause.is_zero()), |callers| {
-                let (context, asker) = (Arc::clone(&self.context), Arc::clone(&self.asker));
-                let (name, pod) = (name.clone(), pod.clone());
-                async move {
-                    tokio::time::sleep(pause).await;
-                    if callers.are_gone() {
-                        return nothing();
-                    }
-                    // Each caller limits how long it waits. A tier that hangs must not keep the
-                    // peers from being asked again.
-                    let settings = &context.settings;
-                    let limit = match context.peers {
-                        None => settings.input_wait,
-                        Some(_) => settings.ask,
-                    };
-                    let until = Instant::now() + limit;
-                    // The first answer tells the pod at once what it waits for.
-                    let patience = match pause {
-                        Duration::ZERO => Patience::Now,
-                        _ => Patience::Waits,
-                    };
-                    search(&context, &asker, &name, &pod, None, until, patience).await
+    async fn round(&self, name: &Name, reader: &Reader, pause: Duration) -> search::Found {
+        let together = (name.clone(), reader.tenant.clone(), pause.is_zero());
+        let found = self.rounds.join(together, |callers| {
+            let (context, asker) = (Arc::clone(&self.context), Arc::clone(&self.asker));
+            let (name, reader) = (name.clone(), reader.clone());
+            async move {
+                tokio::time::sleep(pause).await;
+                if callers.are_gone() {
+                    return nothing();
                 }
-            });
+                // Each caller limits how long it waits. A tier that hangs must not keep the
+                // peers from being asked again.
+                let settings = &context.settings;
+                let limit = match context.peers {
+                    None => settings.input_wait,
+                    Some(_) => settings.ask,
+                };
+                let until = Instant::now() + limit;
+                // The first answer tells the pod at once what it waits for.
+                let patience = match pause {
+                    Duration::ZERO => Patience::Now,
+                    _ => Patience::Waits,
+                };
+                search(&context, &asker, &name, &reader, None, until, patience).await
+            }
+        });
         found.answer().await.unwrap_or_else(nothing)
     }
 
@@ -451,9 +505,9 @@ impl Bringer {
         text.to_owned()
     }
 
-    fn say_waiting(&self, request: &PublishRequest, name: &Name, state: &str) {
+    fn say_waiting(&self, request: &PublishRequest, reference: &Reference, state: &str) {
         let what = What::WaitingForInput {
-            reference: name.reference.clone(),
+            reference: reference.clone(),
             state: state.to_owned(),
             at_most: self.context.settings.input_wait,
         };

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::decide::There;
-use crate::model::{ArtifactId, Name, NodeId, Pod, Reference, Sharing, Timestamp};
+use super::roster::Reader;
+use crate::model::{ArtifactId, Name, NodeId, Reference, Sharing, Timestamp};
 use crate::shared::{Found, Source};
 
 /// The other nodes. `peer` knows where they are and how they are asked.
@@ -20,7 +21,7 @@ pub trait Peers: fmt::Debug + Send + Sync {
     fn find(
         &self,
         name: &Name,
-        pod: &Pod,
+        reader: &Reader,
         within: Duration,
         patience: Patience,
     ) -> mpsc::Receiver<Told>;

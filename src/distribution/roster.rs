@@ -37,11 +37,22 @@ pub trait Roster: fmt::Debug + Send + Sync {
     fn named(&self, key: &Sha256) -> Option<NodeId>;
 }
 
+/// A pod that waits for content.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    /// Its namespace. The content may be of another one.
+    pub tenant: Tenant,
+    /// The pod.
+    pub pod: Pod,
+}
+
 /// What a peer asks for, and for which of its pods.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// The name.
     pub name: Name,
+    /// The namespace of the pod, as the peer tells it.
+    pub reader: Tenant,
     /// The pod that waits, as the peer tells it.
     pub pod: Pod,
 }

@@ -11,7 +11,8 @@ use super::context::Context;
 use super::decide::There;
 use super::offered::Offered;
 use super::peers::{Candidate, Choice, Holding, Patience, Told, choose};
-use crate::model::{ArtifactId, Name, NodeId, Pod};
+use super::roster::Reader;
+use crate::model::{ArtifactId, Name, NodeId};
 
 /// What a search found.
 #[derive(Debug, Clone)]
@@ -35,7 +36,7 @@ pub(super) async fn search(
     context: &Context,
     asker: &Arc<Asker>,
     name: &Name,
-    pod: &Pod,
+    reader: &Reader,
     here: Option<ArtifactId>,
     until: Instant,
     patience: Patience,
@@ -53,7 +54,7 @@ pub(super) async fn search(
     };
     let within = until.saturating_duration_since(Instant::now());
     let (mut holdings, mut makers) = (Vec::new(), Vec::new());
-    let mut answers = peers.find(name, pod, within.min(context.settings.ask), patience);
+    let mut answers = peers.find(name, reader, within.min(context.settings.ask), patience);
     let mut ask = pin!(ask);
     let (mut tier, mut asked_all, mut until) = (None, false, until);
     // Once there is content, the others have only a moment left.

@@ -208,7 +208,7 @@ fn decide(
     let from = match state.resolve(request) {
         Resolution::Missing => {
             let reference = request.spec.kind.starts_from().swap_remove(0);
-            return Err(Error::NoSuchContent(request.name(&reference)));
+            return Err(Error::NoSuchContent(request.source(&reference)));
         }
         Resolution::Coming(state) => return Ok(Decision::Coming(state)),
         Resolution::Empty => None,
@@ -291,7 +291,8 @@ fn seal_plan(
     let parent = parent.map(|sealed| sealed.artifact.sharing);
     // Content that follows a commit of its own name follows that commit's number, too. A clear of
     // the name in the shared tier is older or newer than that number.
-    let of_name = parent.filter(|_| from == Some(&reference));
+    let is_own = request.spec.from_namespace.is_none();
+    let of_name = parent.filter(|_| is_own && from == Some(&reference));
     let follows = of_name.and_then(|sharing| sharing.follows());
     // A step that began before a clear may have ended after the tier's answer. A commit of its
     // content is as old as that content, so the tier refuses it.

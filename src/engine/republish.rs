@@ -107,7 +107,9 @@ fn mount_again(
 fn difference(record: &VolumeRecord, request: &PublishRequest) -> Option<&'static str> {
     if record.tenant != request.tenant || record.pod.uid != request.pod.uid {
         Some("pod")
-    } else if record.spec.kind != request.spec.kind {
+    } else if record.spec.kind != request.spec.kind
+        || record.spec.from_namespace != request.spec.from_namespace
+    {
         Some("type or content")
     } else if record.spec.root != request.spec.root {
         Some("owner, group or mode")

@@ -120,7 +120,10 @@ async fn seal_or_give_up(
     };
     match decide_at_rest(inner, key, &plan, &record, || alone = None).await? {
         Verdict::AwaitOutcome => return Ok(Action::AwaitOutcome),
-        Verdict::AwaitPolicies => return await_policies(inner, key).await,
+        Verdict::AwaitPolicies => {
+            drop(alone);
+            return await_policies(inner, key).await;
+        }
         Verdict::GiveUp(why) => return give_up(inner, key, &why).await,
         Verdict::Seal => {}
     }
@@ -151,11 +154,8 @@ async fn seal_or_give_up(
             give_up(inner, key, &why).await
         }
         Err(Error::Cleared(_)) => give_up(inner, key, &NotCommitted::Cleared).await,
-        Err(Error::CommitNotAllowed(_)) => {
-            // The policies changed during the seal.
-            let account = account(inner, key);
-            give_up(inner, key, &NotCommitted::NotAllowed { account }).await
-        }
+        // The policies changed during the seal: they decide again.
+        Err(Error::CommitNotAllowed(_)) => Ok(Action::Seal),
         Err(Error::CopyTooLarge { needs, pool, .. }) => {
             give_up(inner, key, &NotCommitted::TooLarge { needs, pool }).await
         }
@@ -358,17 +358,9 @@ async fn await_policies(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
         let waited = inner.config.outcome_wait;
         return give_up(inner, key, &NotCommitted::PoliciesUnknown { waited }).await;
     }
-    let mut state = inner.state.lock();
-    state
-        .volumes
-        .observe_retiring(key, Observation::OutcomeTold);
+    let volumes = &mut inner.state.lock().volumes;
+    volumes.observe_retiring(key, Observation::OutcomeTold);
     Ok(Action::Seal)
-}
-
-/// The service account of a volume that is to be sealed.
-fn account(inner: &Inner, key: LayerId) -> Option<String> {
-    let (_, record) = inner.seal_intent(key)?;
-    record.pod.service_account
 }
 
 /// How long the volume waited for this in earlier processes, which counted until `now`.

@@ -32,7 +32,8 @@ pub(super) fn is_coming(inner: &Inner, request: &PublishRequest) -> bool {
         return false;
     };
     let state = inner.state.lock();
-    let coming = state.coming(&request.name(from), &request.pod.uid);
+    let readable = state.readable(request, from);
+    let coming = readable.and_then(|name| state.coming(&name, &request.pod.uid));
     coming.is_some()
 }
 

@@ -61,20 +61,30 @@ impl State {
     pub(super) fn resolve(&self, request: &PublishRequest) -> Resolution {
         let wanted = request.spec.kind.starts_from();
         for reference in &wanted {
-            if let Some(sealed) = self.catalog.owner(&request.name(reference)) {
+            let readable = self.readable(request, reference);
+            if let Some(sealed) = readable.and_then(|name| self.catalog.owner(&name)) {
                 let artifact = &sealed.artifact;
                 return Resolution::Fork(reference.clone(), artifact.id, artifact.layers.clone());
             }
         }
         match (&request.spec.kind, wanted.first()) {
             (VolumeKind::Input { .. }, Some(reference)) => {
-                match self.coming(&request.name(reference), &request.pod.uid) {
+                let readable = self.readable(request, reference);
+                match readable.and_then(|name| self.coming(&name, &request.pod.uid)) {
                     Some(state) => Resolution::Coming(state),
                     None => Resolution::Missing,
                 }
             }
             _ => Resolution::Empty,
         }
+    }
+
+    /// The name under which a volume reads this reference. `None`: the policies of that namespace
+    /// do not let it, so the content does not exist for it.
+    pub(super) fn readable(&self, request: &PublishRequest, reference: &Reference) -> Option<Name> {
+        let name = request.source(reference);
+        let may_read = self.policies.may_read(&name, &request.tenant);
+        may_read.then_some(name)
     }
 
     /// How far content of this name is, in words; `None`: no volume becomes it.

@@ -75,11 +75,24 @@ impl ContentSource {
 }
 
 impl PublishRequest {
-    /// The name of this reference in the namespace of the volume.
+    /// The name of this reference in the namespace of the volume: what it is committed as.
     #[must_use]
     pub fn name(&self, reference: &Reference) -> Name {
         Name {
             tenant: self.tenant.clone(),
+            reference: reference.clone(),
+        }
+    }
+}
+
+impl PublishRequest {
+    /// The name under which it reads this reference: in the namespace of the volume, or in the one
+    /// that its pod names.
+    #[must_use]
+    pub fn source(&self, reference: &Reference) -> Name {
+        let other = self.spec.from_namespace.as_ref();
+        Name {
+            tenant: other.unwrap_or(&self.tenant).clone(),
             reference: reference.clone(),
         }
     }

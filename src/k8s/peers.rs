@@ -159,7 +159,7 @@ impl Access for Peers {
         };
         let client = self.client.get();
         let client = client.ok_or_else(|| unknown(&"the driver starts"))?;
-        let pods: Api<Pod> = Api::namespaced(client.clone(), &asked.name.tenant.to_string());
+        let pods: Api<Pod> = Api::namespaced(client.clone(), asked.reader.as_str());
         let pod = tokio::time::timeout(ANSWER, pods.get_opt(name)).await;
         let pod = pod
             .map_err(|_| unknown(&"no answer of the API server"))?
@@ -175,10 +175,10 @@ fn is_pod_name(text: &str) -> bool {
     text.len() <= MOST_NAME && text.split('.').all(is_label)
 }
 
-/// Whether a peer may read what it asks for, given the pod of that name in the namespace of the
-/// content. The error is the reason.
+/// Whether a peer may read what it asks for, given the pod of that name in the namespace that the
+/// peer tells. Whether that namespace may read the content, the policies say. The error is the reason.
 fn may_read(driver: &str, peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Result<(), String> {
-    let (tenant, name) = (&asked.name.tenant, &asked.pod.name);
+    let (tenant, name) = (&asked.reader, &asked.pod.name);
     let because = |why: &str| Err(format!("pod {name} of namespace {tenant} {why}"));
     let Some(pod) = pod else {
         return because("does not exist");
@@ -207,7 +207,11 @@ fn may_read(driver: &str, peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Re
         attributes.retain(|key, _| !key.starts_with(KUBELET));
         VolumeSpec::parse(&attributes).ok()
     });
-    let mut names = ours.flat_map(|volume| volume.kind.starts_from());
+    let of_namespace = ours.filter(|volume| {
+        let other = volume.from_namespace.as_ref();
+        *other.unwrap_or(&asked.reader) == asked.name.tenant
+    });
+    let mut names = of_namespace.flat_map(|volume| volume.kind.starts_from());
     if names.any(|it| it == asked.name.reference) {
         return Ok(());
     }
@@ -326,6 +330,8 @@ mod tests {
                     volume("input", json!({"type": "input", "from": "artifact/built",
                                            "csi.storage.k8s.io/pod.uid": "forged"})),
                     volume("output", json!({"type": "output", "name": "made"})),
+                    volume("main", json!({"type": "task-cache", "key": "own",
+                                          "restoreKeys": "its", "fromNamespace": "main"})),
                 ],
             },
             "status": {"phase": "Pending"},
@@ -333,9 +339,19 @@ mod tests {
     }
 
     fn decided(reference: &str, pod: Option<&serde_json::Value>) -> Result<(), String> {
+        decided_of("ci", reference, pod)
+    }
+
+    /// The same of content in this namespace.
+    fn decided_of(
+        tenant: &str,
+        reference: &str,
+        pod: Option<&serde_json::Value>,
+    ) -> Result<(), String> {
         let asked = Asked {
+            reader: "ci".parse().expect("a label"),
             name: Name {
-                tenant: "ci".parse().expect("a label"),
+                tenant: tenant.parse().expect("a label"),
                 reference: reference.parse().expect("a reference"),
             },
             pod: AskedPod {
@@ -357,6 +373,17 @@ mod tests {
         for reference in ["task-cache/x", "resource-cache/go", "artifact/made"] {
             let why = decided(reference, Some(&pod)).expect_err(reference);
             assert!(why.contains("no volume that starts from"), "{why}");
+        }
+        // A volume reads in the namespace that it names, and in no other.
+        for (tenant, reference, may) in [
+            ("main", "task-cache/own", true),
+            ("main", "task-cache/its", true),
+            ("ci", "task-cache/its", false),
+            ("main", "task-cache/go", false),
+            ("other", "task-cache/own", false),
+        ] {
+            let decided = decided_of(tenant, reference, Some(&pod));
+            assert_eq!(decided.is_ok(), may, "{tenant} {reference}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! The cache policies of the cluster, the controller's side: `CachePolicy` objects are read, those
-//! of a namespace are put together, and the nodes get them. Each object's condition `Valid` says
-//! whether all of it has effect.
+//! of a namespace are put together, and the nodes get them. Each object's condition `RulesValid`
+//! says whether all its rules and size limits have effect.
 //!
 //! Nothing is sent before all objects are read: until then the nodes keep the policies that they
 //! have. It needs `get`, `list` and `watch` on `cachepolicies` and `namespaces`, and `patch` on
@@ -30,8 +30,8 @@ const GATHER: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_secs(60);
 /// The longest message of a condition.
 const MOST_MESSAGE: usize = 1024;
-/// The condition.
-const VALID: &str = "Valid";
+/// The condition. Others of the same object are not ours.
+const VALID: &str = "RulesValid";
 
 /// The labels of all namespaces.
 type Labels = BTreeMap<String, BTreeMap<String, String>>;
@@ -148,11 +148,7 @@ impl Keeper {
 
 fn condition(object: &CachePolicy, problems: &[String]) -> PolicyCondition {
     let (status, reason, message) = if problems.is_empty() {
-        (
-            "True",
-            "Valid",
-            "all parts of the policy have effect".to_owned(),
-        )
+        ("True", "Valid", "all rules have effect".to_owned())
     } else {
         ("False", "Invalid", problems.join("; "))
     };

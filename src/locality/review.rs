@@ -208,6 +208,10 @@ fn names_of(csi: &Csi, tenant: &Tenant) -> Option<Vec<Name>> {
     let mut attributes = csi.volume_attributes.clone().unwrap_or_default();
     attributes.retain(|key, _| !key.starts_with(KUBELET));
     let spec = VolumeSpec::parse(&attributes).ok()?;
+    // The answer would tell whether a name exists in a namespace that the pod may not read.
+    if spec.from_namespace.is_some_and(|other| other != *tenant) {
+        return None;
+    }
     let names = spec.kind.starts_from().into_iter().map(|reference| Name {
         tenant: tenant.clone(),
         reference,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::digest::Sha256;
-use super::name::{ArtifactName, CacheKey, Reference};
+use super::name::{ArtifactName, CacheKey, Reference, Tenant};
 use super::quantity;
 use super::root::RootAttributes;
 
@@ -155,6 +155,9 @@ pub struct VolumeSpec {
     /// Its type.
     #[serde(flatten)]
     pub kind: VolumeKind,
+    /// The namespace whose content it starts from. `None`: the pod's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_namespace: Option<Tenant>,
     /// The owner and mode of its root directory.
     #[serde(default)]
     pub root: RootAttributes,
@@ -226,6 +229,7 @@ const ALL: &[&str] = &[
     "import",
 ];
 const KEPT: &[&str] = &["output", "resource-cache", "task-cache"];
+const READ: &[&str] = &["input", "resource-cache", "task-cache"];
 const CACHES: &[&str] = &["resource-cache", "task-cache"];
 
 /// Each attribute and the types for which it is valid.
@@ -235,6 +239,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("name", &["output"]),
     ("key", CACHES),
     ("restoreKeys", &["task-cache"]),
+    ("fromNamespace", READ),
     ("commit", KEPT),
     ("ttl", KEPT),
     ("share", KEPT),
@@ -318,10 +323,13 @@ impl VolumeSpec {
             },
             _ => VolumeKind::Scratch,
         };
+        let from_namespace = get("fromNamespace");
+        let from_namespace = from_namespace.map(|text| parse_name("fromNamespace", text));
         let root = parse_root(attributes)?;
         let size_limit = get("sizeLimit").map(parse_size_limit).transpose()?;
         Ok(Self {
             kind,
+            from_namespace: from_namespace.transpose()?,
             root,
             size_limit,
             share: parse_choice("share", get("share"), SHARES)?,

@@ -18,10 +18,10 @@ use tonic::{Code, Status, Streaming};
 use super::counters::{Counters, add};
 use super::messages;
 use crate::archive::toc::{Table, Want};
-use crate::distribution::roster::{Directory, Located, Peer, Roster};
+use crate::distribution::roster::{Directory, Located, Peer, Reader, Roster};
 use crate::distribution::{Holding, Patience, PeerFigures, Peers, Told};
 use crate::link::{Key, connect};
-use crate::model::{ArtifactId, Name, NodeId, Pod, Reference, Sha256, Tenant};
+use crate::model::{ArtifactId, Name, NodeId, Reference, Sha256, Tenant};
 use crate::proto::peer::v1 as wire;
 use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
 use wire::get_artifact_response::State;
@@ -134,8 +134,12 @@ impl Client {
             let asked = asked.clone();
             // It ends by itself, so that a peer that hangs is known as such.
             self.runtime.spawn(async move {
-                let Question { name, pod, sender } = &asked;
-                if let Some(mut holding) = node.ask(name, pod, until, sender).await {
+                let Question {
+                    name,
+                    reader,
+                    sender,
+                } = &asked;
+                if let Some(mut holding) = node.ask(name, reader, until, sender).await {
                     holding.rank = rank;
                     // Without a receiver the answer came too late.
                     let _late = sender.send(Told::Holds(Box::new(holding))).await;
@@ -169,7 +173,7 @@ impl Client {
 #[derive(Debug, Clone)]
 struct Question {
     name: Name,
-    pod: Pod,
+    reader: Reader,
     sender: mpsc::Sender<Told>,
 }
 
@@ -181,14 +185,14 @@ impl Peers for Asking {
     fn find(
         &self,
         name: &Name,
-        pod: &Pod,
+        reader: &Reader,
         within: Duration,
         patience: Patience,
     ) -> mpsc::Receiver<Told> {
         let (sender, told) = mpsc::channel(HOLDINGS);
         let asked = Question {
             name: name.clone(),
-            pod: pod.clone(),
+            reader: reader.clone(),
             sender,
         };
         let client = Arc::clone(&self.0);
@@ -254,7 +258,7 @@ impl Node {
     async fn ask(
         self: &Arc<Self>,
         name: &Name,
-        pod: &Pod,
+        reader: &Reader,
         until: Instant,
         wanted: &mpsc::Sender<Told>,
     ) -> Option<Holding> {
@@ -264,7 +268,7 @@ impl Node {
         add(&self.counters.questions, 1);
         loop {
             let request = wire::GetArtifactRequest {
-                ask: Some(messages::ask(name, pod)),
+                ask: Some(messages::ask(name, reader)),
             };
             let mut client = self.client();
             let answer = timeout_at(until, client.get_artifact(request)).await;
@@ -286,7 +290,7 @@ impl Node {
             }
             match answer.state() {
                 State::Nothing => return None,
-                State::Here => return self.holding(name, pod, answer.artifact),
+                State::Here => return self.holding(name, reader, answer.artifact),
                 State::Coming if wanted.is_closed() || Instant::now() + COMING >= until => {
                     return None;
                 }
@@ -298,7 +302,7 @@ impl Node {
     fn holding(
         self: &Arc<Self>,
         name: &Name,
-        pod: &Pod,
+        reader: &Reader,
         artifact: Option<wire::Artifact>,
     ) -> Option<Holding> {
         let found = messages::found(name, artifact.unwrap_or_default());
@@ -321,7 +325,7 @@ impl Node {
             source: Arc::new(Held {
                 node: Arc::clone(self),
                 artifact,
-                ask: messages::ask(name, pod),
+                ask: messages::ask(name, reader),
             }),
         })
     }

@@ -2,10 +2,10 @@
 //! here; digests are checked where content arrives.
 
 use crate::archive::toc::Want;
-use crate::distribution::roster::Asked;
+use crate::distribution::roster::{Asked, Reader};
 use crate::engine::OpenArtifact;
 use crate::model::{
-    ArtifactId, Maker, Name, NodeId, Pod, RootAttributes, Sha256, Sharing, Timestamp,
+    ArtifactId, Maker, Name, NodeId, Pod, RootAttributes, Sha256, Sharing, Tenant, Timestamp,
 };
 use crate::proto::peer::v1 as wire;
 use crate::shared::{FORMAT, Found, Known, LayerRef, Manifest, NameRecord, NameState, ObjectId};
@@ -15,12 +15,15 @@ const MOST_LAYERS: usize = 4096;
 const MOST_WANTS: usize = 4096;
 
 /// The question about a name.
-pub(super) fn ask(name: &Name, pod: &Pod) -> wire::Ask {
+pub(super) fn ask(name: &Name, reader: &Reader) -> wire::Ask {
+    let Reader { tenant, pod } = reader;
+    let other = (*tenant != name.tenant).then_some(tenant);
     wire::Ask {
         tenant: name.tenant.to_string(),
         reference: name.reference.to_string(),
         pod: pod.name.clone(),
         pod_uid: pod.uid.to_string(),
+        pod_namespace: other.map(ToString::to_string).unwrap_or_default(),
     }
 }
 
@@ -29,10 +32,16 @@ pub(super) fn asked(ask: Option<wire::Ask>) -> Result<Asked, String> {
     let ask = ask.ok_or("ask is missing")?;
     let wrong = |field: &str, why: &dyn std::fmt::Display| format!("ask.{field}: {why}");
     let tenant = ask.tenant.parse();
+    let tenant: Tenant = tenant.map_err(|error| wrong("tenant", &error))?;
     let reference = ask.reference.parse();
+    let reader = match ask.pod_namespace.as_str() {
+        "" => Ok(tenant.clone()),
+        other => other.parse(),
+    };
     Ok(Asked {
+        reader: reader.map_err(|error| wrong("pod_namespace", &error))?,
         name: Name {
-            tenant: tenant.map_err(|error| wrong("tenant", &error))?,
+            tenant,
             reference: reference.map_err(|error| wrong("reference", &error))?,
         },
         pod: Pod {

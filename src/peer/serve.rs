@@ -130,7 +130,15 @@ impl Inner {
             ));
         };
         let asked = messages::asked(ask).map_err(Status::invalid_argument)?;
-        match self.access.check(&peer, &asked).await {
+        // The newest policies that this node knows count, for each call.
+        let checked = if self.engine.policies().may_read(&asked.name, &asked.reader) {
+            self.access.check(&peer, &asked).await
+        } else {
+            let (tenant, reader) = (&asked.name.tenant, &asked.reader);
+            let why = format!("no cache policy of namespace {tenant} lets {reader} read it");
+            Err(Refusal::Denied(why))
+        };
+        match checked {
             Ok(()) => Ok((peer, asked)),
             Err(refusal) => {
                 add(&self.counters.refused, 1);

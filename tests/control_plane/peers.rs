@@ -139,6 +139,7 @@ async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
             reference: "task-cache/go".to_owned(),
             pod: pod.to_owned(),
             pod_uid: uid.to_owned(),
+            pod_namespace: String::new(),
         }),
     };
     let answer = PeerClient::new(channel).get_artifact(request).await;

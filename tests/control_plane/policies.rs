@@ -69,7 +69,7 @@ async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
         let conditions = status.unwrap_or_default().conditions;
         conditions
             .iter()
-            .any(|it| it.of == "Valid" && it.status == "True")
+            .any(|it| it.of == "RulesValid" && it.status == "True")
     })
     .await;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use baggageclaim::engine::notice::{NotCommitted, Notice, What};
-use baggageclaim::engine::{Notices, PublishRequest, VolumeState};
+use baggageclaim::engine::{Error, Notices, PublishRequest, VolumeState};
 use baggageclaim::model::{NamespacePolicy, Outcome, Policies, Rule, Tenant, layout};
 use tokio::sync::mpsc::Receiver;
 
@@ -370,5 +370,98 @@ async fn volumes_without_a_limit_get_the_one_of_their_policy() {
         bench.outcome(volume, Outcome::Failed).await;
         bench.unpublish(volume).await;
     }
+    bench.finish().await;
+}
+
+/// A volume of a pod in the namespace `other`, which reads in `ci`.
+async fn from_other(
+    bench: &Bench,
+    volume: &str,
+    attributes: &[(&str, &str)],
+) -> Result<Option<String>, Error> {
+    let attributes = [attributes, &[("fromNamespace", "ci")]].concat();
+    let mut request = request(bench, volume, &attributes, RELEASE);
+    request.tenant = tenant("other");
+    bench.engine.publish(request).await?;
+    let target = bench.target(volume);
+    let seen = fs::read_to_string(target.join("f")).ok();
+    fs::write(target.join("g"), volume).expect("write");
+    bench.outcome(volume, Outcome::Succeeded).await;
+    bench.unpublish(volume).await;
+    bench.quiet().await;
+    Ok(seen)
+}
+
+fn names_of(bench: &Bench, namespace: &str) -> Vec<String> {
+    let rows = bench.engine.artifacts(Some(&tenant(namespace)));
+    let names = rows.iter().filter_map(|row| row.name.as_ref());
+    names.map(ToString::to_string).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_namespace_reads_what_rules_let_it_and_commits_in_its_own() {
+    let bench = require_bench!();
+    let restore = [("type", "task-cache"), ("key", "restore")];
+    let resource = [("type", "resource-cache"), ("key", "own")];
+    let output = [("type", "output"), ("name", "made")];
+    let own = [("type", "task-cache"), ("key", "own")];
+    for attributes in [restore, resource, output, own] {
+        step(&bench, attributes[1].1, &attributes, None).await;
+    }
+    bench.quiet().await;
+    assert_eq!(names_of(&bench, "ci").len(), 4);
+    let by_restore_key = [
+        ("type", "task-cache"),
+        ("key", "x"),
+        ("restoreKeys", "restore"),
+    ];
+    let input = [("type", "input"), ("from", "artifact/made")];
+    let all = ["task-cache/*", "resource-cache/*", "artifact/*"];
+    let mut number = 0;
+    for case in ["no policy", "selected", "listed", "not listed"] {
+        set(&bench, row(case, &all)).await;
+        let reads = case == "listed";
+        // With its text, and the name that it has in its own namespace afterwards.
+        for (attributes, text, committed) in [
+            (&own[..], "own", Some("task-cache/own")),
+            (&by_restore_key[..], "restore", Some("task-cache/x")),
+            // One that was found is complete, and is committed nowhere.
+            (
+                &resource[..],
+                "own",
+                (!reads).then_some("resource-cache/own"),
+            ),
+        ] {
+            number += 1;
+            let context = format!("{case} {attributes:?}");
+            let seen = from_other(&bench, &format!("v-{number}"), attributes).await;
+            let expected = reads.then(|| text.to_owned());
+            assert_eq!(seen.expect("it starts"), expected, "{context}");
+            let names = names_of(&bench, "other");
+            assert_eq!(names, Vec::from_iter(committed), "{context}");
+            if let Some(name) = committed {
+                let reference = name.parse().expect("a reference");
+                let other = tenant("other");
+                bench
+                    .engine
+                    .destroy(&other, &reference)
+                    .await
+                    .expect("gone");
+            }
+        }
+        number += 1;
+        let seen = from_other(&bench, &format!("v-{number}"), &input).await;
+        if reads {
+            assert_eq!(seen.expect("it starts").as_deref(), Some("made"));
+        } else {
+            // The same as if there were no such content.
+            let unreadable = seen.expect_err("it may not read").to_string();
+            let none = [("type", "input"), ("from", "artifact/none")];
+            let missing = from_other(&bench, "missing", &none).await;
+            let missing = missing.expect_err("there is none").to_string();
+            assert_eq!(unreadable, missing.replace("none", "made"), "{case}");
+        }
+    }
+    assert_eq!(names_of(&bench, "ci").len(), 4, "nothing was changed there");
     bench.finish().await;
 }

@@ -12,7 +12,7 @@ use baggageclaim::distribution::roster::{
 use baggageclaim::engine::notice::What;
 use baggageclaim::hub::{self, Chain, Figures, PolicyBook};
 use baggageclaim::model::{
-    Clear, Coverage, Fence, Fences, Name, NamespacePolicy, NodeId, Outcome, Sha256, Tenant,
+    Clear, Coverage, Fence, Fences, Name, NamespacePolicy, NodeId, Outcome, Rule, Sha256, Tenant,
 };
 use baggageclaim::server::Drain;
 use parking_lot::Mutex;
@@ -242,6 +242,74 @@ async fn nodes_get_all_policies_and_then_each_change_and_keep_them_without_a_con
     hub.set_policies(&BTreeMap::new());
     hub.has_all(&nodes).await;
     have_policies(&nodes, &BTreeMap::new()).await;
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
+async fn a_pod_reads_over_nodes_what_the_policy_of_another_namespace_lets_it() {
+    let (hub, nodes) = cluster!("a", "b");
+    let (a, b) = (&nodes[0], &nodes[1]);
+    a.commit("made", &TASK, "content").await;
+    hub.knows(1).await;
+    let rule = |readers: &[&str]| Rule {
+        names: vec!["task-cache/*".parse().expect("a pattern")],
+        commit: None,
+        read: readers
+            .iter()
+            .map(|it| it.parse().expect("a label"))
+            .collect(),
+    };
+    let ci: Tenant = "ci".parse().expect("a label");
+    let sees = async |volume: &str| {
+        let attributes = [&TASK[..], &[("fromNamespace", "ci")]].concat();
+        let mut request = b.bench.request(volume, volume, &attributes);
+        request.tenant = "other".parse().expect("a label");
+        b.distribution.bring(&mut request).await.expect("it starts");
+        b.bench.engine.publish(request).await.expect("published");
+        let text = std::fs::read_to_string(b.bench.target(volume).join("text")).ok();
+        b.bench.outcome(volume, Outcome::Failed).await;
+        b.bench.unpublish(volume).await;
+        b.bench.quiet().await;
+        text
+    };
+    for (number, (readers, expected)) in [
+        (&[][..], None),
+        (&["another"][..], None),
+        (&["other"][..], Some("content")),
+        // The copy that this node has now is not read either.
+        (&["another"][..], None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let policy = NamespacePolicy {
+            rules: vec![rule(readers)],
+            ..NamespacePolicy::default()
+        };
+        let policies = BTreeMap::from([(ci.clone(), policy)]);
+        hub.set_policies(&policies);
+        have_policies(&nodes, &policies).await;
+        let seen = sees(&format!("reader-{number}")).await;
+        assert_eq!(seen.as_deref(), expected, "{readers:?}");
+    }
+    // A node that asks all the same is refused by the holder.
+    let refused = a.figures().refused;
+    b.forget("task-cache/go").await;
+    let open = BTreeMap::from([(
+        ci.clone(),
+        NamespacePolicy {
+            rules: vec![rule(&["other"])],
+            ..NamespacePolicy::default()
+        },
+    )]);
+    b.bench
+        .engine
+        .change_policies(|policies| {
+            *policies = baggageclaim::model::Policies::known(open);
+        })
+        .await;
+    assert_eq!(sees("taken-over").await, None);
+    assert_eq!(a.figures().refused, refused + 1);
     finish(hub, nodes).await;
 }
 

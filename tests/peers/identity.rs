@@ -1,8 +1,9 @@
 //! Who may ask, and for what: wrong and unknown keys, and content of another tenant.
 
 use baggageclaim::distribution::Patience;
+use baggageclaim::distribution::roster::Reader;
 use baggageclaim::link;
-use baggageclaim::model::{Pod, Sha256};
+use baggageclaim::model::{Name, Pod, Sha256};
 use tonic::Code;
 
 use crate::common::bench::NEVER;
@@ -44,8 +45,12 @@ async fn content_of_a_tenant_that_the_peer_may_not_read_is_refused() {
         name: "read".to_owned(),
         service_account: None,
     };
-    let asks = async |name| {
-        let mut found = b.peers().find(&name, &pod, NEVER, Patience::Now);
+    let asks = async |name: Name| {
+        let reader = Reader {
+            tenant: name.tenant.clone(),
+            pod: pod.clone(),
+        };
+        let mut found = b.peers().find(&name, &reader, NEVER, Patience::Now);
         found.recv().await
     };
     assert!(asks(name("artifact/built")).await.is_none());
@@ -78,6 +83,7 @@ async fn a_layer_is_given_under_the_name_that_was_checked_and_no_other() {
             reference: reference.to_owned(),
             pod: "p".to_owned(),
             pod_uid: "p".to_owned(),
+            pod_namespace: String::new(),
         })
     };
     let found = loop {

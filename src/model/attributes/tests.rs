@@ -34,6 +34,11 @@ fn every_type_parses_and_survives_its_record() {
         ]),
         parse(&[("type", "input"), ("from", "artifact/src")]),
         parse(&[
+            ("type", "input"),
+            ("from", "artifact/src"),
+            ("fromNamespace", "ci"),
+        ]),
+        parse(&[
             ("type", "output"),
             ("name", "bin"),
             ("commit", "always"),
@@ -219,4 +224,21 @@ fn what_a_hostile_value_puts_into_a_message_is_short_and_escaped() {
     );
     let message = problem(&[(&"x".repeat(10_000), "1")]);
     assert!(message.len() < 1000, "{message}");
+}
+
+#[test]
+fn only_what_starts_from_content_reads_in_another_namespace() {
+    for reader in [
+        &[("type", "input"), ("from", "artifact/a")][..],
+        &[("type", "resource-cache"), ("key", "a")],
+        &[("type", "task-cache"), ("key", "a")],
+    ] {
+        let spec = parse(&[reader, &[("fromNamespace", "ci")]].concat()).expect("valid");
+        let namespace = spec.from_namespace.expect("it is read");
+        assert_eq!(namespace.as_str(), "ci");
+        let problem = problem(&[reader, &[("fromNamespace", "C/i")]].concat());
+        assert!(problem.contains("\"fromNamespace\""), "{problem}");
+    }
+    let output = [("type", "output"), ("name", "a"), ("fromNamespace", "ci")];
+    assert!(problem(&output).contains("is not valid for type \"output\""));
 }
