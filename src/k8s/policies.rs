@@ -303,13 +303,11 @@ mod tests {
     use crate::model::{CommitRight, Name, Policies};
 
     fn object(namespace: &str, spec: serde_json::Value) -> Arc<CachePolicy> {
-        let object = json!({
-            "apiVersion": "baggageclaim.concourse-ci.org/v1alpha1",
-            "kind": "CachePolicy",
-            "metadata": {"name": "policy", "namespace": namespace, "generation": 3},
-            "spec": spec,
-        });
-        Arc::new(serde_json::from_value(object).expect("a CachePolicy"))
+        let spec = serde_json::from_value(spec).expect("a specification");
+        let mut object = CachePolicy::new("policy", spec);
+        object.metadata.namespace = Some(namespace.to_owned());
+        object.metadata.generation = Some(3);
+        Arc::new(object)
     }
 
     fn namespaces() -> Labels {

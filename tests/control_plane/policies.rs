@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use baggageclaim::api::CachePolicy;
+use baggageclaim::kubelet_double::Kubelet;
 use kube::Api;
 
 use crate::common::{Fs, require_lab};
@@ -35,6 +36,34 @@ fn has_content(pool: &Path) -> bool {
         .contains("task-cache/go")
 }
 
+fn a_mistake_is_refused(plane: &ControlPlane) {
+    let refused = plane.directory.path().join("refused.yaml");
+    fs::write(&refused, policy("task-cache/a*b", "x")).expect("write");
+    let refused = refused.to_str().expect("text");
+    let (done, said) = plane.try_kubectl(&["apply", "-f", refused]);
+    assert!(!done && said.contains("names"), "{said}");
+}
+
+/// The pods have the account `default`. It may not commit, and its pods run.
+async fn refused_pods_run(plane: &ControlPlane, kubelets: [&Kubelet; 2]) {
+    for (kubelet, number) in kubelets.into_iter().zip(1..) {
+        let (pod, node) = (format!("pr-{number}"), format!("node-{number}"));
+        let uid = object(plane, "ci", &pod, &node, CACHE);
+        let pod = kubelet.pod_with_uid("ci", &pod, uid);
+        let target = publish(&pod, &MADE[0]).await;
+        fs::write(target.join("text"), "bad").expect("write");
+        unpublish(&pod).await;
+    }
+    for pod in ["pr-1", "pr-2"] {
+        eventually("the pod has the event", async || {
+            let selected = format!("--field-selector=involvedObject.name={pod}");
+            let events = plane.kubectl(&["get", "events", "--namespace=ci", &selected]);
+            events.contains("CommitNotAllowed") && events.contains("service account default")
+        })
+        .await;
+    }
+}
+
 #[tokio::test]
 async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
     let Some(plane) = ControlPlane::start().await else {
@@ -42,11 +71,7 @@ async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
     };
     let lab = require_lab!(Fs::Ext4);
     plane.kubectl(&["create", "namespace", "ci"]);
-    let refused = plane.directory.path().join("refused.yaml");
-    fs::write(&refused, policy("task-cache/a*b", "x")).expect("write");
-    let refused = refused.to_str().expect("text");
-    let (done, said) = plane.try_kubectl(&["apply", "-f", refused]);
-    assert!(!done && said.contains("names"), "{said}");
+    a_mistake_is_refused(&plane);
     plane.apply("policy", &policy("task-cache/*", "release"));
     for number in 1..=2 {
         let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
@@ -73,23 +98,7 @@ async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
     })
     .await;
 
-    // The pods have the account `default`. It may not commit, and its pods run.
-    for (number, kubelet) in [(1, &kubelet_one), (2, &kubelet_two)] {
-        let (pod, node) = (format!("pr-{number}"), format!("node-{number}"));
-        let uid = object(&plane, "ci", &pod, &node, CACHE);
-        let pod = kubelet.pod_with_uid("ci", &pod, uid);
-        let target = publish(&pod, &MADE[0]).await;
-        fs::write(target.join("text"), "bad").expect("write");
-        unpublish(&pod).await;
-    }
-    for pod in ["pr-1", "pr-2"] {
-        eventually("the pod has the event", async || {
-            let selected = format!("--field-selector=involvedObject.name={pod}");
-            let events = plane.kubectl(&["get", "events", "--namespace=ci", &selected]);
-            events.contains("CommitNotAllowed") && events.contains("service account default")
-        })
-        .await;
-    }
+    refused_pods_run(&plane, [&kubelet_one, &kubelet_two]).await;
     assert!(
         !pools.iter().any(|pool| has_content(pool)),
         "{}",

@@ -164,6 +164,10 @@ pub(super) enum Invalid {
 
 /// A parsed `NodePublishVolume`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one at a time, and it is taken apart at once"
+)]
 pub(super) enum Publish {
     /// An inline volume of a pod.
     Inline(PublishRequest),
