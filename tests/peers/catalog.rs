@@ -289,8 +289,8 @@ async fn a_pod_reads_over_nodes_what_the_policy_of_another_namespace_lets_it() {
         let policies = BTreeMap::from([(ci.clone(), policy)]);
         hub.set_policies(&policies);
         have_policies(&nodes, &policies).await;
-        let seen = sees(&format!("reader-{number}")).await;
-        assert_eq!(seen.as_deref(), expected, "{readers:?}");
+        let text = sees(&format!("reader-{number}")).await;
+        assert_eq!(text.as_deref(), expected, "{readers:?}");
     }
     // A node that asks all the same is refused by the holder.
     let refused = a.figures().refused;
