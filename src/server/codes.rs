@@ -41,6 +41,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Unsupported { .. }
         | Error::InUse { .. }
         | Error::SealIntentStays(_)
+        | Error::CommitNotAllowed(_)
         | Error::NotExportable { .. }
         | Error::ClaimInUse { .. }
         | Error::Lost { .. }
@@ -54,7 +55,6 @@ pub fn code_of(error: &Error) -> Code {
         | Error::AtLimit { .. }
         | Error::TooLarge { .. }
         | Error::Elsewhere(_) => Code::ResourceExhausted,
-        Error::CommitNotAllowed(_) => Code::PermissionDenied,
         Error::Remote { code, .. } => Code::from_i32(*code),
         Error::ShuttingDown | Error::Degraded(_) => Code::Unavailable,
         Error::Defect
