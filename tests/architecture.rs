@@ -157,7 +157,10 @@ const ENGINE_TIERS: [Tier; 20] = [
         ],
     ),
     ("removal", &["remove"]),
-    ("eviction, the shared tier", &["evict", "sharing"]),
+    (
+        "eviction, budgets, the shared tier",
+        &["budgets", "evict", "sharing"],
+    ),
     (
         "garbage collection, tables of contents",
         &["reap", "tables"],

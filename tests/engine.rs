@@ -14,9 +14,12 @@
 //! | `watch` | faults that the engine finds in its pool by itself |
 //! | `fences` | names that are cleared in the whole cluster |
 //! | `policies` | cache policies: who commits which names |
+//! | `budgets` | what a namespace uses, and what goes for its limits |
 
 mod common;
 
+#[path = "engine/budgets.rs"]
+mod budgets;
 #[path = "engine/content.rs"]
 mod content;
 #[path = "engine/ends.rs"]

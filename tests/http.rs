@@ -137,6 +137,7 @@ fn allowed(key: &str, value: &str) -> bool {
         "kind" => one_of(&["output", "resource-cache", "task-cache", "resource", "task"]),
         "source" => one_of(&["local", "peer", "shared"]),
         "result" => one_of(&["sealed", "given-up"]),
+        "reason" => one_of(&["space", "ttl", "budget"]),
         "backend" => one_of(&["overlay", "btrfs", "copy"]),
         "version" => value == env!("CARGO_PKG_VERSION"),
         "le" => value == "+Inf" || value.parse::<f64>().is_ok(),
@@ -344,10 +345,16 @@ fn documented() -> BTreeSet<String> {
         .collect()
 }
 
-/// Only `baggageclaim controller` has these. `shared::periodic`, `hub::serve`,
+/// Only `baggageclaim controller` has these. `shared::periodic`, `hub::figures`, `k8s::budgets`,
 /// `locality::serve` and `tests/control_plane` compare them with the page.
 fn is_of_the_controller(series: &str) -> bool {
-    let of_controller = ["collector_", "catalog_", "cluster_", "locality_"];
+    let of_controller = [
+        "collector_",
+        "catalog_",
+        "cluster_",
+        "locality_",
+        "namespace_",
+    ];
     let name = series.strip_prefix("baggageclaim_").unwrap_or(series);
     of_controller.iter().any(|it| name.starts_with(it))
 }
@@ -367,6 +374,7 @@ fn is_of_moving_content(series: &str) -> bool {
     parts.iter().any(|part| series.starts_with(part))
 }
 
+const EVICTED_BYTES: &str = "evicted_bytes_total{reason=\"space\"}";
 const TENANT: &str = "zebra-tenant";
 const POD: &str = "yak-pod";
 const KEY: &str = "xerus-key";
@@ -480,7 +488,7 @@ async fn each_metric_moves_by_the_work_done_and_contains_no_names() {
         ("artifacts{kind=\"output\"}", 1.0),
         ("artifacts{kind=\"task-cache\"}", 0.0),
         ("caches{kind=\"task\"}", 0.0),
-        ("evicted_artifacts_total", 0.0),
+        ("evicted_artifacts_total{reason=\"space\"}", 0.0),
         ("freed_bytes_total", 0.0),
     ] {
         assert_eq!(moved(id), by, "{id}: {after:#?}");
@@ -602,12 +610,12 @@ async fn evictions_are_counted() {
     pod.unpublish("out").await.expect("unpublish");
     // A look that an eviction runs into sees the one and not yet the other.
     let evicted = |now: &BTreeMap<String, f64>| {
-        value(now, "evicted_artifacts_total") == 1.0
-            && value(now, "freed_bytes_total") == value(now, "evicted_bytes_total")
+        value(now, "evicted_artifacts_total{reason=\"space\"}") == 1.0
+            && value(now, "freed_bytes_total") == value(now, EVICTED_BYTES)
             && value(now, "artifacts{kind=\"output\"}") == 0.0
     };
     let now = until(address, "evicted", evicted).await;
-    let bytes = value(&now, "evicted_bytes_total");
+    let bytes = value(&now, EVICTED_BYTES);
     assert!(((1 << 20).into()..1.2e6).contains(&bytes), "{now:#?}");
 
     // Unmarked content is discarded and was never an artifact.

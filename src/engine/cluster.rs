@@ -1,19 +1,23 @@
 //! The engine as a part of a cluster: the names that have content here and their changes, names
-//! that other nodes took over, and the cluster's time. `hub` brings them to the controller.
+//! that other nodes took over, what namespaces use, and the cluster's time. `hub` brings them to
+//! the controller.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::Notify;
 
 use super::artifacts::Sealed;
+use super::budgets;
 use super::fences;
 use super::policies;
 use super::remove;
 use super::shared::Inner;
 use super::state::State;
 use super::{Engine, Result};
-use crate::model::{ArtifactId, Fence, Fences, Name, Policies, Timestamp};
+use crate::model::{
+    ArtifactId, CutOff, Fence, Fences, Name, NamespaceUsage, Policies, Tenant, Timestamp,
+};
 
 /// What other nodes may know of a name on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,6 +193,20 @@ impl Engine {
     /// after a restart. Returns when they are on the disk.
     pub async fn change_policies(&self, change: impl FnOnce(&mut Policies)) {
         policies::set(&self.inner, change).await;
+    }
+
+    /// What each namespace uses here: one pass over all artifacts.
+    pub async fn namespaces(&self) -> Result<BTreeMap<Tenant, NamespaceUsage>> {
+        let inner = Arc::clone(&self.inner);
+        let job = move || budgets::usage(&inner);
+        self.inner.threads.calls.run(job).await
+    }
+
+    /// Evicts content of a namespace that no volume uses, soon: what was last used, or sealed,
+    /// before these points in time. Nothing else remembers the order.
+    pub fn cut_off(&self, tenant: Tenant, cut: CutOff) {
+        self.inner.collector.cut_off(tenant, cut);
+        self.inner.wake_reaper();
     }
 
     /// How far the cluster's time is ahead of this machine's clock, in milliseconds. Content that

@@ -1,7 +1,7 @@
 //! State that the steps of garbage collection share: the lock, the wake-ups, and the objects that
 //! are skipped for a while after a failure. The steps themselves have modules of their own.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use super::backoff::Setbacks;
 use super::gc_cycles::Rounds;
 use super::table_digests::TableDigests;
 use super::trash::Trash;
-use crate::model::LayerId;
+use crate::model::{CutOff, LayerId, Tenant};
 
 /// The garbage collector of an engine.
 #[derive(Debug, Default)]
@@ -34,6 +34,8 @@ pub(super) struct Collector {
     pub(super) unmerged: Setbacks<Vec<LayerId>>,
     /// Layers that could not be confirmed or measured.
     pub(super) unmeasured: Setbacks<LayerId>,
+    /// The controller's orders that no round has carried out yet.
+    cut_offs: Mutex<HashMap<Tenant, CutOff>>,
 }
 
 impl Collector {
@@ -51,6 +53,18 @@ impl Collector {
     /// Waits until a cycle is asked for.
     pub(super) fn woken(&self) -> Notified<'_> {
         self.reaper.notified()
+    }
+
+    /// The next round evicts unused content of this namespace. It is carried out once.
+    pub(super) fn cut_off(&self, tenant: Tenant, cut: CutOff) {
+        let mut orders = self.cut_offs.lock();
+        let order = orders.entry(tenant).or_default();
+        *order = order.and(cut);
+    }
+
+    /// The orders of [`Collector::cut_off`].
+    pub(super) fn take_cut_offs(&self) -> HashMap<Tenant, CutOff> {
+        std::mem::take(&mut self.cut_offs.lock())
     }
 
     /// Layers may be there to be measured.

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use super::types::ContentSource;
+use crate::model::Limit;
 use crate::telemetry::metrics::{
     Counter, Durations, EncodeLabelSet, Family, Gauge, Histogram, Registry, Unit, durations,
     durations_by,
@@ -26,6 +27,11 @@ struct Ended {
     result: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Evicted {
+    reason: &'static str,
+}
+
 /// What an engine has done. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Counters {
@@ -37,8 +43,8 @@ pub struct Counters {
     seals: Histogram,
     commits: Histogram,
     ended: Family<Ended, Counter>,
-    evicted_artifacts: Counter,
-    evicted_bytes: Counter,
+    evicted_artifacts: Family<Evicted, Counter>,
+    evicted_bytes: Family<Evicted, Counter>,
     freed_bytes: Counter,
     findings: Gauge,
 }
@@ -46,6 +52,9 @@ pub struct Counters {
 const SEALED: Ended = Ended { result: "sealed" };
 
 const GIVEN_UP: Ended = Ended { result: "given-up" };
+
+/// Why content is evicted.
+const REASONS: [&str; 3] = ["space", "ttl", "budget"];
 
 type Seconds = Counter<f64, AtomicU64>;
 
@@ -74,6 +83,15 @@ fn by_type_and_source() -> Family<TypeAndSource, Counter> {
         for source in SOURCES.map(ContentSource::as_str) {
             let _: &Counter = &family.get_or_create(&TypeAndSource { r#type, source });
         }
+    }
+    family
+}
+
+/// A counter for each reason, at zero.
+fn by_reason() -> Family<Evicted, Counter> {
+    let family = Family::default();
+    for reason in REASONS {
+        let _: &Counter = &family.get_or_create(&Evicted { reason });
     }
     family
 }
@@ -110,8 +128,8 @@ impl Default for Counters {
             seals: durations(),
             commits: durations(),
             ended,
-            evicted_artifacts: Counter::default(),
-            evicted_bytes: Counter::default(),
+            evicted_artifacts: by_reason(),
+            evicted_bytes: by_reason(),
             freed_bytes: Counter::default(),
             findings: Gauge::default(),
         }
@@ -168,10 +186,27 @@ impl Counters {
         self.commits.observe(took.as_secs_f64());
     }
 
+    /// Artifacts went to make room.
     pub(super) fn evicted(&self, artifacts: usize, bytes: u64) {
+        self.evicted_for("space", artifacts, bytes);
+    }
+
+    /// Artifacts went because of a limit of their namespace.
+    pub(super) fn cut_off(&self, limit: Limit, artifacts: usize, bytes: u64) {
+        let reason = match limit {
+            Limit::Ttl => "ttl",
+            Limit::Budget => "budget",
+        };
+        self.evicted_for(reason, artifacts, bytes);
+    }
+
+    fn evicted_for(&self, reason: &'static str, artifacts: usize, bytes: u64) {
         let artifacts = u64::try_from(artifacts).unwrap_or(u64::MAX);
-        self.evicted_artifacts.inc_by(artifacts);
-        self.evicted_bytes.inc_by(bytes);
+        let label = Evicted { reason };
+        self.evicted_artifacts
+            .get_or_create(&label)
+            .inc_by(artifacts);
+        self.evicted_bytes.get_or_create(&label).inc_by(bytes);
     }
 
     pub(super) fn freed(&self, bytes: u64) {
@@ -205,9 +240,10 @@ impl Counters {
         self.register_hits(registry);
         let help = "Volumes that were to be sealed, by result";
         registry.register("seals", help, self.ended.clone());
-        let help = "Artifacts deleted to make room";
+        let help = "Unused artifacts deleted to make room, or for a limit of their namespace, by \
+                    reason";
         registry.register("evicted_artifacts", help, self.evicted_artifacts.clone());
-        let help = "Bytes of the layers that went with artifacts deleted to make room";
+        let help = "Bytes of the layers that went with these artifacts, by reason";
         registry.register("evicted_bytes", help, self.evicted_bytes.clone());
         let help = "Bytes of layers that were deleted because nothing referred to them";
         registry.register("freed_bytes", help, self.freed_bytes.clone());

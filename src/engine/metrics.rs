@@ -51,6 +51,7 @@ pub struct Metrics {
     caches: [u64; 2],
     seals_pending: u64,
     damaged: u64,
+    fence: u64,
     bytes: u64,
     bytes_available: u64,
     inodes: u64,
@@ -107,6 +108,11 @@ impl Metrics {
                 "damaged_volumes",
                 "Volumes with damaged records that may be in use, counted at the start",
                 self.damaged,
+            ),
+            (
+                "fence_applied",
+                "The highest clear of the cluster that this node has applied; 0: none",
+                self.fence,
             ),
             (
                 "pool_capacity_bytes",
@@ -166,6 +172,7 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
             None => {}
         }
     }
+    metrics.fence = state.fences.newest();
     let pending = state.volumes.seals();
     metrics.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
     metrics.damaged = u64::try_from(state.volumes.orphans()).unwrap_or(u64::MAX);

@@ -32,6 +32,7 @@
 
 mod artifacts;
 mod backoff;
+mod budgets;
 mod catalog;
 pub mod claims;
 mod clock;

@@ -1,7 +1,7 @@
 //! Garbage collection: cycles that free space, and the walks after them.
 //!
 //! What frees space runs in rounds, on a thread of its own and in this order: expired and unnamed
-//! artifacts, layers that nothing refers to, the trash, eviction when space is short, deferred
+//! artifacts, those beyond their namespace's limits, layers that nothing refers to, the trash, eviction when space is short, deferred
 //! teardowns, the reserve. Calls that found no space wait for a round, so its length must not
 //! depend on a tenant's trees. Steps that walk trees run after each round, on the thread for walks:
 //! sizes that are not known yet, then stacks that grew long (`flatten`). An artifact leaves the
@@ -21,7 +21,7 @@ use super::shared::{Inner, SHARE};
 use super::space::is_nearly_full;
 use super::transaction::last_uses;
 use super::types::Reaped;
-use super::{flatten, purge, unpublish};
+use super::{budgets, flatten, purge, unpublish};
 use crate::model::{Candidate, garbage};
 
 /// The collector rests this long per artifact between two rounds. Each commit asks for a round, and
@@ -250,16 +250,18 @@ fn round(inner: &Arc<Inner>) -> Round {
         let (expired, tidied) = maintenance::tidy(inner);
         round.done.expired += expired;
         round.step(tidied.map(|()| 0));
+        round.done.evicted = round.step(budgets::cut_off(inner));
         round.step(trash_unused_layers(inner).map(|()| 0));
         round.step(remember_uses(inner));
     }
     // Content that only waits for its deletion is no reason to evict anything.
     let mut freed = empty_trash(inner, &mut round);
-    {
+    let for_room = {
         let _one_at_a_time = inner.collector.lock();
-        round.done.evicted = round.step(make_room(inner));
-    }
-    if round.done.evicted > 0 {
+        round.step(make_room(inner))
+    };
+    if for_room > 0 {
+        round.done.evicted += for_room;
         freed |= empty_trash(inner, &mut round);
     }
     // There may be space now: deferred teardowns can begin.

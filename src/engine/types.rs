@@ -274,7 +274,7 @@ pub struct ArtifactRow {
 pub struct Reaped {
     /// Artifacts that had expired or had no name any more.
     pub expired: usize,
-    /// Artifacts that went to make room.
+    /// Artifacts that went to make room, or for a limit of their namespace.
     pub evicted: usize,
     /// Directories deleted from the trash.
     pub deleted: usize,

@@ -36,6 +36,19 @@ pub struct NamespaceUsage {
     pub artifacts: u64,
     /// The unused part, oldest first.
     pub unused: Vec<Bucket>,
+    /// The stamp of its oldest name. 0: it has no names.
+    pub oldest: Timestamp,
+    /// The highest fence that the node had applied before it counted this.
+    pub fence: u64,
+}
+
+impl NamespaceUsage {
+    /// Whether a node with this content may have something to evict for a cut-off. Content was last
+    /// used when it was made, or later.
+    #[must_use]
+    pub fn is_concerned(&self, cut: &CutOff) -> bool {
+        !self.unused.is_empty() && self.oldest < cut.latest()
+    }
 }
 
 /// The buckets of a node's unused content, oldest first. Each holds about one part in
@@ -111,6 +124,19 @@ impl Limits {
             artifacts = artifacts.saturating_add(node.artifacts);
             unused.extend_from_slice(&node.unused);
         }
+        let is_unused = unused
+            .iter()
+            .fold((0_u64, 0_u64), |(bytes, count), bucket| {
+                (
+                    bytes.saturating_add(bucket.bytes),
+                    count.saturating_add(bucket.artifacts),
+                )
+            });
+        let exceeds = |used: u64, unused: u64, limit: Option<u64>| {
+            limit.is_some_and(|limit| used.saturating_sub(unused) > limit)
+        };
+        let over_budget = exceeds(bytes, is_unused.0, self.bytes)
+            || exceeds(artifacts, is_unused.1, self.artifacts);
         let mut need_bytes = excess(bytes, self.bytes);
         let mut need = excess(artifacts, self.artifacts);
         unused.sort_unstable_by_key(|bucket| bucket.last_used_before);
@@ -128,7 +154,7 @@ impl Limits {
             unused_before,
             caches_before: before(self.caches_ttl),
             outputs_before: before(self.outputs_ttl),
-            over_budget: need_bytes > 0 || need > 0,
+            over_budget,
         }
     }
 }
@@ -151,8 +177,17 @@ pub struct CutOff {
     pub caches_before: Timestamp,
     /// Outputs go that were sealed before this.
     pub outputs_before: Timestamp,
-    /// Not enough content is unused: the budget stays exceeded.
+    /// Content in use alone exceeds the budget.
     pub over_budget: bool,
+}
+
+/// Why content is evicted for its namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Its time to live is over.
+    Ttl,
+    /// The namespace exceeds its budget.
+    Budget,
 }
 
 /// Content that a node may evict.
@@ -169,15 +204,40 @@ pub struct Evictable {
 }
 
 impl CutOff {
-    /// Whether this content goes. Content in use stays.
+    /// Why this content goes; `None`: it stays. Content in use stays.
     #[must_use]
-    pub fn evicts(&self, content: &Evictable) -> bool {
+    pub fn evicts(&self, content: &Evictable) -> Option<Limit> {
         let is_expired = if content.is_cache {
             content.last_used < self.caches_before
         } else {
             content.sealed < self.outputs_before
         };
-        !content.in_use && (is_expired || content.last_used < self.unused_before)
+        if content.in_use {
+            None
+        } else if is_expired {
+            Some(Limit::Ttl)
+        } else {
+            (content.last_used < self.unused_before).then_some(Limit::Budget)
+        }
+    }
+
+    /// Both orders.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            unused_before: self.unused_before.max(other.unused_before),
+            caches_before: self.caches_before.max(other.caches_before),
+            outputs_before: self.outputs_before.max(other.outputs_before),
+            over_budget: self.over_budget || other.over_budget,
+        }
+    }
+
+    /// Content that was made at this time or later stays. 0: nothing goes.
+    #[must_use]
+    pub fn latest(&self) -> Timestamp {
+        self.unused_before
+            .max(self.caches_before)
+            .max(self.outputs_before)
     }
 }
 
@@ -198,6 +258,7 @@ mod tests {
             bytes: in_use + unused.iter().map(|content| content.bytes).sum::<u64>(),
             artifacts: unused.len() as u64 + u64::from(in_use > 0),
             unused: buckets(unused),
+            ..NamespaceUsage::default()
         }
     }
 
@@ -269,12 +330,54 @@ mod tests {
             last_used: Timestamp(0),
             sealed: Timestamp(0),
         };
-        assert!(!cut.evicts(&content));
+        assert_eq!(cut.evicts(&content), None);
         let content = Evictable {
             in_use: false,
             ..content
         };
-        assert!(cut.evicts(&content));
+        assert_eq!(cut.evicts(&content), Some(Limit::Budget));
+        // What is in use fits, although 5 % less cannot be reached.
+        let nodes = [usage(unused([1], 100), 490)];
+        let cut = bytes(500).cut_off(&nodes, Timestamp(0));
+        assert_eq!((cut.over_budget, cut.unused_before), (false, Timestamp(2)));
+    }
+
+    #[test]
+    fn what_nodes_report_late_moves_no_cut_off_forward() {
+        let all = |after: u64, step: u64| {
+            let times = (1..1_000)
+                .map(|n| n * step)
+                .filter(move |time| *time >= after);
+            usage(unused(times, 10), 0)
+        };
+        let before = [all(0, 3), all(0, 5)];
+        let limits = bytes(12_000);
+        let cut = limits.cut_off(&before, Timestamp(0)).unused_before;
+        assert!(cut.0 > 0);
+        // One node has evicted, and the report of the other one is old.
+        for stale in 0..2 {
+            let mut nodes = [all(cut.0, 3), all(cut.0, 5)];
+            nodes[stale] = before[stale].clone();
+            assert!(limits.cut_off(&nodes, Timestamp(0)).unused_before <= cut);
+        }
+        let nodes = [all(cut.0, 3), all(cut.0, 5)];
+        assert_eq!(limits.cut_off(&nodes, Timestamp(0)), CutOff::default());
+    }
+
+    #[test]
+    fn a_node_is_concerned_if_it_has_unused_content_from_before_a_cut_off() {
+        let cut = CutOff {
+            outputs_before: Timestamp(10),
+            ..CutOff::default()
+        };
+        let made = |oldest, times: &[u64]| NamespaceUsage {
+            oldest: Timestamp(oldest),
+            ..usage(unused(times.iter().copied(), 1), 1)
+        };
+        assert!(made(9, &[20]).is_concerned(&cut));
+        assert!(!made(10, &[20]).is_concerned(&cut));
+        assert!(!made(9, &[]).is_concerned(&cut));
+        assert!(!made(9, &[20]).is_concerned(&CutOff::default()));
     }
 
     #[test]
@@ -304,10 +407,10 @@ mod tests {
             ..CutOff::default()
         };
         for (is_cache, last_used, sealed, expected) in [
-            (true, 99, 300, true),
-            (true, 100, 0, false),
-            (false, 0, 200, false),
-            (false, 300, 199, true),
+            (true, 99, 300, Some(Limit::Ttl)),
+            (true, 100, 0, None),
+            (false, 0, 200, None),
+            (false, 300, 199, Some(Limit::Ttl)),
         ] {
             let content = Evictable {
                 is_cache,

@@ -30,7 +30,9 @@ pub use attributes::{
     AttributeError, Commit, DEFAULT_OUTPUT_TTL, Freshness, KUBELET, Keep, Share, VolumeKind,
     VolumeSpec,
 };
-pub use budget::{Bucket, CutOff, Evictable, Limits, MAX_BUCKETS, NamespaceUsage, Unused, buckets};
+pub use budget::{
+    Bucket, CutOff, Evictable, Limit, Limits, MAX_BUCKETS, NamespaceUsage, Unused, buckets,
+};
 pub use class::ParameterError;
 pub use clock::{ClusterClock, MAX_AHEAD_MS, MAX_ROUND_TRIP_MS, counted};
 pub use digest::{DigestError, Sha256};
@@ -44,7 +46,7 @@ pub use persistent_volume::{
 };
 pub use place::{Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
 pub use policy::{CommitRight, NamePattern, NamespacePolicy, PatternError, Policies, Rule, Rules};
-pub use quantity::{parse_bytes, readable_bytes};
+pub use quantity::{parse_bytes, quantity, readable_bytes};
 pub use root::RootAttributes;
 pub use time::{Timestamp, readable_age};
 pub use usage::Usage;

@@ -54,6 +54,18 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
         .filter(|bytes| i64::try_from(*bytes).is_ok())
 }
 
+/// Bytes as a quantity of two digits or more, rounded down: 154Gi. [`parse_bytes`] reads it.
+#[must_use]
+pub fn quantity(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let (mut value, mut unit) = (bytes, 0);
+    while value >= 10 << 10 && unit + 1 < UNITS.len() {
+        value >>= 10;
+        unit += 1;
+    }
+    format!("{value}{}", UNITS[unit])
+}
+
 /// Bytes in powers of 1024, with one decimal where it matters.
 #[must_use]
 pub fn readable_bytes(bytes: u64) -> String {

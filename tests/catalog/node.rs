@@ -342,7 +342,13 @@ impl Node {
 
     pub(crate) fn usage(&self) -> NamespaceUsage {
         let mut unused = Vec::new();
-        let mut usage = NamespaceUsage::default();
+        let mut usage = NamespaceUsage {
+            fence: self.fences.newest(),
+            ..NamespaceUsage::default()
+        };
+        let stamps = self.names.iter().flatten();
+        let oldest = stamps.map(|content| content.version.stamp).min();
+        usage.oldest = oldest.unwrap_or_default();
         for (name, content) in self.names.iter().enumerate() {
             let Some(content) = content else { continue };
             usage.bytes += 10;
@@ -372,7 +378,7 @@ impl Node {
                 last_used: content.last_used,
                 sealed: content.version.stamp,
             };
-            if cut.evicts(&evictable) {
+            if cut.evicts(&evictable).is_some() {
                 assert!(!in_use, "{}: content in use is evicted", self.name);
                 self.names[name] = None;
                 gone.push(name);
