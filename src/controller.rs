@@ -63,6 +63,8 @@ pub struct Hub {
     pub listen: SocketAddr,
     /// The IP address that they connect to; `None`: that of `listen`.
     pub ip: Option<IpAddr>,
+    /// How often they report what namespaces use.
+    pub usage_interval: Duration,
 }
 
 /// Why the controller does not run.
@@ -126,12 +128,13 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         Some(hub) => Some(open_hub(hub, &cluster).await?),
         None => None,
     };
-    let webhook = open_webhook(config.webhook, hub.as_ref().map(|(hub, _)| hub)).await?;
+    let webhook = open_webhook(config.webhook, hub.as_ref().map(|it| &it.hub)).await?;
     let (clears, orders) = mpsc::channel(ORDERS);
-    let overview = serve_people(hub.as_ref().map(|(hub, _)| hub), clears);
+    let overview = serve_people(hub.as_ref().map(|it| &it.hub), clears);
     let figures = Figures {
         cluster: cluster.clone(),
-        catalog: hub.as_ref().map(|(hub, _)| Box::new(hub.figures()) as _),
+        catalog: hub.as_ref().map(|it| Box::new(it.hub.figures()) as _),
+        budgets: hub.as_ref().map(|it| it.budgets.clone()),
         locality: webhook.as_ref().map(locality::Webhook::counters),
         collector,
     };
@@ -182,6 +185,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
 struct Figures {
     cluster: Arc<Cluster>,
     catalog: Option<Box<dyn Fn() -> hub::Figures + Send + Sync>>,
+    budgets: Option<k8s::budgets::Figures>,
     locality: Option<locality::Counters>,
     collector: Option<Periodic>,
 }
@@ -191,6 +195,9 @@ impl Figures {
         self.cluster.register(registry);
         if let Some(catalog) = &self.catalog {
             catalog().register(registry);
+        }
+        if let Some(budgets) = &self.budgets {
+            budgets.register(registry);
         }
         if let Some(locality) = &self.locality {
             locality.register(registry);
@@ -215,19 +222,30 @@ fn collect(url: &Url) -> Result<Periodic, Error> {
     Periodic::start(store).map_err(Error::Collector)
 }
 
-/// Binds the address of the catalog. With what the nodes are told of it.
-async fn open_hub(
-    config: Hub,
-    cluster: &Arc<Cluster>,
-) -> Result<(hub::Hub, Controller), hub::ServeError> {
+/// The catalog, before it is served.
+struct OpenHub {
+    hub: hub::Hub,
+    /// What the nodes are told of it.
+    place: Controller,
+    usage_interval: Duration,
+    budgets: k8s::budgets::Figures,
+}
+
+/// Binds the address of the catalog.
+async fn open_hub(config: Hub, cluster: &Arc<Cluster>) -> Result<OpenHub, hub::ServeError> {
     let members = Arc::new(ClusterMembers::new(Arc::clone(cluster)));
-    let hub = hub::Hub::open(config.listen, members).await?;
+    let hub = hub::Hub::open(config.listen, members, config.usage_interval).await?;
     let ip = config.ip.unwrap_or(config.listen.ip());
     let place = Controller {
         address: SocketAddr::new(ip, config.listen.port()).to_string(),
         key: hub.key(),
     };
-    Ok((hub, place))
+    Ok(OpenHub {
+        hub,
+        place,
+        usage_interval: config.usage_interval,
+        budgets: k8s::budgets::Figures::default(),
+    })
 }
 
 /// Binds the address of the locality webhook. It asks the catalog of this process.
@@ -245,14 +263,14 @@ async fn open_webhook(
 
 /// Has the catalog served in a task of its own, if there is one. The future ends when that fails.
 fn begin_hub(
-    hub: Option<(hub::Hub, Controller)>,
+    hub: Option<OpenHub>,
     client: kube::Client,
     cluster: Arc<Cluster>,
     orders: mpsc::Receiver<ClearOrder>,
     drain: Drain,
 ) -> impl Future<Output = Result<(), Error>> {
-    let task = hub.map(|(hub, place)| {
-        let served = serve_hub(hub, place, client, cluster, orders, drain);
+    let task = hub.map(|hub| {
+        let served = serve_hub(hub, client, cluster, orders, drain);
         AbortOnDropHandle::new(tokio::spawn(served))
     });
     async {
@@ -265,8 +283,7 @@ fn begin_hub(
 
 /// Serves the catalog, and tells the nodes where it is once the nodes are known.
 async fn serve_hub(
-    hub: hub::Hub,
-    place: Controller,
+    open: OpenHub,
     client: kube::Client,
     cluster: Arc<Cluster>,
     orders: mpsc::Receiver<ClearOrder>,
@@ -276,16 +293,20 @@ async fn serve_hub(
     let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
     let pools = ClusterMembers::new(Arc::clone(&cluster));
     let pools = Box::new(move || pools.with_pools());
+    let hub = open.hub;
     let clears = k8s::clears::keep(client.clone(), Arc::new(hub.chain()), pools, orders);
     let policies = k8s::policies::keep(client.clone(), Arc::new(hub.policies()));
+    let budgets = Arc::new(hub.budgets());
+    let budgets = k8s::budgets::keep(client.clone(), budgets, open.usage_interval, open.budgets);
     let publish = async {
         cluster.ready().await;
-        k8s::endpoint::publish(client, place, began).await;
+        k8s::endpoint::publish(client, open.place, began).await;
     };
     tokio::select! {
         served = hub.serve(drain) => Ok(served?),
         () = publish => Ok(()),
         () = clears => Err(Error::Exited("clears")),
         () = policies => Err(Error::Exited("cache policies")),
+        () = budgets => Err(Error::Exited("budgets")),
     }
 }

@@ -9,6 +9,7 @@
 //! | `links` | a link that is cut at each of 100 offsets, holders that vanish or hang |
 //! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
+//! | `budgets` | limits of a namespace over all nodes, and nodes that are gone |
 //! | `drivers` | two standalone drivers; one of them is killed while it fetches |
 //! | `partition` | standalone drivers in network namespaces, and a partition while a fetch runs |
 
@@ -19,6 +20,8 @@
 
 mod common;
 
+#[path = "peers/budgets.rs"]
+mod budgets;
 #[path = "peers/catalog.rs"]
 mod catalog;
 #[path = "peers/drivers.rs"]

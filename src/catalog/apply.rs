@@ -1,7 +1,7 @@
 //! The messages of nodes over their streams (accounts, changes, losses), and the passing of time.
 //! Each function returns what the hub must do next.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::model::{Clear, Fence, Fences, Name, Timestamp, counted};
@@ -85,15 +85,24 @@ fn dated(told: &Entry, old: Option<Packed>, time: Timestamp) -> Packed {
 }
 
 impl Catalog {
-    /// The nodes whose accounts make the catalog complete: those that are Ready and have a pool.
+    /// The nodes of the cluster: their accounts make the catalog complete. A node that is not among
+    /// them and has no stream is gone, and its entries with it.
     pub fn expect(&mut self, mut nodes: BTreeSet<String>, now: Timestamp) -> Changes {
+        let is_gone = |session: &Session| session.lost.is_some() && !nodes.contains(&*session.node);
+        let gone = self.sessions.iter().filter(|(_, session)| is_gone(session));
+        let gone: Vec<SessionId> = gone.map(|(id, _)| *id).collect();
+        for id in &gone {
+            self.end(*id);
+        }
         for session in self.sessions.values() {
             if session.account_since.is_none() {
                 nodes.remove(&*session.node);
             }
         }
         self.awaited = Some(nodes);
-        self.complete(now)
+        let mut changes = self.complete(now);
+        changes.all |= !gone.is_empty();
+        changes
     }
 
     /// A node's stream begins. An earlier stream of the node is lost. Its entries answer until the
@@ -130,6 +139,7 @@ impl Catalog {
             followed_by: None,
             entries: 0,
             coming: 0,
+            usage: BTreeMap::new(),
         };
         self.sessions.insert(id, session);
         Some(id)

@@ -15,13 +15,14 @@
 //! - `find`: the answer for a name.
 //! - `list`: what people ask for: all caches, and every node that has a name.
 //! - `held`: questions that wait for another answer.
+//! - `usage`: what namespaces use on the nodes, and what goes for their limits.
 //! - `name`: names as digests. `packed`: an entry in few bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::{Clear, Fences, Reference, Timestamp};
+use crate::model::{Clear, Fences, NamespaceUsage, Reference, Tenant, Timestamp};
 use list::CacheNames;
 use packed::{Key, Packed};
 
@@ -31,12 +32,14 @@ mod held;
 mod list;
 mod name;
 mod packed;
+mod usage;
 
 pub use apply::{Changes, Hello, Report, Supersede};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use held::Held;
 pub use list::{Explained, Listed, MAX_NAMED, OfNode, Part};
 pub use name::NameHash;
+pub use usage::{MOST_NAMESPACES, Within};
 
 /// How long entries stay when their node's stream is lost.
 pub const KEEP: Duration = Duration::from_secs(120);
@@ -124,6 +127,8 @@ struct Session {
     entries: usize,
     /// Entries without content.
     coming: usize,
+    /// What namespaces use on the node.
+    usage: BTreeMap<Tenant, NamespaceUsage>,
 }
 
 /// See the module.

@@ -392,3 +392,27 @@ fn entries_of_ended_sessions_do_not_pile_up() {
         assert!(nodes.catalog.entries.len() < 400);
     }
 }
+
+#[test]
+fn a_node_that_was_deleted_is_forgotten_when_its_stream_is_lost_and_nothing_waits_for_it() {
+    let mut nodes = Nodes::complete(&["one", "two"]);
+    let now = nodes.now;
+    nodes.put(0, entry("artifact/a", State::Durable, 5));
+    let asked = Asked::new(vec![name("artifact/a")], "");
+    let find = |nodes: &Nodes| nodes.catalog.find(&asked, now);
+    let left = BTreeSet::from(["two".to_owned()]);
+    // Its driver still runs.
+    assert!(!nodes.catalog.expect(left.clone(), now).all);
+    assert!(matches!(find(&nodes), Answer::Found(_)));
+    nodes.catalog.lost(nodes.sessions[0], now);
+    assert!(matches!(find(&nodes), Answer::Found(_)), "it may be back");
+    assert!(nodes.catalog.expect(left.clone(), now).all);
+    assert_eq!(find(&nodes), Answer::Nothing);
+
+    // Nor for the account that it had begun.
+    nodes.restart(0);
+    assert_eq!(find(&nodes), Answer::Incomplete);
+    nodes.catalog.lost(nodes.sessions[0], now);
+    nodes.catalog.expect(left, now);
+    assert_eq!(find(&nodes), Answer::Nothing);
+}

@@ -10,6 +10,9 @@ use clap::Args;
 use super::{ApiServer, Error, Http, Process, parse_duration, shared};
 use crate::controller;
 
+/// Nodes count all their artifacts for a report.
+const LEAST_USAGE: Duration = Duration::from_secs(1);
+
 /// The flags of `controller`.
 #[derive(Debug, Clone, Args)]
 #[command(mut_args(super::hide_env_value))]
@@ -52,6 +55,11 @@ pub struct Controller {
     /// The IP address that nodes connect to [default: that of `--hub-listen`]
     #[arg(long, value_name = "IP", env = "BAGGAGECLAIM_HUB_ADDRESS")]
     pub hub_address: Option<IpAddr>,
+    /// How often the nodes report what each namespace uses, at most. The controller compares it with
+    /// the budgets of CachePolicies four times as often
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_USAGE_INTERVAL", default_value = "1m",
+        value_parser = parse_duration)]
+    pub usage_interval: Duration,
     /// Serve the locality webhook to the API server at this ADDRESS:PORT, such as [::]:9443: new
     /// pods then prefer the nodes that have their content. Needs --hub-listen, and the output of
     /// `baggageclaim locality` in the cluster [default: no webhook]
@@ -85,6 +93,7 @@ impl Controller {
         let hub = self.hub_listen.map(|listen| controller::Hub {
             listen,
             ip: self.hub_address,
+            usage_interval: self.usage_interval.max(LEAST_USAGE),
         });
         if let Some(hub) = &hub {
             let address = SocketAddr::new(hub.ip.unwrap_or(hub.listen.ip()), hub.listen.port());

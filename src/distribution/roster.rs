@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::catalog::{Explained, NameHash, Part};
 use crate::model::{
-    Clear, Coverage, Fence, Fences, Name, NamespacePolicy, NodeId, Pod, Sha256, Tenant,
+    Clear, Coverage, Fence, Fences, Limits, Name, NamespacePolicy, NodeId, Pod, Sha256, Tenant,
 };
 
 /// Another node.
@@ -166,6 +166,10 @@ pub trait Fencing: fmt::Debug + Send + Sync {
     /// Tells that what is owed may have changed.
     fn changes(&self) -> watch::Receiver<()>;
 
+    /// How old the oldest name of each namespace is that has names, by the cluster's time. Names
+    /// that a fence of the whole namespace is about to clear are left out.
+    fn ages(&self) -> BTreeMap<Tenant, Duration>;
+
     /// The highest fence that each node with a stream has applied.
     fn applied(&self) -> BTreeMap<String, u64>;
 }
@@ -175,4 +179,25 @@ pub trait Policing: fmt::Debug + Send + Sync {
     /// The policies of all namespaces that have some, each within
     /// [`NamespacePolicy::MOST_BYTES`]. The nodes get what changed.
     fn set(&self, policies: BTreeMap<Tenant, NamespacePolicy>);
+}
+
+/// What a namespace uses on all nodes that report.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Bytes.
+    pub bytes: u64,
+    /// Artifacts; each copy counts.
+    pub artifacts: u64,
+    /// Content in use alone exceeds the budget.
+    pub over_budget: bool,
+}
+
+/// The limits of namespaces over all nodes.
+pub trait Budgets: fmt::Debug + Send + Sync {
+    /// Orders the nodes to evict what exceeds the limits of a namespace. Called again and again: an
+    /// order may be lost, and is computed from what the nodes have reported since.
+    fn keep_within(&self, namespace: &Tenant, limits: &Limits) -> Used;
+
+    /// Whether some nodes have not reported yet, so that too little may count as used.
+    fn is_incomplete(&self) -> bool;
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tonic::Status;
@@ -11,7 +12,7 @@ use super::messages;
 use super::serve::{Attached, Inner, State};
 use crate::catalog::{Changes, SessionId};
 use crate::distribution::roster::Fencing;
-use crate::model::{Clear, Fence, Fences};
+use crate::model::{Clear, Fence, Fences, Tenant};
 use crate::proto::hub::v1 as wire;
 use wire::to_node::Kind as To;
 
@@ -83,6 +84,16 @@ impl Fencing for Chain {
         self.0.chain.subscribe()
     }
 
+    fn ages(&self) -> BTreeMap<Tenant, Duration> {
+        let now = self.0.now();
+        let state = self.0.state.lock();
+        let time = state.clock.time(now);
+        let oldest = state.catalog.oldest().into_iter();
+        oldest
+            .map(|(tenant, stamp)| (tenant, time.since(stamp)))
+            .collect()
+    }
+
     fn applied(&self) -> BTreeMap<String, u64> {
         let state = self.0.state.lock();
         let streams = state.streams.values().filter(|stream| stream.is_welcome);
@@ -144,7 +155,11 @@ impl Attached {
                     };
                     stream.is_welcome = true;
                     state.send_policies(session);
-                    let welcome = To::Welcome(wire::Welcome { forgotten });
+                    let usage_ms = self.inner.usage.as_millis().try_into().unwrap_or(u32::MAX);
+                    let welcome = To::Welcome(wire::Welcome {
+                        forgotten,
+                        usage_ms,
+                    });
                     state.send(session, messages::to_node(welcome));
                     return Ok(());
                 }

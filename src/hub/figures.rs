@@ -12,6 +12,12 @@ pub struct Figures {
     pub names: u64,
     /// Names without content that a node may commit, each node counted.
     pub coming: u64,
+    /// Clears that are known: those of the last week.
+    pub fences: u64,
+    /// The number of the newest clear.
+    pub fence: u64,
+    /// The highest clear that all nodes with a stream have applied.
+    pub fence_applied: u64,
     /// Questions since the start.
     pub questions: u64,
     /// Questions that wait for content.
@@ -38,6 +44,21 @@ impl Figures {
                 "catalog_names_coming",
                 "Names without content that a pod may commit, each node counted",
                 self.coming,
+            ),
+            (
+                "catalog_fences",
+                "Clears that are kept until all nodes have applied them",
+                self.fences,
+            ),
+            (
+                "catalog_fence",
+                "The number of the newest clear; 0: none",
+                self.fence,
+            ),
+            (
+                "catalog_fence_applied",
+                "The number of the newest clear that all nodes which report have applied",
+                self.fence_applied,
             ),
             (
                 "catalog_questions_waiting",

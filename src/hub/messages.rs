@@ -5,7 +5,8 @@ use crate::catalog::{Answer, Entry, Found, Kind, NameHash, Report, State, Supers
 use crate::distribution::roster::Located;
 use crate::engine::NameState;
 use crate::model::{
-    ArtifactId, CacheKind, Coverage, Fence, Fences, Name, NodeId, Reference, Timestamp,
+    ArtifactId, Bucket, CacheKind, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name,
+    NamespaceUsage, NodeId, Reference, Tenant, Timestamp,
 };
 use crate::proto::hub::v1 as wire;
 
@@ -132,6 +133,75 @@ pub(super) fn superseded(order: &wire::Superseded) -> Result<(NameHash, Version)
         tie: order.tie,
     };
     Ok((name_hash(&order.name)?, version))
+}
+
+/// What a namespace uses on this node.
+pub(super) fn usage(tenant: &Tenant, usage: &NamespaceUsage) -> wire::Usage {
+    let unused = usage.unused.iter().map(|bucket| wire::Bucket {
+        last_used_before: bucket.last_used_before.0,
+        bytes: bucket.bytes,
+        artifacts: bucket.artifacts,
+    });
+    wire::Usage {
+        tenant: tenant.to_string(),
+        bytes: usage.bytes,
+        artifacts: usage.artifacts,
+        oldest: usage.oldest.0,
+        unused: unused.collect(),
+        fence: usage.fence,
+    }
+}
+
+/// The same, as it was received. The error names the field.
+pub(super) fn received_usage(usage: &wire::Usage) -> Result<(Tenant, NamespaceUsage), String> {
+    let tenant = usage.tenant.parse();
+    let tenant = tenant.map_err(|error: crate::model::NameError| format!("tenant: {error}"))?;
+    let unused = usage.unused.iter().map(|bucket| Bucket {
+        last_used_before: Timestamp(bucket.last_used_before),
+        bytes: bucket.bytes,
+        artifacts: bucket.artifacts,
+    });
+    let unused: Vec<Bucket> = unused.collect();
+    let is_sorted = unused.is_sorted_by_key(|bucket| bucket.last_used_before);
+    if !is_sorted || unused.len() > MAX_BUCKETS {
+        return Err("unused: too many buckets, or in the wrong order".to_owned());
+    }
+    let sum = |of: fn(&Bucket) -> u64| unused.iter().map(of).try_fold(0, u64::checked_add);
+    let fits = |sum: Option<u64>, all: u64| sum.is_some_and(|sum| sum <= all);
+    if !fits(sum(|it| it.bytes), usage.bytes) || !fits(sum(|it| it.artifacts), usage.artifacts) {
+        return Err("unused: more than there is".to_owned());
+    }
+    let usage = NamespaceUsage {
+        bytes: usage.bytes,
+        artifacts: usage.artifacts,
+        unused,
+        oldest: Timestamp(usage.oldest),
+        fence: applied(usage.fence)?,
+    };
+    Ok((tenant, usage))
+}
+
+/// The order to evict content of a namespace.
+pub(super) fn cut_off(tenant: &Tenant, cut: &CutOff) -> wire::ToNode {
+    to_node(wire::to_node::Kind::CutOff(wire::CutOff {
+        tenant: tenant.to_string(),
+        unused_before: cut.unused_before.0,
+        caches_before: cut.caches_before.0,
+        outputs_before: cut.outputs_before.0,
+    }))
+}
+
+/// The namespace and the points in time of such an order. The error names the field.
+pub(super) fn received_cut_off(cut: &wire::CutOff) -> Result<(Tenant, CutOff), String> {
+    let tenant = cut.tenant.parse();
+    let tenant = tenant.map_err(|error: crate::model::NameError| format!("tenant: {error}"))?;
+    let cut = CutOff {
+        unused_before: Timestamp(cut.unused_before),
+        caches_before: Timestamp(cut.caches_before),
+        outputs_before: Timestamp(cut.outputs_before),
+        over_budget: false,
+    };
+    Ok((tenant, cut))
 }
 
 /// A fence, from either side to the other.
@@ -421,6 +491,49 @@ mod tests {
         let fences = fences_of(&hello).expect("it is valid");
         assert_eq!((fences.newest(), fences.all().count()), (12, 1));
         applied(u64::MAX).expect_err("it is refused");
+    }
+
+    #[test]
+    fn what_a_namespace_uses_and_must_evict_arrives_as_it_was_sent() {
+        let tenant: Tenant = "ci".parse().expect("a label");
+        let bucket = |time, bytes| Bucket {
+            last_used_before: Timestamp(time),
+            bytes,
+            artifacts: 1,
+        };
+        let sent = NamespaceUsage {
+            bytes: 100,
+            artifacts: 3,
+            unused: vec![bucket(5, 40), bucket(7, 60)],
+            oldest: Timestamp(4),
+            fence: 9,
+        };
+        let good = usage(&tenant, &sent);
+        assert_eq!(received_usage(&good), Ok((tenant.clone(), sent)));
+        let wrong = |change: fn(&mut wire::Usage)| {
+            let mut usage = good.clone();
+            change(&mut usage);
+            received_usage(&usage).expect_err("it is refused");
+        };
+        wrong(|usage| usage.tenant = "A/B".to_owned());
+        wrong(|usage| usage.bytes = 99);
+        wrong(|usage| usage.artifacts = 1);
+        wrong(|usage| usage.unused.reverse());
+        wrong(|usage| usage.unused[0].bytes = u64::MAX);
+        wrong(|usage| usage.unused = vec![wire::Bucket::default(); MAX_BUCKETS + 1]);
+        wrong(|usage| usage.fence = u64::MAX);
+
+        let cut = CutOff {
+            unused_before: Timestamp(1),
+            caches_before: Timestamp(2),
+            outputs_before: Timestamp(3),
+            over_budget: false,
+        };
+        let Some(wire::to_node::Kind::CutOff(sent)) = cut_off(&tenant, &cut).kind else {
+            panic!("a cut-off");
+        };
+        assert_eq!(received_cut_off(&sent), Ok((tenant, cut)));
+        received_cut_off(&wire::CutOff::default()).expect_err("it is refused");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //!
 //! `catalog` decides, without I/O. This module has the streams and the clocks.
 
+mod budgets;
 mod chain;
 mod figures;
 mod messages;
@@ -16,6 +17,7 @@ mod overview;
 mod policies;
 mod serve;
 
+pub use budgets::Budgets;
 pub use chain::Chain;
 pub use figures::Figures;
 pub use node::Node;
@@ -30,5 +32,7 @@ const MOST_MESSAGE: usize = 1 << 20;
 const MOST_HELLO: usize = 16 << 20;
 /// How often a node measures the controller's time.
 const BEAT: Duration = Duration::from_secs(10);
+/// How often a node reports what namespaces use, if the controller wants nothing else.
+pub const USAGE: Duration = Duration::from_secs(60);
 /// The most entries in a report, so that it is smaller than [`MOST_MESSAGE`].
 const MOST_ENTRIES: usize = 2_000;

@@ -1,28 +1,31 @@
 //! The node's side: one stream to the controller, over which it reports its names as they change,
-//! follows the controller's time, and gives up outputs that another node made again. And questions
-//! where the content of a name is.
+//! and now and then what namespaces use. It follows the controller's time, gives up outputs that
+//! another node made again, and evicts what the controller orders. And questions where the content
+//! of a name is.
 //!
 //! Without a controller nothing here fails: the node asks all its peers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use futures_util::future::{Fuse, FusedFuture as _, FutureExt as _};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval_at, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use super::{BEAT, MOST_ENTRIES, MOST_MESSAGE, messages, policies};
+use super::{BEAT, MOST_ENTRIES, MOST_MESSAGE, USAGE, messages, policies};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
 use crate::link::{Key, connect};
 use crate::model::{
-    ClusterClock, Name, NamespacePolicy, NodeId, Policies, Reference, Tenant, Timestamp,
+    ClusterClock, Name, NamespacePolicy, NamespaceUsage, NodeId, Policies, Reference, Tenant,
+    Timestamp,
 };
 use crate::proto::hub::v1 as wire;
 use wire::from_node::Kind as From;
@@ -135,6 +138,8 @@ impl Node {
             outputs,
             policies: Vec::new(),
             told: None,
+            used: BTreeMap::new(),
+            usage: USAGE,
         };
         stream.measure().await?;
         stream.begin(&self.id).await?;
@@ -158,6 +163,10 @@ struct Stream<'a> {
     /// The controller's time in its last answer, and when that came. It does not follow this
     /// machine's clock, which may be set.
     told: Option<(Timestamp, Instant)>,
+    /// What namespaces use, as it was reported.
+    used: BTreeMap<Tenant, NamespaceUsage>,
+    /// The time between two looks at it.
+    usage: Duration,
 }
 
 impl Stream<'_> {
@@ -241,6 +250,8 @@ impl Stream<'_> {
         };
         self.send(From::Hello(hello)).await?;
         self.clear_until_welcome().await?;
+        let used = count(self.engine.clone()).await?;
+        self.report_usage(used).await?;
         let all = self.watch.all();
         for part in all.chunks(MOST_ENTRIES) {
             let put = part.iter().map(|(name, state)| self.entry(name, state));
@@ -264,6 +275,9 @@ impl Stream<'_> {
                 }
                 To::Welcome(welcome) => {
                     self.clear(&fences).await?;
+                    if welcome.usage_ms > 0 {
+                        self.usage = Duration::from_millis(welcome.usage_ms.into());
+                    }
                     let forgotten = self.engine.forget_fences(welcome.forgotten).await;
                     forgotten.map_err(|error| Status::internal(error.to_string()))?;
                     return self.say_applied().await;
@@ -320,6 +334,11 @@ impl Stream<'_> {
     /// Reports changes, and does what the controller says, until the stream ends.
     async fn keep(&mut self) -> Result<(), Status> {
         let mut beats = tokio::time::interval(BEAT);
+        let mut looks = interval_at(tokio::time::Instant::now() + self.usage, self.usage);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Names are reported while it counts.
+        let counting = Fuse::terminated();
+        tokio::pin!(counting);
         loop {
             tokio::select! {
                 message = self.from.message() => {
@@ -330,6 +349,10 @@ impl Stream<'_> {
                 }
                 () = self.watch.changed() => self.report_changes().await?,
                 _ = beats.tick() => self.beat().await?,
+                _ = looks.tick(), if counting.is_terminated() => {
+                    counting.set(count(self.engine.clone()).fuse());
+                }
+                used = &mut counting => self.report_usage(used?).await?,
             }
         }
     }
@@ -352,6 +375,23 @@ impl Stream<'_> {
         Ok(())
     }
 
+    /// Reports what namespaces use, as far as it changed.
+    async fn report_usage(&mut self, now: BTreeMap<Tenant, NamespaceUsage>) -> Result<(), Status> {
+        let before = std::mem::take(&mut self.used);
+        let nothing = NamespaceUsage::default();
+        let gone = before.keys().filter(|tenant| !now.contains_key(*tenant));
+        let gone = gone.map(|tenant| (tenant, &nothing));
+        let changed = now
+            .iter()
+            .filter(|(tenant, usage)| before.get(tenant) != Some(*usage));
+        for (tenant, usage) in changed.chain(gone) {
+            let usage = messages::usage(tenant, usage);
+            self.send(From::Usage(usage)).await?;
+        }
+        self.used = now;
+        Ok(())
+    }
+
     async fn heard(&mut self, message: Option<To>) -> Result<(), Status> {
         match message {
             Some(To::Beat(beat)) => {
@@ -367,8 +407,12 @@ impl Stream<'_> {
             }
             Some(To::Policies(part)) => self.heard_policies(part).await?,
             Some(To::Policy(policy)) => self.heard_policy(policy).await?,
+            Some(To::CutOff(order)) => match messages::received_cut_off(&order) {
+                Ok((tenant, cut)) => self.engine.cut_off(tenant, cut),
+                Err(why) => tracing::warn!(why, "an order of the controller is malformed"),
+            },
             // Of a later version.
-            Some(To::Welcome(_) | To::CutOff(_)) | None => {}
+            Some(To::Welcome(_)) | None => {}
         }
         Ok(())
     }
@@ -436,6 +480,11 @@ impl Stream<'_> {
         }
         Ok(())
     }
+}
+
+async fn count(engine: Engine) -> Result<BTreeMap<Tenant, NamespaceUsage>, Status> {
+    let used = engine.namespaces().await;
+    used.map_err(|error| Status::internal(error.to_string()))
 }
 
 #[async_trait]

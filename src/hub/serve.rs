@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Chain, Figures, MOST_ENTRIES, MOST_HELLO, PolicyBook, messages};
+use super::{Budgets, Chain, Figures, MOST_ENTRIES, MOST_HELLO, PolicyBook, messages};
 use crate::catalog::{
     Answer, Asked, Catalog, Changes, Found, Held, Hello, MAX_INCOMPLETE, SessionId,
 };
@@ -36,7 +36,7 @@ use wire::to_node::Kind as To;
 /// How often time passes for the catalog.
 const TICK: Duration = Duration::from_secs(1);
 /// How many messages may wait for a node that does not read. More, and its stream ends.
-const WAITING: usize = 1024;
+pub(super) const WAITING: usize = 1024;
 /// The longest that a question waits.
 const LONGEST: Duration = Duration::from_secs(30);
 /// How many calls one connection may have at once: a stream, and questions that wait.
@@ -79,8 +79,13 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Binds the address, and makes a key for this run.
-    pub async fn open(listen: SocketAddr, members: Arc<dyn Members>) -> Result<Self, ServeError> {
+    /// Binds the address, and makes a key for this run. The nodes report what namespaces use at most
+    /// once in `usage`.
+    pub async fn open(
+        listen: SocketAddr,
+        members: Arc<dyn Members>,
+        usage: Duration,
+    ) -> Result<Self, ServeError> {
         let bound = TcpListener::bind(listen).await;
         let listener = bound.map_err(|source| ServeError::Listen {
             address: listen,
@@ -89,7 +94,7 @@ impl Hub {
         Ok(Self {
             key: Key::generate()?,
             listener,
-            service: Service(Arc::new(Inner::new(members))),
+            service: Service(Arc::new(Inner::new(members, usage))),
         })
     }
 
@@ -126,6 +131,12 @@ impl Hub {
     #[must_use]
     pub fn policies(&self) -> PolicyBook {
         PolicyBook(Arc::clone(&self.service.0))
+    }
+
+    /// The limits of namespaces.
+    #[must_use]
+    pub fn budgets(&self) -> Budgets {
+        Budgets(Arc::clone(&self.service.0))
     }
 
     /// A function that tells which content a new pod would start from, and all nodes that have it:
@@ -200,6 +211,8 @@ pub(super) struct Inner {
     ends: CancellationToken,
     questions: AtomicU64,
     superseded: AtomicU64,
+    /// The least time between two reports of what a namespace uses.
+    pub(super) usage: Duration,
 }
 
 #[derive(Debug)]
@@ -221,7 +234,7 @@ pub(super) struct State {
 pub(super) struct Way {
     pub(super) node: NodeId,
     key: Sha256,
-    orders: mpsc::Sender<Result<wire::ToNode, Status>>,
+    pub(super) orders: mpsc::Sender<Result<wire::ToNode, Status>>,
     pub(super) ends: CancellationToken,
     /// It has got the fences that it lacked.
     pub(super) is_welcome: bool,
@@ -230,7 +243,7 @@ pub(super) struct Way {
 }
 
 impl Inner {
-    fn new(members: Arc<dyn Members>) -> Self {
+    fn new(members: Arc<dyn Members>, usage: Duration) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         let wall = u64::try_from(wall.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
         let began = (Timestamp(wall), Instant::now());
@@ -250,6 +263,7 @@ impl Inner {
             ends: CancellationToken::new(),
             questions: AtomicU64::new(0),
             superseded: AtomicU64::new(0),
+            usage,
         }
     }
 
@@ -260,7 +274,13 @@ impl Inner {
     fn figures(&self) -> Figures {
         let state = self.state.lock();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let fences = state.catalog.fences();
+        let welcome = state.streams.values().filter(|stream| stream.is_welcome);
+        let applied = welcome.map(|stream| stream.applied).min();
         Figures {
+            fences: count(fences.all().count()),
+            fence: fences.newest(),
+            fence_applied: applied.unwrap_or(fences.newest()),
             nodes: count(state.streams.len()),
             names: count(state.catalog.len() - state.catalog.coming()),
             coming: count(state.catalog.coming()),
@@ -296,6 +316,7 @@ impl Inner {
     }
 
     fn tick(&self) {
+        // Nothing waits for a node that is gone, and nothing counts on what it has.
         self.end_withdrawn();
         let (now, expected) = (self.now(), self.members.expected());
         let mut state = self.state.lock();
@@ -352,7 +373,7 @@ pub(super) struct Attached {
     key: Sha256,
     pub(super) orders: mpsc::Sender<Result<wire::ToNode, Status>>,
     ends: CancellationToken,
-    session: Option<SessionId>,
+    pub(super) session: Option<SessionId>,
 }
 
 impl Attached {
@@ -393,8 +414,9 @@ impl Attached {
             Some(From::Hello(hello)) => self.hello(&hello).await,
             Some(From::Report(report)) => self.report(&report),
             Some(From::Applied(applied)) => self.applied(applied.fence),
+            Some(From::Usage(usage)) => self.usage(&usage),
             // Of a later version.
-            Some(From::Usage(_)) | None => Ok(()),
+            None => Ok(()),
         }
     }
 

@@ -24,7 +24,9 @@ use tokio::sync::{mpsc, watch};
 
 use crate::api::{self, Cache};
 use crate::distribution::roster::{ClearOrder, Fencing};
-use crate::model::{Clear, Coverage, Fence, Fences};
+use crate::model::{Clear, Coverage, Fence, Fences, Tenant};
+
+use super::births::{api_time, birth, births, is_older};
 
 /// The finalizer of a `Cache`. With it, a deletion is the order to clear.
 const FINALIZER: &str = "baggageclaim.concourse-ci.org/clear";
@@ -40,12 +42,14 @@ const AT_ONCE: u32 = 60;
 const ONE_MORE: Duration = Duration::from_secs(60);
 /// How many old fences are deleted at once.
 const MOST_DELETED: usize = 100;
+/// How many namespaces are cleared in one look because content is older than they.
+const MOST_CLEARED: usize = 16;
 /// How often a fence is tried whose place in the chain another controller takes.
 const ATTEMPTS: usize = 20;
 
 /// Why the fences could not be read or made.
 #[derive(Debug, thiserror::Error)]
-enum Error {
+pub(super) enum Error {
     #[error("{what}: {source}")]
     Api {
         what: &'static str,
@@ -56,9 +60,11 @@ enum Error {
     Malformed { name: String, why: String },
     #[error("another controller makes fences all the time")]
     Crowded,
+    #[error("the API server's clock is not known: {0}")]
+    Time(String),
 }
 
-fn failed(what: &'static str) -> impl FnOnce(kube::Error) -> Error {
+pub(super) fn failed(what: &'static str) -> impl FnOnce(kube::Error) -> Error {
     move |source| Error::Api {
         what,
         source: Box::new(source),
@@ -119,6 +125,8 @@ pub async fn keep(
         clears: HashMap::new(),
         known: BTreeMap::new(),
         is_loaded: false,
+        // By then the nodes have reported, and the cluster's time is known.
+        next_look: Instant::now() + LOOK,
     };
     tokio::join!(
         watch_fences,
@@ -181,6 +189,8 @@ struct Keeper {
     /// The namespaces that exist, with their uids, as far as this process has seen.
     known: BTreeMap<String, String>,
     is_loaded: bool,
+    /// When content is compared with the namespaces next.
+    next_look: Instant,
 }
 
 impl Keeper {
@@ -241,6 +251,7 @@ impl Keeper {
             failure = self.look_at_cache(&cache).await.err().or(failure);
         }
         failure = self.look_at_namespaces().await.err().or(failure);
+        failure = self.look_at_content().await.err().or(failure);
         failure = self.delete_oldest(objects).await.err().or(failure);
         failure.map_or(Ok(()), Err)
     }
@@ -410,6 +421,43 @@ impl Keeper {
             }
         }
         self.learn_namespaces();
+        Ok(())
+    }
+
+    /// Clears the content of namespaces that went, or were made again, while no controller ran.
+    async fn look_at_content(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
+        if now < self.next_look {
+            return Ok(());
+        }
+        self.next_look = now + LOOK;
+        let Some(seen) = births(&self.namespaces.state()) else {
+            return Ok(());
+        };
+        let ages = self.chain.ages();
+        if ages.is_empty() {
+            return Ok(());
+        }
+        let time = api_time(&self.client).await?;
+        let is_suspect = |(tenant, age): &(Tenant, Duration)| {
+            let born = seen.get(&tenant.to_string());
+            is_older(*age, born.copied().flatten(), time)
+        };
+        let suspects = ages.into_iter().filter(is_suspect).take(MOST_CLEARED);
+        let live: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
+        for (tenant, age) in suspects.collect::<Vec<_>>() {
+            let found = live.get_opt(&tenant.to_string()).await;
+            let found = found.map_err(failed("read a namespace"))?;
+            let born = found.as_ref().and_then(birth);
+            if !is_older(age, born, time) {
+                continue;
+            }
+            let is_there = found.is_some();
+            tracing::warn!(%tenant, ?age, is_there,
+                "nodes have content of a namespace that was deleted, or was made again, while no \
+                 controller ran: it is cleared");
+            self.make(Coverage::Namespace(tenant).into()).await?;
+        }
         Ok(())
     }
 

@@ -17,11 +17,15 @@
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
 //! | `policies` | the controller's side: cache policies, for all nodes |
+//! | `births` | whether content is from before its namespace was made |
+//! | `budgets` | the controller's side: the limits of namespaces |
 //!
 //! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot
 //! limit that to a node), and `create` and `patch` on `events` of `events.k8s.io`.
 
 pub mod agent;
+mod births;
+pub mod budgets;
 pub mod claims;
 pub mod clears;
 mod client;

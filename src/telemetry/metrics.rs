@@ -3,7 +3,8 @@
 //!
 //! Two rules keep this cheap. Counting takes nanoseconds: an atomic or a short lock that is not
 //! held across other work. Labels are bounded: only the program's own strings (`&'static str`),
-//! never a tenant, pod or key, so that no request can create a new series.
+//! never a tenant, pod or key, so that no request can create a new series. One exception:
+//! `k8s::budgets` names up to 100 namespaces, those with a policy.
 
 use std::time::Duration;
 

@@ -5,7 +5,6 @@ use baggageclaim::catalog::{Answer, Asked, State};
 use baggageclaim::model::{CacheKind, Coverage, Fence, Limits, Timestamp};
 
 use super::{Content, Down, Fault, NAMES, NODES, Phase, Stream, Up, World};
-use crate::node::Node;
 
 /// The length of a schedule.
 const STEPS: usize = 100;
@@ -42,24 +41,24 @@ impl World {
                 self.drain_up(stream);
                 self.drain_down(stream);
             }
-            30..42 => {
+            30..41 => {
                 self.nodes[node].publish(&self.clears, name, self.now);
                 self.send(node, &[name]);
             }
-            42..56 => self.end(node),
-            56..68 => self.ask(node, name),
-            68..77 => self.fetch(node),
-            77..82 => self.beat(node),
-            82..84 => self.break_stream(stream),
-            84..88 => self.attach_somewhere(node),
-            88..91 => self.clear(controller, name),
-            91..93 => self.read(controller),
-            93 => self.restart(controller),
-            94 => self.current = controller,
-            95 => self.restore(),
-            96 => self.prune(),
-            97 => self.repeat(stream),
-            98 => self.tick(controller),
+            41..55 => self.end(node),
+            55..67 => self.ask(node, name),
+            67..76 => self.fetch(node),
+            76..81 => self.beat(node),
+            81..83 => self.break_stream(stream),
+            83..87 => self.attach_somewhere(node),
+            87..90 => self.clear(controller, name),
+            90..92 => self.read(controller),
+            92 => self.restart(controller),
+            93 => self.current = controller,
+            94 => self.restore(),
+            95 => self.prune(),
+            96 => self.repeat(stream),
+            97 => self.tick(controller),
             _ => self.collect(controller),
         }
     }
@@ -376,20 +375,32 @@ impl World {
         self.changed(controller, &changes);
     }
 
-    /// A budget of the namespace, from what the nodes used some time ago.
+    /// A budget of the namespace, from what the nodes have reported. Some reports are late.
     fn collect(&mut self, controller: usize) {
-        let usage: Vec<_> = self.nodes.iter().map(Node::usage).collect();
+        for node in 0..NODES.len() {
+            if let Some(number) = self.stream(node)
+                && self.streams[number].phase >= Phase::Welcomed
+            {
+                let usage = self.nodes[node].usage();
+                self.streams[number].up.push_back(Up::Usage(usage));
+                if self.random.percent(70) {
+                    self.drain_up(number);
+                }
+            }
+        }
         let limits = Limits {
             bytes: Some(10 + self.random.below(100)),
             ..Limits::default()
         };
-        let cut = limits.cut_off(&usage, self.time(controller));
-        for stream in self
-            .streams
-            .iter_mut()
-            .filter(|one| one.controller == controller)
-        {
-            stream.down.push_back(Down::CutOff(cut));
+        let (tenant, time) = (&self.names[0].tenant, self.time(controller));
+        let within = self.controllers[controller]
+            .catalog
+            .within(tenant, &limits, time);
+        for stream in &mut self.streams {
+            let is_concerned = |id| within.sessions.contains(&id);
+            if stream.controller == controller && stream.session.is_some_and(is_concerned) {
+                stream.down.push_back(Down::CutOff(within.cut_off));
+            }
         }
     }
 

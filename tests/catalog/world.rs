@@ -6,7 +6,9 @@ use std::collections::VecDeque;
 use baggageclaim::catalog::{
     Answer, Asked, Catalog, Changes, Held, Hello, Report, SessionId, Supersede,
 };
-use baggageclaim::model::{Clear, ClusterClock, CutOff, Fence, Fences, Name, Timestamp};
+use baggageclaim::model::{
+    Clear, ClusterClock, CutOff, Fence, Fences, Name, NamespaceUsage, Timestamp,
+};
 
 use crate::common::random::Random;
 use crate::node::{Clears, Content, Node};
@@ -50,6 +52,7 @@ pub(crate) enum Fault {
 enum Up {
     Hello(u64, Fences),
     Report(Report),
+    Usage(NamespaceUsage),
     Beat(Timestamp, Option<Timestamp>),
     Applied(u64),
 }
@@ -354,6 +357,11 @@ impl World {
                 }
                 self.changed(controller, &changes);
             }
+            Up::Usage(usage) => {
+                let id = session.expect("Hello came first");
+                let catalog = &mut self.controllers[controller].catalog;
+                assert!(catalog.used(id, self.names[0].tenant.clone(), usage));
+            }
             Up::Beat(sent, time) => {
                 let it = &mut self.controllers[controller];
                 if let Some(time) = time
@@ -443,7 +451,9 @@ impl World {
                 let first = it.report(&self.clears, first);
                 let mut second = it.report(&self.clears, second);
                 second.complete = true;
-                stream.up.extend([Up::Report(first), Up::Report(second)]);
+                let usage = Up::Usage(it.usage());
+                let reports = [Up::Report(first), Up::Report(second)];
+                stream.up.extend(std::iter::once(usage).chain(reports));
             }
             Down::Supersede(order) => {
                 if let Some(name) = it.supersede(&self.clears, &order) {

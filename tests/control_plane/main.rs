@@ -11,6 +11,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod budgets;
 mod calls;
 mod clears;
 mod clocks;

@@ -148,11 +148,16 @@ async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
 
 /// The controller with its catalog, at an address that it keeps.
 pub(crate) fn hub(plane: &ControlPlane) -> Process {
+    hub_with(plane, &[])
+}
+
+/// One with more flags.
+pub(crate) fn hub_with(plane: &ControlPlane, flags: &[&str]) -> Process {
     let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: baggageclaim-controller, \
                namespace: default}}";
     plane.apply("hub", map);
     let listen = format!("--hub-listen=127.0.0.1:{}", free_port());
-    controller_with(plane, &[&listen])
+    controller_with(plane, &[&[listen.as_str()], flags].concat())
 }
 
 /// Waits until a node has a stream to the controller, or has none.

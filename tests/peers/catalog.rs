@@ -24,7 +24,7 @@ use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, introduce, name, text};
 
 /// The nodes that a controller knows, each with its key.
 #[derive(Debug, Default)]
-struct Nodes(Mutex<Vec<(NodeId, Sha256)>>);
+pub(crate) struct Nodes(pub(crate) Mutex<Vec<(NodeId, Sha256)>>);
 
 impl Members for Nodes {
     fn named(&self, key: &Sha256) -> Option<NodeId> {
@@ -49,15 +49,17 @@ impl Members for Nodes {
 }
 
 /// A controller, and where the nodes find it. It can be started again.
-struct Hub {
+pub(crate) struct Hub {
     /// The fences of the API server.
     api: Vec<Fence>,
     chain: Option<Chain>,
     policies: Option<PolicyBook>,
-    nodes: Arc<Nodes>,
+    pub(crate) budgets: Option<hub::Budgets>,
+    usage: Duration,
+    pub(crate) nodes: Arc<Nodes>,
     place: watch::Sender<Option<Controller>>,
     runs: Option<(Drain, JoinHandle<()>)>,
-    figures: Arc<dyn Fn() -> Figures>,
+    pub(crate) figures: Arc<dyn Fn() -> Figures>,
     overview: Option<Arc<dyn Overview>>,
     find: Arc<Find>,
 }
@@ -66,10 +68,17 @@ type Find = dyn Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>>;
 
 impl Hub {
     async fn start() -> Self {
+        Self::with_usage(hub::USAGE).await
+    }
+
+    /// One whose nodes report so often what namespaces use.
+    pub(crate) async fn with_usage(usage: Duration) -> Self {
         let mut hub = Self {
             api: Vec::new(),
             chain: None,
             policies: None,
+            budgets: None,
+            usage,
             nodes: Arc::default(),
             place: watch::Sender::new(None),
             runs: None,
@@ -84,7 +93,7 @@ impl Hub {
     /// A new process of the controller: it has another port and another key, and knows nothing.
     async fn begin(&mut self) {
         let listen = "127.0.0.1:0".parse().expect("an address");
-        let hub = hub::Hub::open(listen, self.nodes.clone()).await;
+        let hub = hub::Hub::open(listen, self.nodes.clone(), self.usage).await;
         let hub = hub.expect("it is bound");
         let controller = Controller {
             address: hub.address().expect("an address").to_string(),
@@ -94,6 +103,7 @@ impl Hub {
         self.overview = Some(hub.overview());
         self.chain = Some(hub.chain());
         self.policies = Some(hub.policies());
+        self.budgets = Some(hub.budgets());
         self.load();
         self.find = Arc::new(hub.finder());
         let drain = Drain::new(Duration::from_secs(10));
@@ -148,7 +158,7 @@ impl Hub {
     }
 
     /// Nodes that know each other, and that this controller knows. All have a stream.
-    async fn nodes(&self, names: &[&str]) -> Option<Vec<Node>> {
+    pub(crate) async fn nodes(&self, names: &[&str]) -> Option<Vec<Node>> {
         let mut nodes = Vec::new();
         for name in names {
             let controller = self.place.subscribe();
@@ -177,7 +187,7 @@ impl Hub {
         .await;
     }
 
-    async fn knows(&self, names: u64) {
+    pub(crate) async fn knows(&self, names: u64) {
         eventually("the controller knows the names", || {
             (self.figures)().names == names
         })
@@ -185,7 +195,7 @@ impl Hub {
     }
 }
 
-async fn finish(hub: Hub, nodes: Vec<Node>) {
+pub(crate) async fn finish(hub: Hub, nodes: Vec<Node>) {
     for node in nodes {
         node.finish().await;
     }
