@@ -281,7 +281,7 @@ fn every_code_that_the_engine_answers_with_is_explained() {
 
 #[test]
 fn what_the_documentation_calls_by_name_is_called_so() {
-    let help = ["", "node", "standalone", "shared ls"].map(help);
+    let help = ["", "node", "standalone", "controller", "shared ls"].map(help);
     let verbs: Vec<&str> = help[0]
         .lines()
         .skip_while(|line| !line.starts_with("Verbs:"))

@@ -90,6 +90,9 @@ pub trait Overview: fmt::Debug + Send + Sync {
     /// Whether some nodes have not reported all that they have.
     fn is_incomplete(&self) -> bool;
 
+    /// Whether any node has a stream. Without one, another controller may have the nodes.
+    fn has_nodes(&self) -> bool;
+
     /// Some caches of a namespace or of all: those after `after`.
     fn caches(&self, tenant: Option<&Tenant>, after: Option<NameHash>) -> Part;
 

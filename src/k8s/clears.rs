@@ -6,7 +6,7 @@
 //! deleted after a week, when all nodes with a `Pool` have applied it; the newest one stays.
 //!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
-//! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`.
+//! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -22,12 +22,11 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
-use crate::api::{self, Cache};
+use super::mirror::{self, Mirror};
+use crate::api::{self, CLEAR, Cache};
 use crate::distribution::roster::{ClearOrder, Fencing};
 use crate::model::{Clear, Coverage, Fence, Fences};
 
-/// The finalizer of a `Cache`. With it, a deletion is the order to clear.
-const FINALIZER: &str = "baggageclaim.concourse-ci.org/clear";
 /// How long a fence stays at least.
 const KEEP: Duration = Duration::from_hours(7 * 24);
 /// How often the controller looks without a change, and at most, however many changes there are.
@@ -36,7 +35,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How many fences one can repeat (deploy/crds).
 const MOST_REPEATS: usize = 1000;
 /// How many Caches of a namespace are cleared at once, and how long another one then waits.
-const AT_ONCE: u32 = 60;
+const AT_ONCE: u32 = 100;
 const ONE_MORE: Duration = Duration::from_secs(60);
 /// How many old fences are deleted at once.
 const MOST_DELETED: usize = 100;
@@ -73,12 +72,13 @@ fn has_code(error: &kube::Error, code: u16) -> bool {
 pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
 
 /// Keeps the chain of fences, until it is dropped. `orders` are those of people who ask the
-/// controller itself.
+/// controller itself. It keeps the mirror of task caches, too: both read the same `Cache` objects.
 pub async fn keep(
     client: Client,
     chain: Arc<dyn Fencing>,
     pools: Pools,
     orders: mpsc::Receiver<ClearOrder>,
+    mirror: Mirror,
 ) {
     let (change, changed) = watch::channel(());
     let change = Arc::new(change);
@@ -107,6 +107,7 @@ pub async fn keep(
         change.send_replace(());
         std::future::ready(())
     });
+    let mirror = mirror::keep(client.clone(), caches.clone(), mirror);
     let keeper = Keeper {
         orders,
         fences,
@@ -124,6 +125,7 @@ pub async fn keep(
         watch_fences,
         watch_caches,
         watch_namespaces,
+        mirror,
         keeper.run(changed)
     );
 }
@@ -174,7 +176,8 @@ struct Keeper {
     pools: Pools,
     caches: Store<Cache>,
     namespaces: Store<PartialObjectMeta<Namespace>>,
-    /// The uids of Caches that are cleared, and still have their finalizer.
+    /// The uids of Caches that are cleared, and still have their finalizer; and of namespaces that
+    /// are cleared, and still there.
     cleared: HashSet<String>,
     /// The namespaces that cleared Caches lately ([`Keeper::may_clear`]).
     clears: HashMap<String, Instant>,
@@ -235,7 +238,8 @@ impl Keeper {
         // One object that cannot be changed must not keep the others waiting.
         let mut failure = self.mend().await.err();
         let caches = self.caches.state();
-        let uids: HashSet<String> = caches.iter().filter_map(|cache| cache.uid()).collect();
+        let mut uids: HashSet<String> = caches.iter().filter_map(|cache| cache.uid()).collect();
+        uids.extend(self.namespaces.state().iter().filter_map(|it| it.uid()));
         self.cleared.retain(|uid| uids.contains(uid));
         for cache in caches {
             failure = self.look_at_cache(&cache).await.err().or(failure);
@@ -324,9 +328,10 @@ impl Keeper {
     /// Gives a `Cache` its finalizer. If it is deleted, clears its names and takes the finalizer
     /// away. A crash in between clears them twice.
     async fn look_at_cache(&mut self, seen: &Cache) -> Result<(), Error> {
-        let has_finalizer = |cache: &Cache| cache.finalizers().iter().any(|it| it == FINALIZER);
         let is_deleted = |cache: &Cache| cache.metadata.deletion_timestamp.is_some();
-        if has_finalizer(seen) != is_deleted(seen) {
+        // The mirror makes its own with the finalizer, and takes it away to delete them.
+        let is_of_mirror = seen.is_mirrored() && !is_deleted(seen);
+        if seen.orders() != is_deleted(seen) || is_of_mirror {
             return Ok(());
         }
         let namespace = seen.namespace().unwrap_or_default();
@@ -336,7 +341,7 @@ impl Keeper {
             .get_opt(&name)
             .await
             .map_err(failed("read a Cache"))?;
-        let Some(cache) = found.filter(|it| has_finalizer(it) == is_deleted(it)) else {
+        let Some(cache) = found.filter(|it| it.orders() == is_deleted(it)) else {
             return Ok(());
         };
         let mut finalizers = cache.finalizers().to_vec();
@@ -345,6 +350,7 @@ impl Keeper {
             match cache.covers() {
                 // Only the finalizer was left.
                 Ok(_) if self.cleared.contains(&uid) => {}
+                Ok(_) if self.is_cleared_with_namespace(&namespace).await? => {}
                 Ok(_) if !self.may_clear(&namespace) => return Ok(()),
                 Ok(covers) => {
                     self.make(covers.into()).await?;
@@ -358,9 +364,9 @@ impl Keeper {
                     "a Cache was deleted, and nothing is cleared: it names nothing"
                 ),
             }
-            finalizers.retain(|it| it != FINALIZER);
+            finalizers.retain(|it| it != CLEAR);
         } else {
-            finalizers.push(FINALIZER.to_owned());
+            finalizers.push(CLEAR.to_owned());
         }
         let patch = json!({"metadata": {
             "resourceVersion": cache.metadata.resource_version,
@@ -373,6 +379,23 @@ impl Keeper {
             Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(()),
             done => done.map(drop).map_err(failed("change a Cache")),
         }
+    }
+
+    /// Clears all names of a namespace that is being deleted, once for all its Caches. They do not
+    /// hold it up. Returns whether it is being deleted.
+    async fn is_cleared_with_namespace(&mut self, name: &str) -> Result<bool, Error> {
+        let is_it = |it: &PartialObjectMeta<Namespace>| {
+            it.name_any() == name && it.metadata.deletion_timestamp.is_some()
+        };
+        let ending = self.namespaces.find(is_it).and_then(|it| it.uid());
+        let (Some(uid), Ok(tenant)) = (ending, name.parse()) else {
+            return Ok(false);
+        };
+        if !self.cleared.contains(&uid) {
+            self.make(Coverage::Namespace(tenant).into()).await?;
+            self.cleared.insert(uid);
+        }
+        Ok(true)
     }
 
     /// The namespaces that the watch shows, with their uids.

@@ -16,14 +16,14 @@ use crate::peers::{
 use crate::plane::ControlPlane;
 
 /// Waits until a pool has content of this name, or has none.
-async fn has(pool: &Path, name: &str, expected: bool) {
+pub(crate) async fn has(pool: &Path, name: &str, expected: bool) {
     eventually("a node has a name, or has it no more", async || {
         told(pool, "artifacts").to_string().contains(name) == expected
     })
     .await;
 }
 
-async fn fences(plane: &ControlPlane) -> Vec<Fence> {
+pub(crate) async fn fences(plane: &ControlPlane) -> Vec<Fence> {
     let fences: Api<Fence> = Api::all(plane.client.clone());
     let list = fences.list(&ListParams::default()).await;
     list.expect("a list").items
