@@ -16,6 +16,8 @@ mod controller;
 mod docs;
 #[path = "manifests/locality.rs"]
 mod locality;
+#[path = "manifests/monitoring.rs"]
+mod monitoring;
 #[path = "manifests/peers.rs"]
 mod peers;
 #[path = "manifests/platforms.rs"]
@@ -568,6 +570,7 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         // kubectl reads.
         ("storage.k8s.io/v1", "VolumeAttributesClass")
         | ("snapshot.storage.k8s.io/v1" | "groupsnapshot.storage.k8s.io/v1", _)
+        | ("monitoring.coreos.com/v1", "PodMonitor" | "PrometheusRule")
         | ("kustomize.config.k8s.io/v1beta1", "Kustomization")
         | ("kustomize.config.k8s.io/v1alpha1", "Component") => return Ok(()),
         (version, kind) => {
