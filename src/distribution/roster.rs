@@ -153,6 +153,9 @@ pub trait Fencing: fmt::Debug + Send + Sync {
     /// What must be fenced once more before any node gets a fence, or its account begins.
     fn owed(&self) -> Vec<Clear>;
 
+    /// So many objects of the API server are malformed, for a metric.
+    fn malformed(&self, count: usize);
+
     /// Tells that what is owed may have changed.
     fn changes(&self) -> watch::Receiver<()>;
 

@@ -22,6 +22,8 @@ pub struct Figures {
     pub fences: u64,
     /// Those of them that a node with a stream has not applied.
     pub fences_waiting: u64,
+    /// Fence objects that cannot be read.
+    pub fences_malformed: u64,
 }
 
 impl Figures {
@@ -57,6 +59,11 @@ impl Figures {
                 "catalog_fences_waiting",
                 "Clears that a connected node has not applied",
                 self.fences_waiting,
+            ),
+            (
+                "catalog_fences_malformed",
+                "Fence objects that cannot be read",
+                self.fences_malformed,
             ),
         ];
         gauges(registry, &now);

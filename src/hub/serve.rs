@@ -208,6 +208,8 @@ pub(super) struct State {
     pub(super) is_loaded: bool,
     /// Fences that the streams get when nothing is owed.
     pub(super) unsent: Vec<Fence>,
+    /// Fence objects that cannot be read.
+    pub(super) malformed: usize,
 }
 
 /// The way to a node.
@@ -237,6 +239,7 @@ impl Inner {
                 streams: BTreeMap::new(),
                 is_loaded: false,
                 unsent: Vec::new(),
+                malformed: 0,
             }),
             chain: watch::Sender::new(()),
             began,
@@ -260,6 +263,7 @@ impl Inner {
         Figures {
             fences: count(fences.all().count()),
             fences_waiting: count(waiting.count()),
+            fences_malformed: count(state.malformed),
             nodes: count(state.streams.len()),
             names: count(state.catalog.len() - state.catalog.coming()),
             coming: count(state.catalog.coming()),

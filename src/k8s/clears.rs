@@ -5,6 +5,10 @@
 //! chain: the one that loses reads the other's fence and tries the next name. The oldest fence is
 //! deleted after a week, when all nodes with a `Pool` have applied it; the newest one stays.
 //!
+//! A Fence that cannot be read in its place of the chain stops the chain: no later fence can be made,
+//! and nodes that miss one clear all they have. One outside of the chain was made by no controller,
+//! and is left out. Both are told in the log and in a metric.
+//!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
 //! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
 
@@ -14,7 +18,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+    Preconditions,
+};
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -51,7 +58,7 @@ enum Error {
         #[source]
         source: Box<kube::Error>,
     },
-    #[error("Fence {name} is malformed: {why}; delete it")]
+    #[error("Fence {name} is malformed: {why}; delete it, and clear once more")]
     Malformed { name: String, why: String },
     #[error("another controller makes fences all the time")]
     Crowded,
@@ -84,7 +91,9 @@ pub async fn keep(
     let change = Arc::new(change);
     let fences: Api<api::Fence> = Api::all(client.clone());
     let signal = Arc::clone(&change);
-    let events = watcher(fences.clone(), watcher::Config::default()).default_backoff();
+    // Without the content: one that cannot be read must not hide the others.
+    let all: Api<PartialObjectMeta<api::Fence>> = Api::all(client.clone());
+    let events = watcher(all, watcher::Config::default()).default_backoff();
     let watch_fences = events.for_each(move |event| {
         said("Fences", event.as_ref().err());
         signal.send_replace(());
@@ -108,9 +117,12 @@ pub async fn keep(
         std::future::ready(())
     });
     let mirror = mirror::keep(client.clone(), caches.clone(), mirror);
+    let kind = ApiResource::erase::<api::Fence>(&());
     let keeper = Keeper {
         orders,
         fences,
+        unread: Api::all_with(client.clone(), &kind),
+        malformed: BTreeSet::new(),
         client,
         chain,
         pools,
@@ -136,18 +148,52 @@ fn said(what: &str, error: Option<&watcher::Error>) {
     }
 }
 
-/// The fences of the API server in their order, and the number up to which they are deleted.
-fn chain_of(objects: &[api::Fence]) -> Result<(u64, Vec<Fence>), Error> {
-    let fences = objects.iter().map(|object| {
-        object.fence().map_err(|why| Error::Malformed {
-            name: object.name_any(),
-            why,
+/// The fences of the API server.
+#[derive(Debug, Default)]
+struct Listed {
+    /// Those that can be read, as objects.
+    objects: Vec<api::Fence>,
+    /// The same, in their order.
+    fences: Vec<Fence>,
+    /// The others: their names, and why.
+    malformed: BTreeMap<String, String>,
+}
+
+impl Listed {
+    fn new(all: Vec<DynamicObject>) -> Self {
+        let mut listed = Self::default();
+        for object in all {
+            let name = object.name_any();
+            let object = object.try_parse::<api::Fence>();
+            let read = object.map_err(|error| error.to_string());
+            let read = read.and_then(|object| Ok((object.fence()?, object)));
+            match read {
+                Ok((fence, object)) => {
+                    listed.fences.push(fence);
+                    listed.objects.push(object);
+                }
+                Err(why) => drop(listed.malformed.insert(name, why)),
+            }
+        }
+        listed.fences.sort_by_key(|fence| fence.number);
+        listed
+    }
+
+    /// The number up to which the fences are deleted.
+    fn oldest(&self) -> u64 {
+        let previous = self.fences.iter().map(|fence| fence.previous);
+        previous.min().unwrap_or(0)
+    }
+
+    /// The error if one cannot be read that has a place in the chain.
+    fn gap(&self) -> Option<Error> {
+        let mut malformed = self.malformed.iter();
+        let gap = malformed.find(|(name, _)| name.starts_with(api::fence::OF_CHAIN))?;
+        Some(Error::Malformed {
+            name: gap.0.clone(),
+            why: gap.1.clone(),
         })
-    });
-    let mut fences = fences.collect::<Result<Vec<_>, _>>()?;
-    fences.sort_by_key(|fence| fence.number);
-    let oldest = fences.iter().map(|fence| fence.previous).min();
-    Ok((oldest.unwrap_or(0), fences))
+    }
 }
 
 /// The oldest fence, if it may go: there is a later one, it is old enough, and all these nodes have
@@ -171,6 +217,10 @@ fn may_go<'a>(
 struct Keeper {
     orders: mpsc::Receiver<ClearOrder>,
     fences: Api<api::Fence>,
+    /// The same, of which each is read for itself.
+    unread: Api<DynamicObject>,
+    /// The names of those that cannot be read.
+    malformed: BTreeSet<String>,
     client: Client,
     chain: Arc<dyn Fencing>,
     pools: Pools,
@@ -251,13 +301,21 @@ impl Keeper {
 
     /// Tells the catalog which fences there are.
     async fn read(&mut self) -> Result<Vec<api::Fence>, Error> {
-        let objects = match self.fences.list(&ListParams::default()).await {
+        let all = match self.unread.list(&ListParams::default()).await {
             Ok(list) => list.items,
             // Without the definition there is none.
             Err(error) if has_code(&error, 404) => Vec::new(),
             Err(error) => return Err(failed("list Fences")(error)),
         };
-        let (oldest, fences) = chain_of(&objects)?;
+        let listed = Listed::new(all);
+        self.say_malformed(&listed.malformed);
+        if let Some(error) = listed.gap() {
+            return Err(error);
+        }
+        let oldest = listed.oldest();
+        let Listed {
+            objects, fences, ..
+        } = listed;
         let known = self.chain.fences();
         let is_lost = |fence: &Fence| fence.number > oldest && !fences.contains(fence);
         if !self.is_loaded || known.all().any(is_lost) {
@@ -278,6 +336,22 @@ impl Keeper {
             }
         }
         Ok(objects)
+    }
+
+    fn say_malformed(&mut self, malformed: &BTreeMap<String, String>) {
+        for (name, why) in malformed {
+            if !self.malformed.contains(name) {
+                tracing::error!(
+                    name,
+                    why,
+                    "a Fence cannot be read: no name is cleared for it, and \
+                    if its name begins with `after-`, none for later ones; delete it, and then \
+                    clear once more what it should have cleared"
+                );
+            }
+        }
+        self.malformed = malformed.keys().cloned().collect();
+        self.chain.malformed(malformed.len());
     }
 
     /// Makes again what an older etcd has lost.
@@ -513,13 +587,32 @@ mod tests {
     }
 
     #[test]
-    fn the_chain_is_read_in_its_order_and_not_at_all_if_an_object_is_wrong() {
-        let (oldest, fences) = chain_of(&[object(9, 5), object(5, 2)]).expect("it is valid");
-        let numbers: Vec<u64> = fences.iter().map(|fence| fence.number).collect();
-        assert_eq!((oldest, &numbers[..]), (2, &[5, 9][..]));
-        assert_eq!(chain_of(&[]).expect("it is valid").0, 0);
+    fn the_chain_is_read_in_its_order_and_ends_where_an_object_of_it_is_wrong() {
+        let read = |objects: &[api::Fence]| {
+            let dynamic = |object: &api::Fence| {
+                let object = serde_json::to_value(object).expect("JSON");
+                serde_json::from_value(object).expect("an object")
+            };
+            Listed::new(objects.iter().map(dynamic).collect())
+        };
+        let listed = read(&[object(9, 5), object(5, 2)]);
+        let numbers: Vec<u64> = listed.fences.iter().map(|fence| fence.number).collect();
+        assert_eq!((listed.oldest(), &numbers[..]), (2, &[5, 9][..]));
+        assert_eq!(read(&[]).oldest(), 0);
         let mut wrong = object(9, 5);
         wrong.spec.id = "x".to_owned();
-        assert!(matches!(chain_of(&[wrong]), Err(Error::Malformed { .. })));
+        let gap = read(&[object(5, 2), wrong.clone()]);
+        assert!(matches!(gap.gap(), Some(Error::Malformed { .. })));
+        assert_eq!(gap.malformed.len(), 1);
+        // By hand: no controller gives such a name, and no fence follows it.
+        wrong.metadata.name = Some("clear-all".to_owned());
+        let by_hand = read(&[object(5, 2), wrong]);
+        assert!(by_hand.gap().is_none());
+        assert_eq!((by_hand.fences.len(), by_hand.malformed.len()), (1, 1));
+        // Of a later version.
+        let mut later = serde_json::to_value(object(9, 5)).expect("JSON");
+        later["spec"]["kind"] = "Later".into();
+        let later = serde_json::from_value(later).expect("an object");
+        assert!(Listed::new(vec![later]).gap().is_some());
     }
 }
