@@ -149,6 +149,8 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
         Verb::Inspect(what) => asking(inspect(what)),
         Verb::Outcome(said) => asking(outcome(said)),
         Verb::Destroy(what) => asking(destroy(what)),
+        Verb::Log(what) => asking(generations::log(what)),
+        Verb::Rollback(what) => asking(generations::rollback(what)),
         Verb::Export(flags) => asking(transfer::export(flags)),
         Verb::Import(flags) => asking(transfer::import(flags)),
         Verb::Reap(plain) => asking(reap(plain)),

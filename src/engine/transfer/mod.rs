@@ -9,6 +9,7 @@ mod import;
 mod in_use;
 mod open_layers;
 mod receive;
+mod rollback;
 mod space;
 
 pub use export::{Export, Exported, Source, View};
@@ -18,4 +19,5 @@ pub use import::{ImportRequest, Imported};
 pub(super) use open_layers::open_layers;
 pub use open_layers::{OpenArtifact, OpenLayer};
 pub(super) use receive::receive;
+pub(super) use rollback::rollback;
 pub use receive::{LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest, Received};
