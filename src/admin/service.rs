@@ -13,7 +13,9 @@ use super::transfer::{self, Answers};
 use crate::backend;
 use crate::distribution::Distribution;
 use crate::engine::{self, ArtifactRow, Engine, VolumeRow, VolumeState};
-use crate::model::{ArtifactId, Maker, Outcome, PodUid, Reference, Sha256, Tenant, Timestamp, VolumeKind};
+use crate::model::{
+    ArtifactId, Maker, Outcome, PodUid, Reference, Sha256, Tenant, Timestamp, VolumeKind,
+};
 use crate::proto::admin::v1 as admin;
 use crate::server::{Rpc, code_of, message_of};
 use admin::admin_server::Admin;

@@ -17,7 +17,7 @@ use super::show::{self, Thing};
 use super::status as status_answer;
 use super::{
     Caches, Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb,
-    cluster, shared, transfer,
+    cluster, generations, shared, transfer,
 };
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};

@@ -19,5 +19,5 @@ pub use import::{ImportRequest, Imported};
 pub(super) use open_layers::open_layers;
 pub use open_layers::{OpenArtifact, OpenLayer};
 pub(super) use receive::receive;
-pub(super) use rollback::rollback;
 pub use receive::{LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest, Received};
+pub(super) use rollback::rollback;
