@@ -35,7 +35,7 @@ mod packed;
 pub use apply::{Changes, Hello, Report, Supersede};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use held::Held;
-pub use list::{Explained, Listed, MAX_NAMED, OfNode, Part};
+pub use list::{Author, Explained, Listed, MAX_NAMED, OfNode, Part, ToldCache};
 pub use name::NameHash;
 
 /// How long entries stay when their node's stream is lost.

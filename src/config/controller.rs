@@ -52,6 +52,15 @@ pub struct Controller {
     /// The IP address that nodes connect to [default: that of `--hub-listen`]
     #[arg(long, value_name = "IP", env = "BAGGAGECLAIM_HUB_ADDRESS")]
     pub hub_address: Option<IpAddr>,
+    /// Show the N newest task caches of each namespace as Cache objects, 5000 in all. 0: none, and
+    /// those that are there are deleted without clearing the caches
+    #[arg(
+        long,
+        value_name = "N",
+        env = "BAGGAGECLAIM_MIRROR_CACHES",
+        default_value_t = 100
+    )]
+    pub mirror_caches: usize,
     /// Serve the locality webhook to the API server at this ADDRESS:PORT, such as [::]:9443: new
     /// pods then prefer the nodes that have their content. Needs --hub-listen, and the output of
     /// `baggageclaim locality` in the cluster [default: no webhook]
@@ -85,6 +94,7 @@ impl Controller {
         let hub = self.hub_listen.map(|listen| controller::Hub {
             listen,
             ip: self.hub_address,
+            mirror_caches: self.mirror_caches,
         });
         if let Some(hub) = &hub {
             let address = SocketAddr::new(hub.ip.unwrap_or(hub.listen.ip()), hub.listen.port());

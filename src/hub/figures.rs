@@ -18,6 +18,12 @@ pub struct Figures {
     pub waiting: u64,
     /// Orders to nodes to give up a name, since the start.
     pub superseded: u64,
+    /// Fences of the API server.
+    pub fences: u64,
+    /// Those of them that a node with a stream has not applied.
+    pub fences_waiting: u64,
+    /// Fence objects that cannot be read.
+    pub fences_malformed: u64,
 }
 
 impl Figures {
@@ -43,6 +49,21 @@ impl Figures {
                 "catalog_questions_waiting",
                 "Questions of nodes that wait for content",
                 self.waiting,
+            ),
+            (
+                "catalog_fences",
+                "Clears of names that the API server has, those of the last week",
+                self.fences,
+            ),
+            (
+                "catalog_fences_waiting",
+                "Clears that a connected node has not applied",
+                self.fences_waiting,
+            ),
+            (
+                "catalog_fences_malformed",
+                "Fence objects that cannot be read",
+                self.fences_malformed,
             ),
         ];
         gauges(registry, &now);

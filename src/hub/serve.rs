@@ -178,6 +178,10 @@ impl Service {
     pub(super) fn read<T>(&self, read: impl FnOnce(&Catalog, Timestamp) -> T) -> T {
         read(&self.0.state.lock().catalog, self.0.now())
     }
+
+    pub(super) fn has_streams(&self) -> bool {
+        !self.0.state.lock().streams.is_empty()
+    }
 }
 
 #[derive(Debug)]
@@ -204,6 +208,8 @@ pub(super) struct State {
     pub(super) is_loaded: bool,
     /// Fences that the streams get when nothing is owed.
     pub(super) unsent: Vec<Fence>,
+    /// Fence objects that cannot be read.
+    pub(super) malformed: usize,
 }
 
 /// The way to a node.
@@ -233,6 +239,7 @@ impl Inner {
                 streams: BTreeMap::new(),
                 is_loaded: false,
                 unsent: Vec::new(),
+                malformed: 0,
             }),
             chain: watch::Sender::new(()),
             began,
@@ -249,7 +256,14 @@ impl Inner {
     fn figures(&self) -> Figures {
         let state = self.state.lock();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let fences = state.catalog.fences();
+        let applied = state.streams.values().map(|stream| stream.applied);
+        let by_all = applied.min().unwrap_or(u64::MAX);
+        let waiting = fences.all().filter(|fence| fence.number > by_all);
         Figures {
+            fences: count(fences.all().count()),
+            fences_waiting: count(waiting.count()),
+            fences_malformed: count(state.malformed),
             nodes: count(state.streams.len()),
             names: count(state.catalog.len() - state.catalog.coming()),
             coming: count(state.catalog.coming()),

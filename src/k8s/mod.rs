@@ -16,6 +16,7 @@
 //! | `peers` | the other nodes as peers, and the rights of each |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
+//! | `mirror` | the controller's side: the newest task caches as objects, for people |
 //!
 //! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot
 //! limit that to a node), and `create` and `patch` on `events` of `events.k8s.io`.
@@ -26,6 +27,7 @@ pub mod clears;
 mod client;
 pub mod endpoint;
 mod events;
+pub mod mirror;
 mod outcomes;
 pub mod peers;
 mod pod;

@@ -17,6 +17,7 @@ mod clocks;
 mod driver;
 mod leaks;
 mod locality;
+mod mirror;
 mod nodes;
 mod objects;
 mod orphans;
