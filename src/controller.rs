@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::distribution::roster::{ClearOrder, Controller};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
+use crate::k8s::mirror::Mirror;
 use crate::server::{self, Drain, Routes, Socket};
 use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
@@ -63,6 +64,8 @@ pub struct Hub {
     pub listen: SocketAddr,
     /// The IP address that they connect to; `None`: that of `listen`.
     pub ip: Option<IpAddr>,
+    /// How many task caches of a namespace the API server shows.
+    pub mirror_caches: usize,
     /// How often they report what namespaces use.
     pub usage_interval: Duration,
 }
@@ -128,9 +131,8 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         Some(hub) => Some(open_hub(hub, &cluster).await?),
         None => None,
     };
-    let webhook = open_webhook(config.webhook, hub.as_ref().map(|it| &it.hub)).await?;
-    let (clears, orders) = mpsc::channel(ORDERS);
-    let overview = serve_people(hub.as_ref().map(|it| &it.hub), clears);
+    let webhook = open_webhook(config.webhook, hub.as_ref()).await?;
+    let overview = serve_people(hub.as_ref());
     let figures = Figures {
         cluster: cluster.clone(),
         catalog: hub.as_ref().map(|it| Box::new(it.hub.figures()) as _),
@@ -166,7 +168,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         overview,
     );
     let csi = AbortOnDropHandle::new(tokio::spawn(csi));
-    let hub = begin_hub(hub, client, cluster.clone(), orders, drain.clone());
+    let hub = begin_hub(hub, client, drain.clone());
     let _webhook = webhook.map(|it| AbortOnDropHandle::new(tokio::spawn(it.serve(drain.clone()))));
     tokio::select! {
         () = drain.begun() => {}
@@ -209,10 +211,10 @@ impl Figures {
 }
 
 /// The service for people who ask the controller.
-fn serve_people(hub: Option<&hub::Hub>, clears: mpsc::Sender<ClearOrder>) -> Routes {
-    admin::serve_cluster(hub.map(|hub| admin::Cluster {
-        catalog: hub.overview(),
-        clears,
+fn serve_people(served: Option<&Served>) -> Routes {
+    admin::serve_cluster(served.map(|served| admin::Cluster {
+        catalog: served.hub.overview(),
+        clears: served.mirror.clears.clone(),
     }))
 }
 
@@ -222,17 +224,21 @@ fn collect(url: &Url) -> Result<Periodic, Error> {
     Periodic::start(store).map_err(Error::Collector)
 }
 
-/// The catalog, before it is served.
-struct OpenHub {
+/// The catalog, and what belongs to it.
+struct Served {
     hub: hub::Hub,
     /// What the nodes are told of it.
     place: Controller,
+    cluster: Arc<Cluster>,
+    /// Orders to clear names.
+    orders: mpsc::Receiver<ClearOrder>,
+    mirror: Mirror,
     usage_interval: Duration,
     budgets: k8s::budgets::Figures,
 }
 
 /// Binds the address of the catalog.
-async fn open_hub(config: Hub, cluster: &Arc<Cluster>) -> Result<OpenHub, hub::ServeError> {
+async fn open_hub(config: Hub, cluster: &Arc<Cluster>) -> Result<Served, hub::ServeError> {
     let members = Arc::new(ClusterMembers::new(Arc::clone(cluster)));
     let hub = hub::Hub::open(config.listen, members, config.usage_interval).await?;
     let ip = config.ip.unwrap_or(config.listen.ip());
@@ -240,9 +246,18 @@ async fn open_hub(config: Hub, cluster: &Arc<Cluster>) -> Result<OpenHub, hub::S
         address: SocketAddr::new(ip, config.listen.port()).to_string(),
         key: hub.key(),
     };
-    Ok(OpenHub {
+    let (clears, orders) = mpsc::channel(ORDERS);
+    let mirror = Mirror {
+        catalog: hub.overview(),
+        most: config.mirror_caches,
+        clears,
+    };
+    Ok(Served {
         hub,
         place,
+        cluster: Arc::clone(cluster),
+        orders,
+        mirror,
         usage_interval: config.usage_interval,
         budgets: k8s::budgets::Figures::default(),
     })
@@ -251,26 +266,24 @@ async fn open_hub(config: Hub, cluster: &Arc<Cluster>) -> Result<OpenHub, hub::S
 /// Binds the address of the locality webhook. It asks the catalog of this process.
 async fn open_webhook(
     config: Option<Webhook>,
-    hub: Option<&hub::Hub>,
+    served: Option<&Served>,
 ) -> Result<Option<locality::Webhook>, locality::Error> {
-    let (Some(Webhook { listen, identity }), Some(hub)) = (config, hub) else {
+    let (Some(Webhook { listen, identity }), Some(served)) = (config, served) else {
         return Ok(None);
     };
-    let find = Arc::new(hub.finder());
+    let find = Arc::new(served.hub.finder());
     let bound = locality::Webhook::bind(listen, identity, csi::DRIVER_NAME, find);
     Ok(Some(bound.await?))
 }
 
 /// Has the catalog served in a task of its own, if there is one. The future ends when that fails.
 fn begin_hub(
-    hub: Option<OpenHub>,
+    hub: Option<Served>,
     client: kube::Client,
-    cluster: Arc<Cluster>,
-    orders: mpsc::Receiver<ClearOrder>,
     drain: Drain,
 ) -> impl Future<Output = Result<(), Error>> {
-    let task = hub.map(|hub| {
-        let served = serve_hub(hub, client, cluster, orders, drain);
+    let task = hub.map(|served| {
+        let served = serve_hub(served, client, drain);
         AbortOnDropHandle::new(tokio::spawn(served))
     });
     async {
@@ -282,25 +295,28 @@ fn begin_hub(
 }
 
 /// Serves the catalog, and tells the nodes where it is once the nodes are known.
-async fn serve_hub(
-    open: OpenHub,
-    client: kube::Client,
-    cluster: Arc<Cluster>,
-    orders: mpsc::Receiver<ClearOrder>,
-    drain: Drain,
-) -> Result<(), Error> {
+async fn serve_hub(served: Served, client: kube::Client, drain: Drain) -> Result<(), Error> {
+    let Served {
+        hub,
+        place,
+        cluster,
+        orders,
+        mirror,
+        usage_interval,
+        budgets,
+    } = served;
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
     let pools = ClusterMembers::new(Arc::clone(&cluster));
     let pools = Box::new(move || pools.with_pools());
-    let hub = open.hub;
-    let clears = k8s::clears::keep(client.clone(), Arc::new(hub.chain()), pools, orders);
+    let chain = Arc::new(hub.chain());
+    let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror);
     let policies = k8s::policies::keep(client.clone(), Arc::new(hub.policies()));
-    let budgets = Arc::new(hub.budgets());
-    let budgets = k8s::budgets::keep(client.clone(), budgets, open.usage_interval, open.budgets);
+    let limits = Arc::new(hub.budgets());
+    let budgets = k8s::budgets::keep(client.clone(), limits, usage_interval, budgets);
     let publish = async {
         cluster.ready().await;
-        k8s::endpoint::publish(client, open.place, began).await;
+        k8s::endpoint::publish(client, place, began).await;
     };
     tokio::select! {
         served = hub.serve(drain) => Ok(served?),

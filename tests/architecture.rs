@@ -140,6 +140,7 @@ const ENGINE_TIERS: [Tier; 20] = [
             "transfer::import",
             "transfer::open_layers",
             "transfer::receive",
+            "transfer::rollback",
         ],
     ),
     (

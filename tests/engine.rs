@@ -12,6 +12,7 @@
 //! | `notices` | events for a pod, and pods whose outcome is awaited |
 //! | `garbage` | expiry, destroy, eviction, flattening |
 //! | `watch` | faults that the engine finds in its pool by itself |
+//! | `generations` | earlier content of a name, and going back to it |
 //! | `fences` | names that are cleared in the whole cluster |
 //! | `policies` | cache policies: who commits which names |
 //! | `budgets` | what a namespace uses, and what goes for its limits |
@@ -28,6 +29,8 @@ mod ends;
 mod fences;
 #[path = "engine/garbage.rs"]
 mod garbage;
+#[path = "engine/generations.rs"]
+mod generations;
 #[path = "engine/names.rs"]
 mod names;
 #[path = "engine/notices.rs"]

@@ -16,6 +16,8 @@ mod controller;
 mod docs;
 #[path = "manifests/locality.rs"]
 mod locality;
+#[path = "manifests/monitoring.rs"]
+mod monitoring;
 #[path = "manifests/peers.rs"]
 mod peers;
 #[path = "manifests/platforms.rs"]
@@ -281,7 +283,7 @@ fn every_code_that_the_engine_answers_with_is_explained() {
 
 #[test]
 fn what_the_documentation_calls_by_name_is_called_so() {
-    let help = ["", "node", "standalone", "shared ls"].map(help);
+    let help = ["", "node", "standalone", "controller", "shared ls"].map(help);
     let verbs: Vec<&str> = help[0]
         .lines()
         .skip_while(|line| !line.starts_with("Verbs:"))
@@ -568,6 +570,7 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         // kubectl reads.
         ("storage.k8s.io/v1", "VolumeAttributesClass")
         | ("snapshot.storage.k8s.io/v1" | "groupsnapshot.storage.k8s.io/v1", _)
+        | ("monitoring.coreos.com/v1", "PodMonitor" | "PrometheusRule")
         | ("kustomize.config.k8s.io/v1beta1", "Kustomization")
         | ("kustomize.config.k8s.io/v1alpha1", "Component") => return Ok(()),
         (version, kind) => {

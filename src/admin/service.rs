@@ -13,7 +13,9 @@ use super::transfer::{self, Answers};
 use crate::backend;
 use crate::distribution::Distribution;
 use crate::engine::{self, ArtifactRow, Engine, VolumeRow, VolumeState};
-use crate::model::{Maker, Outcome, PodUid, Reference, Sha256, Tenant, Timestamp, VolumeKind};
+use crate::model::{
+    ArtifactId, Maker, Outcome, PodUid, Reference, Sha256, Tenant, Timestamp, VolumeKind,
+};
 use crate::proto::admin::v1 as admin;
 use crate::server::{Rpc, code_of, message_of};
 use admin::admin_server::Admin;
@@ -106,6 +108,34 @@ impl Admin for Service {
             done.map_err(|error| failed(&error))?;
         }
         Ok(Response::new(admin::DestroyResponse {}))
+    }
+
+    async fn rollback(
+        &self,
+        request: Request<admin::RollbackRequest>,
+    ) -> Result<Response<admin::RollbackResponse>, Status> {
+        let rpc = Rpc::of(&request).cloned();
+        let request = request.into_inner();
+        let tenant: Tenant = parse("tenant", &request.tenant)?;
+        let reference: Reference = parse("reference", &request.reference)?;
+        let to: ArtifactId = parse("artifact_id", &request.artifact_id)?;
+        if let Some(rpc) = rpc {
+            rpc.record("tenant", &tenant);
+            rpc.record("reference", &reference);
+        }
+        if reference.first_writer_wins() {
+            return Err(Status::invalid_argument(
+                "a resource cache keeps its first content: there is nothing to go back to",
+            ));
+        }
+        let base = match &self.distribution {
+            Some(distribution) => distribution.base(&tenant, &reference).await,
+            None => None,
+        };
+        let made = self.engine.rollback(&tenant, &reference, to, base).await;
+        let made = made.map_err(|error| failed(&error))?;
+        let artifact_id = made.to_string();
+        Ok(Response::new(admin::RollbackResponse { artifact_id }))
     }
 
     type ExportStream = Answers<admin::ExportPart>;
@@ -324,6 +354,7 @@ fn artifact(row: ArtifactRow, has_tier: bool) -> admin::Artifact {
         id: row.id.to_string(),
         tenant: row.tenant.into(),
         reference: row.name.map(String::from).unwrap_or_default(),
+        sealed_as: row.reference.into(),
         layers: count(row.layers),
         usage: row.usage.map(usage),
         created_unix_ms: time(row.created),

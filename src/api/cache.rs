@@ -1,5 +1,5 @@
 //! `Cache`: a handle by which a user clears caches of a namespace on all nodes. Its deletion is the
-//! order.
+//! order. The controller makes some, too: a mirror of the newest task caches, for people to see.
 
 #![expect(
     unreachable_pub,
@@ -7,10 +7,17 @@
 )]
 
 use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fence::{NameKind, coverage};
 use crate::model::Coverage;
+
+/// The finalizer of a `Cache`. With it, a deletion is the order to clear.
+pub const CLEAR: &str = "baggageclaim.concourse-ci.org/clear";
+
+/// The label of a `Cache` that the controller has made, and deletes when it no longer shows it.
+pub const MIRRORED: &str = "baggageclaim.concourse-ci.org/mirrored";
 
 /// Caches of a namespace. Deleting this object clears them on all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, CustomResource, KubeSchema, Serialize, Deserialize)]
@@ -21,11 +28,18 @@ use crate::model::Coverage;
     plural = "caches",
     category = "baggageclaim",
     namespaced,
+    status = "CacheStatus",
     derive = "PartialEq",
     doc = "Caches of a namespace. Deleting this object clears them on all nodes.",
-    printcolumn = r#"{"name":"Kind","type":"string","jsonPath":".spec.kind"}"#,
     printcolumn = r#"{"name":"Key","type":"string","jsonPath":".spec.key","description":"The one cache"}"#,
-    printcolumn = r#"{"name":"Prefix","type":"string","jsonPath":".spec.prefix","description":"The beginning of the keys"}"#,
+    printcolumn = r#"{"name":"Size","type":"string","jsonPath":".status.size","description":"The size of its newest content"}"#,
+    printcolumn = r#"{"name":"Nodes","type":"integer","jsonPath":".status.nodes","description":"How many nodes have that content"}"#,
+    printcolumn = r#"{"name":"Last Commit","type":"date","jsonPath":".status.newest.at"}"#,
+    printcolumn = r#"{"name":"Author","type":"string","jsonPath":".status.newest.author","description":"The service account and the pod of the last commit"}"#,
+    printcolumn = r#"{"name":"Last Use","type":"date","jsonPath":".status.lastUse","description":"Up to 10 minutes late"}"#,
+    printcolumn = r#"{"name":"Prefix","type":"string","jsonPath":".spec.prefix","description":"The beginning of the keys","priority":1}"#,
+    printcolumn = r#"{"name":"Kind","type":"string","jsonPath":".spec.kind","priority":1}"#,
+    printcolumn = r#"{"name":"Node","type":"string","jsonPath":".status.newest.node","description":"The node of the last commit","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -48,7 +62,59 @@ pub struct CacheSpec {
     pub prefix: Option<String>,
 }
 
+/// What the controller's catalog has of one task cache. It may be late, and is not kept for
+/// resource caches and prefixes.
+// A merge keeps what is not written. So what is not known is written as null.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CacheStatus {
+    /// The size of its newest content in bytes; without one it is not measured yet
+    pub bytes: Option<i64>,
+    /// The same for people, such as 700 MiB
+    pub size: Option<String>,
+    /// How many nodes have that content
+    pub nodes: i64,
+    /// The last commit
+    pub newest: Option<CacheCommit>,
+    /// When a pod last started from it or committed it, on any node; up to 10 minutes late
+    pub last_use: Option<String>,
+}
+
+/// A commit of a cache.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct CacheCommit {
+    /// When it was
+    pub at: String,
+    /// The node
+    #[serde(default)]
+    pub node: Option<String>,
+    /// SERVICEACCOUNT/POD; the account is `-` if only the pod is known
+    #[serde(default)]
+    pub author: Option<String>,
+}
+
 impl Cache {
+    /// Whether its deletion is an order to clear.
+    #[must_use]
+    pub fn orders(&self) -> bool {
+        let finalizers = self.metadata.finalizers.iter().flatten();
+        finalizers.into_iter().any(|it| it == CLEAR)
+    }
+
+    /// Whether the controller has made it.
+    #[must_use]
+    pub fn is_mirrored(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        labels.is_some_and(|labels| labels.contains_key(MIRRORED))
+    }
+
+    /// The key, if it stands for one task cache.
+    #[must_use]
+    pub fn task_key(&self) -> Option<&str> {
+        let key = self.spec.key.as_deref();
+        key.filter(|_| self.spec.kind == NameKind::TaskCache)
+    }
+
     /// The names that it stands for. The error says what is wrong with the object.
     pub fn covers(&self) -> Result<Coverage, String> {
         let namespace = self.metadata.namespace.as_deref().unwrap_or_default();

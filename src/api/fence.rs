@@ -73,6 +73,9 @@ pub struct FenceSpec {
     pub repeats: Vec<String>,
 }
 
+/// The beginning of the names of fences that are in the chain.
+pub const OF_CHAIN: &str = "after-";
+
 fn id(id: u64) -> String {
     format!("{id:016x}")
 }

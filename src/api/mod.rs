@@ -22,7 +22,7 @@ use kube::CustomResourceExt as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use cache::{Cache, CacheSpec};
+pub use cache::{CLEAR, Cache, CacheCommit, CacheSpec, CacheStatus, MIRRORED};
 pub use convert::{bytes, number};
 pub use fence::{Fence, FenceSpec, NameKind};
 pub use policy::{

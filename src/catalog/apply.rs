@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use crate::model::{Clear, Fence, Fences, Name, Timestamp, counted};
+use crate::model::{Clear, Fence, Fences, Timestamp, counted};
 
+use super::list::ToldCache;
 use super::packed::{Key, Packed};
 use super::{
     Catalog, Entry, KEEP, Kind, MAX_INCOMPLETE, NameHash, Session, SessionId, State, Version,
@@ -29,8 +30,8 @@ pub struct Hello<'a> {
 pub struct Report {
     /// New and changed entries.
     pub put: Vec<Entry>,
-    /// The names of new entries that are caches.
-    pub caches: Vec<Name>,
+    /// The new entries that are caches, for lists.
+    pub caches: Vec<ToldCache>,
     /// Names that the node no longer has.
     pub drop: Vec<NameHash>,
     /// With this batch the account is complete.
@@ -175,9 +176,6 @@ impl Catalog {
             session.coming -= usize::from(old.is_some_and(Packed::is_coming));
             changes.names.push(told.name);
         }
-        for name in &report.caches {
-            self.names.keep(name);
-        }
         let mut outputs = Vec::new();
         let mut gone = Vec::new();
         for name in &report.drop {
@@ -205,6 +203,9 @@ impl Catalog {
                 awaited.remove(&*node);
             }
             self.complete(now);
+        }
+        for told in &report.caches {
+            self.keep_name(told, time);
         }
         for name in gone {
             if self.entries_of(name).next().is_none() {

@@ -1,11 +1,11 @@
 //! What the catalog has, for people: the caches by name, and every node that has a name. Only reads
-//! the catalog, apart from the names of caches, which it keeps.
+//! the catalog, apart from the names of caches, their authors and last uses, which it keeps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::model::{Name, Tenant, Timestamp};
+use crate::model::{Name, Tenant, Timestamp, counted};
 
 use super::find::current;
 use super::{Answer, Asked, Catalog, Entry, NameHash, Session};
@@ -13,17 +13,56 @@ use super::{Answer, Asked, Catalog, Entry, NameHash, Session};
 /// The most names of caches that are kept. Keys that change with every build would fill the memory.
 pub const MAX_NAMED: usize = 100_000;
 
+/// What a node tells of a cache beside its entry, for people only. No decision uses it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToldCache {
+    /// Its name.
+    pub name: Name,
+    /// Which content: [`Version::tie`](super::Version::tie) of its entry.
+    pub tie: u32,
+    /// Who committed this content; `None`: not known.
+    pub author: Option<Box<Author>>,
+    /// When the node last used it; 0: not known.
+    pub used: Timestamp,
+}
+
+/// Who committed content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Author {
+    /// The pod's service account.
+    pub account: Option<Box<str>>,
+    /// The pod.
+    pub pod: Box<str>,
+    /// Their node.
+    pub node: Option<Box<str>>,
+}
+
+/// A cache by its name, with the facts for people.
+#[derive(Debug)]
+struct Named {
+    name: Name,
+    /// The author of the content that has this tie.
+    author: Option<(u32, Box<Author>)>,
+    /// The last use on any node; 0: not known.
+    used: Timestamp,
+}
+
 /// The names of caches: entries have digests only.
 #[derive(Debug, Default)]
-pub(super) struct CacheNames(BTreeMap<NameHash, Name>);
+pub(super) struct CacheNames(BTreeMap<NameHash, Named>);
 
 impl CacheNames {
-    /// Keeps the name of a cache, unless there are too many.
-    pub(super) fn keep(&mut self, name: &Name) {
-        if self.0.len() < MAX_NAMED {
-            let hash = NameHash::of(name);
-            self.0.entry(hash).or_insert_with(|| name.clone());
+    /// The name of a cache, which is kept unless there are too many.
+    fn keep(&mut self, hash: NameHash, name: &Name) -> Option<&mut Named> {
+        if self.0.len() >= MAX_NAMED {
+            return self.0.get_mut(&hash);
         }
+        let new = || Named {
+            name: name.clone(),
+            author: None,
+            used: Timestamp::default(),
+        };
+        Some(self.0.entry(hash).or_insert_with(new))
     }
 
     pub(super) fn forget(&mut self, hash: &NameHash) {
@@ -45,6 +84,10 @@ pub struct Listed {
     pub content: Option<Entry>,
     /// The nodes that have this content, or may commit some.
     pub nodes: BTreeSet<Arc<str>>,
+    /// Who committed this content; `None`: not known.
+    pub author: Option<Box<Author>>,
+    /// The last use on any node, up to 10 minutes late; `None`: not known.
+    pub used: Option<Timestamp>,
 }
 
 /// A part of the caches.
@@ -90,22 +133,43 @@ impl Catalog {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let names = self.names.0.range((from, Bound::Unbounded));
         let (mut caches, mut next) = (Vec::new(), None);
-        for (place, (hash, name)) in names.enumerate() {
+        for (place, (hash, named)) in names.enumerate() {
             if place == most {
                 return Part { caches, next };
             }
             next = Some(*hash);
-            if tenant.is_none_or(|tenant| name.tenant == *tenant) {
-                caches.extend(self.listed(*hash, name));
+            if tenant.is_none_or(|tenant| named.name.tenant == *tenant) {
+                caches.extend(self.listed(*hash, named));
             }
         }
         Part { caches, next: None }
     }
 
-    fn listed(&self, hash: NameHash, name: &Name) -> Option<Listed> {
+    /// Keeps what a node tells of a cache, after its entry is there. `time` is the cluster's time.
+    pub(super) fn keep_name(&mut self, told: &ToldCache, time: Timestamp) {
+        let hash = NameHash::of(&told.name);
+        let current = current(&told.name, &self.valid(hash, &told.name));
+        let is_current = current
+            .first()
+            .is_some_and(|(_, entry)| entry.version.tie == told.tie);
+        if let Some(named) = self.names.keep(hash, &told.name) {
+            named.used = named.used.max(counted(told.used, time));
+            // Older content of another node does not hide the author of the content that counts.
+            if is_current && let Some(author) = &told.author {
+                named.author = Some((told.tie, author.clone()));
+            }
+        }
+    }
+
+    fn listed(&self, hash: NameHash, named: &Named) -> Option<Listed> {
+        let name = &named.name;
         let entries = self.valid(hash, name);
         let current = current(name, &entries);
-        let content = current.first().map(|(_, entry)| *entry);
+        // A node that has just fetched a copy has not measured it.
+        let content = current.iter().map(|(_, entry)| *entry);
+        let content = content.max_by_key(|entry| entry.bytes);
+        let is_its = |(tie, _): &&(u32, _)| content.is_some_and(|it| it.version.tie == *tie);
+        let author = named.author.as_ref().filter(is_its);
         // Without content, all that is left is coming.
         let shown = if current.is_empty() { entries } else { current };
         let nodes = shown.iter().map(|(session, _)| Arc::clone(&session.node));
@@ -113,6 +177,8 @@ impl Catalog {
             name: name.clone(),
             content,
             nodes: nodes.collect(),
+            author: author.map(|(_, author)| author.clone()),
+            used: Some(named.used).filter(|at| *at > Timestamp::default()),
         })
     }
 
@@ -142,8 +208,8 @@ impl Catalog {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
-    use super::super::tests::{Nodes, entry, name};
+    use super::super::tests::{Nodes, entry, name, told};
+    use super::super::{Report, State};
     use super::*;
     use crate::model::{Coverage, Fence};
 
@@ -202,6 +268,49 @@ mod tests {
                 .caches
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn a_cache_is_listed_with_its_author_and_its_last_use_on_any_node() {
+        let mut nodes = Nodes::complete(&["n1", "n2"]);
+        let now = nodes.now.0;
+        let put = |nodes: &mut Nodes, node, stamp, tie, pod, used| {
+            let mut entry = entry("task-cache/a", State::Durable, stamp);
+            (entry.version.tie, entry.bytes) = (tie, 100 * u64::from(tie));
+            let report = Report {
+                put: vec![entry],
+                caches: vec![told("task-cache/a", tie, pod, used)],
+                ..Report::default()
+            };
+            nodes.report(node, &report);
+            let part = nodes.catalog.caches(None, None, 9);
+            let [listed] = &part.caches[..] else {
+                panic!("one cache");
+            };
+            let author = listed.author.as_ref().map(|author| author.pod.to_string());
+            (author, listed.used.map(|at| at.0))
+        };
+        let text = |text: &str| Some(text.to_owned());
+        // Of an older version of the driver.
+        assert_eq!(put(&mut nodes, 0, 5, 1, None, 0), (None, None));
+        assert_eq!(
+            put(&mut nodes, 0, 5, 1, Some("first"), 50),
+            (text("first"), Some(50))
+        );
+        // Older content elsewhere, used later.
+        assert_eq!(
+            put(&mut nodes, 1, 3, 2, Some("older"), 60),
+            (text("first"), Some(60))
+        );
+        assert_eq!(
+            put(&mut nodes, 1, 9, 3, Some("newest"), 55),
+            (text("newest"), Some(60))
+        );
+        // The author of the newest content is not known.
+        assert_eq!(put(&mut nodes, 0, 10, 4, None, 61), (None, Some(61)));
+        // A wrong clock.
+        let (_, used) = put(&mut nodes, 0, 10, 4, None, now * 2);
+        assert_eq!(used, Some(now));
     }
 
     #[test]

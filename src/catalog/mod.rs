@@ -37,7 +37,7 @@ mod usage;
 pub use apply::{Changes, Hello, Report, Supersede};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use held::Held;
-pub use list::{Explained, Listed, MAX_NAMED, OfNode, Part};
+pub use list::{Author, Explained, Listed, MAX_NAMED, OfNode, Part, ToldCache};
 pub use name::NameHash;
 pub use usage::{MOST_NAMESPACES, Within};
 

@@ -27,6 +27,21 @@ pub(super) fn entry(text: &str, state: State, stamp: u64) -> Entry {
     }
 }
 
+/// What a node tells of a cache that it used at this time.
+pub(super) fn told(text: &str, tie: u32, pod: Option<&str>, used: u64) -> ToldCache {
+    let author = |pod: &str| Author {
+        account: Some("builder".into()),
+        pod: pod.into(),
+        node: Some("n1".into()),
+    };
+    ToldCache {
+        name: name(text),
+        tie,
+        author: pod.map(|pod| Box::new(author(pod))),
+        used: Timestamp(used),
+    }
+}
+
 /// A catalog and the streams of some nodes. Odd nodes are in zone `odd`.
 pub(super) struct Nodes {
     pub(super) catalog: Catalog,
@@ -79,7 +94,7 @@ impl Nodes {
         self.sessions[node] = self.hello(node, &Fences::default());
     }
 
-    fn report(&mut self, node: usize, report: &Report) -> Changes {
+    pub(super) fn report(&mut self, node: usize, report: &Report) -> Changes {
         self.catalog
             .report(self.sessions[node], report, self.now, self.now)
     }
@@ -104,7 +119,7 @@ impl Nodes {
     pub(super) fn put_named(&mut self, node: usize, text: &str, state: State, stamp: u64) {
         let report = Report {
             put: vec![entry(text, state, stamp)],
-            caches: vec![name(text)],
+            caches: vec![told(text, 1, None, 0)],
             ..Report::default()
         };
         self.report(node, &report);

@@ -2,6 +2,7 @@
 //! A verb asks the driver through the admin socket and shows the answer; the driver does the work.
 
 mod cluster;
+mod generations;
 mod human;
 mod progress;
 mod rows;
@@ -262,6 +263,30 @@ Examples:
     /// steps before you delete a cache with bad content. `clear` does it for all nodes of a
     /// cluster, and fences those steps.
     Destroy(Destroy),
+
+    /// Show the content that a name has and had on this node, with its authors
+    ///
+    /// Lists the artifacts that were sealed under the name and are still there, the newest first.
+    /// An earlier one is there only while volumes are forks of it. CURRENT tells which one the name
+    /// points at.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim log task-cache/go-build -n ci")]
+    Log(generations::Log),
+
+    /// Commit earlier content of a name once more
+    ///
+    /// The earlier artifact must still be there: see `log`. The name gets its content as a new
+    /// artifact, dated now. Nothing is copied. It ends when the new artifact is durable. A resource
+    /// cache keeps its first content, and is refused.
+    ///
+    /// Nodes with content of a task cache use their own, and steps that run may commit the content
+    /// that you want to leave behind. So in a cluster first run `clear` for the name (the earlier
+    /// artifact stays), and then this on the node that has it.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim rollback task-cache/go-build --to 4f0c2a -n ci")]
+    Rollback(generations::Rollback),
 
     /// Write an artifact, a cache or a volume as an archive
     ///

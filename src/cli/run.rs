@@ -17,7 +17,7 @@ use super::show::{self, Thing};
 use super::status as status_answer;
 use super::{
     Caches, Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb,
-    cluster, shared, transfer,
+    cluster, generations, shared, transfer,
 };
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};
@@ -149,6 +149,8 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
         Verb::Inspect(what) => asking(inspect(what)),
         Verb::Outcome(said) => asking(outcome(said)),
         Verb::Destroy(what) => asking(destroy(what)),
+        Verb::Log(what) => asking(generations::log(what)),
+        Verb::Rollback(what) => asking(generations::rollback(what)),
         Verb::Export(flags) => asking(transfer::export(flags)),
         Verb::Import(flags) => asking(transfer::import(flags)),
         Verb::Reap(plain) => asking(reap(plain)),

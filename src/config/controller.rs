@@ -55,6 +55,15 @@ pub struct Controller {
     /// The IP address that nodes connect to [default: that of `--hub-listen`]
     #[arg(long, value_name = "IP", env = "BAGGAGECLAIM_HUB_ADDRESS")]
     pub hub_address: Option<IpAddr>,
+    /// Show the N newest task caches of each namespace as Cache objects, 5000 in all. 0: none, and
+    /// those that are there are deleted without clearing the caches
+    #[arg(
+        long,
+        value_name = "N",
+        env = "BAGGAGECLAIM_MIRROR_CACHES",
+        default_value_t = 100
+    )]
+    pub mirror_caches: usize,
     /// How often the nodes report what each namespace uses, at most. The controller compares it with
     /// the budgets of CachePolicies four times as often
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_USAGE_INTERVAL", default_value = "1m",
@@ -93,6 +102,7 @@ impl Controller {
         let hub = self.hub_listen.map(|listen| controller::Hub {
             listen,
             ip: self.hub_address,
+            mirror_caches: self.mirror_caches,
             usage_interval: self.usage_interval.max(LEAST_USAGE),
         });
         if let Some(hub) = &hub {

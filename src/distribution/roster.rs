@@ -103,6 +103,9 @@ pub trait Overview: fmt::Debug + Send + Sync {
     /// Whether some nodes have not reported all that they have.
     fn is_incomplete(&self) -> bool;
 
+    /// Whether any node has a stream. Without one, another controller may have the nodes.
+    fn has_nodes(&self) -> bool;
+
     /// Some caches of a namespace or of all: those after `after`.
     fn caches(&self, tenant: Option<&Tenant>, after: Option<NameHash>) -> Part;
 
@@ -162,6 +165,9 @@ pub trait Fencing: fmt::Debug + Send + Sync {
 
     /// What must be fenced once more before any node gets a fence, or its account begins.
     fn owed(&self) -> Vec<Clear>;
+
+    /// So many objects of the API server are malformed, for a metric.
+    fn malformed(&self, count: usize);
 
     /// Tells that what is owed may have changed.
     fn changes(&self) -> watch::Receiver<()>;

@@ -97,12 +97,10 @@ impl Artifacts {
         }
     }
 
-    /// Records that an artifact is used now. Returns whether it exists.
-    pub(super) fn used(&mut self, id: &ArtifactId, now: Timestamp) -> bool {
-        let sealed = self.all.get_mut(id);
-        sealed
-            .map(|sealed| sealed.artifact.last_used = now)
-            .is_some()
+    /// Records that an artifact is used now. Returns when it was used before, if it exists.
+    pub(super) fn used(&mut self, id: &ArtifactId, now: Timestamp) -> Option<Timestamp> {
+        let sealed = self.all.get_mut(id)?;
+        Some(std::mem::replace(&mut sealed.artifact.last_used, now))
     }
 
     /// Notes the digest of an artifact's content; the artifact, if that is news.

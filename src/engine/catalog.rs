@@ -7,10 +7,13 @@ use super::artifacts::{Artifacts, Sealed};
 use super::multiset::Multiset;
 use super::name_changes::NameChanges;
 use crate::model::{
-    Artifact, ArtifactId, LayerId, Name, Sha256, Sharing, Timestamp, Usage, VolumeRecord,
+    Artifact, ArtifactId, LayerId, Name, Reference, Sha256, Sharing, Timestamp, Usage, VolumeRecord,
 };
 
 mod names;
+
+/// The use of a task cache is told to the controller once in such a period, in milliseconds.
+const TELL_USE_MS: u64 = 10 * 60 * 1000;
 
 /// What is sealed.
 #[derive(Debug, Default)]
@@ -105,11 +108,18 @@ impl Catalog {
 
     /// Records that an artifact is used now. Returns whether it exists.
     pub(super) fn touch(&mut self, id: ArtifactId, now: Timestamp) -> bool {
-        let exists = self.artifacts.used(&id, now);
-        if exists {
-            self.used.entry(id).or_insert(now);
+        let Some(before) = self.artifacts.used(&id, now) else {
+            return false;
+        };
+        self.used.entry(id).or_insert(now);
+        let step = |at: Timestamp| at.0 / TELL_USE_MS;
+        if step(before) != step(now)
+            && let Some(sealed) = self.artifacts.get(&id)
+            && let Reference::TaskCache(_) = sealed.artifact.reference
+        {
+            self.changes.note(&sealed.artifact.name());
         }
-        exists
+        true
     }
 
     /// Since when the index does not know of a use.

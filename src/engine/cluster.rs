@@ -16,7 +16,8 @@ use super::shared::Inner;
 use super::state::State;
 use super::{Engine, Result};
 use crate::model::{
-    ArtifactId, CutOff, Fence, Fences, Name, NamespaceUsage, Policies, Tenant, Timestamp,
+    ArtifactId, CutOff, Fence, Fences, Maker, Name, NamespaceUsage, Policies, Reference, Tenant,
+    Timestamp,
 };
 
 /// What other nodes may know of a name on this node.
@@ -44,6 +45,11 @@ pub struct NamedContent {
     pub layers: usize,
     /// The highest fence that its maker's node had applied when the volume was published.
     pub fence: u64,
+    /// When it was last used here. [`NameWatch`] tells a new time at most every 10 minutes, and of
+    /// task caches only.
+    pub used: Timestamp,
+    /// Its origin, of task caches only.
+    pub made_by: Option<Box<Maker>>,
 }
 
 /// The names of an engine, as they change. One watch at a time sees the changes: the last one.
@@ -131,6 +137,12 @@ fn offered(state: &State, sealed: &Sealed) -> Option<NameState> {
         bytes: usage.unwrap_or_default().bytes,
         layers: artifact.layers.len(),
         fence: artifact.fence,
+        used: artifact.last_used,
+        made_by: if let Reference::TaskCache(_) = artifact.reference {
+            artifact.made_by.clone()
+        } else {
+            None
+        },
     };
     (!artifact.sharing.never).then_some(NameState::Durable(content))
 }

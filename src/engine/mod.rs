@@ -492,6 +492,20 @@ impl Engine {
         self.inner.refuse_degraded()?;
         transfer::import(&self.inner, request, input, progress).await
     }
+
+    /// Commits an earlier artifact of a name once more. `base`: the number of the name in the
+    /// shared tier. `NoSuchName`: there is no such artifact of this name.
+    pub async fn rollback(
+        &self,
+        tenant: &Tenant,
+        reference: &Reference,
+        to: ArtifactId,
+        base: Option<u64>,
+    ) -> Result<ArtifactId> {
+        self.inner.refuse_degraded()?;
+        let (tenant, reference) = (tenant.clone(), reference.clone());
+        transfer::rollback(&self.inner, Name { tenant, reference }, to, base).await
+    }
 }
 
 /// The shared tier. Where it is, and when it is asked, the caller decides.

@@ -79,6 +79,7 @@ pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactR
                     .catalog
                     .is_named(artifact)
                     .then(|| artifact.reference.clone()),
+                reference: artifact.reference.clone(),
                 layers: artifact.layers.len(),
                 usage: state.catalog.usage_of(&artifact.layers),
                 created: artifact.created,

@@ -249,6 +249,8 @@ pub struct ArtifactRow {
     pub tenant: Tenant,
     /// Its name; `None` when the name has moved on to newer content.
     pub name: Option<Reference>,
+    /// The name under which it was sealed.
+    pub reference: Reference,
     pub layers: usize,
     /// The size of its layers together; `None` while one is not measured yet.
     pub usage: Option<Usage>,

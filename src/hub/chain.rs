@@ -80,6 +80,10 @@ impl Fencing for Chain {
         self.0.state.lock().catalog.owed().to_vec()
     }
 
+    fn malformed(&self, count: usize) {
+        self.0.state.lock().malformed = count;
+    }
+
     fn changes(&self) -> watch::Receiver<()> {
         self.0.chain.subscribe()
     }

@@ -12,18 +12,18 @@ pub struct Figures {
     pub names: u64,
     /// Names without content that a node may commit, each node counted.
     pub coming: u64,
-    /// Clears that are known: those of the last week.
-    pub fences: u64,
-    /// The number of the newest clear.
-    pub fence: u64,
-    /// The highest clear that all nodes with a stream have applied.
-    pub fence_applied: u64,
     /// Questions since the start.
     pub questions: u64,
     /// Questions that wait for content.
     pub waiting: u64,
     /// Orders to nodes to give up a name, since the start.
     pub superseded: u64,
+    /// Fences of the API server.
+    pub fences: u64,
+    /// Those of them that a node with a stream has not applied.
+    pub fences_waiting: u64,
+    /// Fence objects that cannot be read.
+    pub fences_malformed: u64,
 }
 
 impl Figures {
@@ -46,24 +46,24 @@ impl Figures {
                 self.coming,
             ),
             (
-                "catalog_fences",
-                "Clears that are kept until all nodes have applied them",
-                self.fences,
-            ),
-            (
-                "catalog_fence",
-                "The number of the newest clear; 0: none",
-                self.fence,
-            ),
-            (
-                "catalog_fence_applied",
-                "The number of the newest clear that all nodes which report have applied",
-                self.fence_applied,
-            ),
-            (
                 "catalog_questions_waiting",
                 "Questions of nodes that wait for content",
                 self.waiting,
+            ),
+            (
+                "catalog_fences",
+                "Clears of names that the API server has, those of the last week",
+                self.fences,
+            ),
+            (
+                "catalog_fences_waiting",
+                "Clears that a connected node has not applied",
+                self.fences_waiting,
+            ),
+            (
+                "catalog_fences_malformed",
+                "Fence objects that cannot be read",
+                self.fences_malformed,
             ),
         ];
         gauges(registry, &now);

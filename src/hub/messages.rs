@@ -1,7 +1,9 @@
 //! The messages of `proto/hub.proto` as the types of `catalog`, and back. What the other side sent
 //! is checked here.
 
-use crate::catalog::{Answer, Entry, Found, Kind, NameHash, Report, State, Supersede, Version};
+use crate::catalog::{
+    Answer, Author, Entry, Found, Kind, NameHash, Report, State, Supersede, ToldCache, Version,
+};
 use crate::distribution::roster::Located;
 use crate::engine::NameState;
 use crate::model::{
@@ -43,6 +45,16 @@ pub(super) fn entry(name: &Name, state: &NameState) -> wire::Entry {
             entry.bytes = content.bytes;
             entry.layers = u32::try_from(content.layers).unwrap_or(u32::MAX);
             entry.fence = content.fence;
+            if let Reference::TaskCache(_) = name.reference {
+                entry.used = content.used.0;
+                let maker = content.made_by.as_deref();
+                let pod = maker.map(|maker| &maker.pod);
+                let account = pod.and_then(|pod| pod.service_account.clone());
+                entry.service_account = account.unwrap_or_default();
+                entry.pod = pod.map(|pod| pod.name.clone()).unwrap_or_default();
+                let node = maker.and_then(|maker| maker.node.as_ref());
+                entry.node = node.map(|it| it.as_str().to_owned()).unwrap_or_default();
+            }
         }
         NameState::Coming { fence } => {
             entry.state = wire::State::Coming.into();
@@ -61,8 +73,16 @@ fn name_hash(bytes: &[u8]) -> Result<NameHash, &'static str> {
     hash.map_err(|_| "the digest of a name has 16 bytes")
 }
 
-/// The name of a cache that a node reports. One that is not the entry's would be shown to people.
-fn cache(entry: &wire::Entry) -> Result<Name, &'static str> {
+/// The name of an object of Kubernetes; `None` if it is none. Records that came from elsewhere may
+/// have any text.
+fn object_name(text: &str) -> Option<Box<str>> {
+    let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+    let is_name = (1..=253).contains(&text.len()) && text.bytes().all(fits);
+    is_name.then(|| text.into())
+}
+
+/// A cache that a node reports, for people. A name that is not the entry's would be shown to them.
+fn cache(entry: &wire::Entry) -> Result<ToldCache, &'static str> {
     let asked = wire::FindRequest {
         tenant: entry.tenant.clone(),
         kind: entry.kind,
@@ -74,7 +94,18 @@ fn cache(entry: &wire::Entry) -> Result<Name, &'static str> {
         let is_cache = name.reference.cache().is_some();
         is_cache && NameHash::of(name).0[..] == entry.name[..]
     });
-    name.ok_or("an entry is not of the name that it gives")
+    let name = name.ok_or("an entry is not of the name that it gives")?;
+    let author = object_name(&entry.pod).map(|pod| Author {
+        account: object_name(&entry.service_account),
+        pod,
+        node: object_name(&entry.node),
+    });
+    Ok(ToldCache {
+        name,
+        tie: entry.tie,
+        author: author.map(Box::new),
+        used: Timestamp(entry.used),
+    })
 }
 
 /// What a node reports.
@@ -388,6 +419,7 @@ pub(super) fn say(status: &tonic::Status) -> String {
 mod tests {
     use super::*;
     use crate::engine::NamedContent;
+    use crate::model::{Maker, Pod};
 
     fn name(reference: &str) -> Name {
         Name {
@@ -403,7 +435,43 @@ mod tests {
             bytes: 100,
             layers: 2,
             fence: 9,
+            used: Timestamp(1_795_400_000_700),
+            made_by: Some(Box::new(Maker::new(
+                Pod {
+                    uid: "u".parse().expect("a uid"),
+                    name: "unit-tests-7".to_owned(),
+                    service_account: Some("builder".to_owned()),
+                },
+                Vec::new(),
+                NodeId::new("node-1").ok(),
+            ))),
         })
+    }
+
+    #[test]
+    fn a_task_cache_arrives_with_its_author_and_last_use_and_what_is_no_name_is_left_out() {
+        let sent = entry(&name("task-cache/b"), &content());
+        let told = cache(&sent).expect("it is valid");
+        let author = told.author.expect("it is known");
+        assert_eq!(told.tie, 7);
+        assert_eq!(author.account.as_deref(), Some("builder"));
+        assert_eq!(&*author.pod, "unit-tests-7");
+        assert_eq!(author.node.as_deref(), Some("node-1"));
+        assert_eq!(told.used, Timestamp(1_795_400_000_700));
+        // Who writes outputs is told to no other machine.
+        let output = entry(&name("artifact/a"), &content());
+        assert_eq!((output.used, &*output.pod), (0, ""));
+        let odd = |account: &str, pod: &str| {
+            let odd = wire::Entry {
+                service_account: account.to_owned(),
+                pod: pod.to_owned(),
+                ..sent.clone()
+            };
+            cache(&odd).expect("it is valid").author
+        };
+        assert_eq!(odd("a", "x\u{1b}[2J"), None);
+        assert_eq!(odd("a", &"x".repeat(254)), None);
+        assert_eq!(odd("A B", "pod").expect("a pod").account, None);
     }
 
     #[test]
@@ -428,7 +496,8 @@ mod tests {
             assert_eq!((put.version.tie, put.bytes, put.layers), (7, 100, 2));
             assert_eq!((put.state, put.fence), (State::Durable, 9));
             let of_cache = name.reference.cache().map(|_| name.clone());
-            assert_eq!(report.caches.first(), of_cache.as_ref());
+            let told = report.caches.first().map(|told| &told.name);
+            assert_eq!(told, of_cache.as_ref());
             let expected = (put.name, put.kind, State::Coming);
             assert_eq!((coming.name, coming.kind, coming.state), expected);
             assert_eq!((report.drop, report.complete), (vec![put.name], true));

@@ -34,5 +34,7 @@ const MOST_HELLO: usize = 16 << 20;
 const BEAT: Duration = Duration::from_secs(10);
 /// How often a node reports what namespaces use, if the controller wants nothing else.
 pub const USAGE: Duration = Duration::from_secs(60);
-/// The most entries in a report, so that it is smaller than [`MOST_MESSAGE`].
+/// The most entries in a report that is sent, so that it is smaller than [`MOST_MESSAGE`].
+const SENT_ENTRIES: usize = 800;
+/// The most entries in a report that is read: older nodes send so many.
 const MOST_ENTRIES: usize = 2_000;

@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use super::{BEAT, MOST_ENTRIES, MOST_MESSAGE, USAGE, messages, policies};
+use super::{BEAT, MOST_MESSAGE, SENT_ENTRIES, USAGE, messages, policies};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
@@ -253,7 +253,7 @@ impl Stream<'_> {
         let used = count(self.engine.clone()).await?;
         self.report_usage(used).await?;
         let all = self.watch.all();
-        for part in all.chunks(MOST_ENTRIES) {
+        for part in all.chunks(SENT_ENTRIES) {
             let put = part.iter().map(|(name, state)| self.entry(name, state));
             let put = put.collect();
             self.report(put, Vec::new(), false).await?;
@@ -359,7 +359,7 @@ impl Stream<'_> {
 
     async fn report_changes(&mut self) -> Result<(), Status> {
         let changes = self.watch.take();
-        for part in changes.chunks(MOST_ENTRIES) {
+        for part in changes.chunks(SENT_ENTRIES) {
             let (mut put, mut drop) = (Vec::new(), Vec::new());
             for (name, state) in part {
                 if let Some(state) = state {

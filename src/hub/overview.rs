@@ -15,6 +15,10 @@ impl Overview for Service {
         self.read(Catalog::is_incomplete)
     }
 
+    fn has_nodes(&self) -> bool {
+        self.has_streams()
+    }
+
     fn caches(&self, tenant: Option<&Tenant>, after: Option<NameHash>) -> Part {
         self.read(|catalog, _| catalog.caches(tenant, after, AT_ONCE))
     }

@@ -197,6 +197,10 @@ impl Service {
     pub(super) fn read<T>(&self, read: impl FnOnce(&Catalog, Timestamp) -> T) -> T {
         read(&self.0.state.lock().catalog, self.0.now())
     }
+
+    pub(super) fn has_streams(&self) -> bool {
+        !self.0.state.lock().streams.is_empty()
+    }
 }
 
 #[derive(Debug)]
@@ -227,6 +231,8 @@ pub(super) struct State {
     pub(super) unsent: Vec<Fence>,
     /// The cache policies, once they are known.
     pub(super) policies: Option<BTreeMap<Tenant, NamespacePolicy>>,
+    /// Fence objects that cannot be read.
+    pub(super) malformed: usize,
 }
 
 /// The way to a node.
@@ -257,6 +263,7 @@ impl Inner {
                 is_loaded: false,
                 unsent: Vec::new(),
                 policies: None,
+                malformed: 0,
             }),
             chain: watch::Sender::new(()),
             began,
@@ -275,12 +282,13 @@ impl Inner {
         let state = self.state.lock();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         let fences = state.catalog.fences();
-        let welcome = state.streams.values().filter(|stream| stream.is_welcome);
-        let applied = welcome.map(|stream| stream.applied).min();
+        let applied = state.streams.values().map(|stream| stream.applied);
+        let by_all = applied.min().unwrap_or(u64::MAX);
+        let waiting = fences.all().filter(|fence| fence.number > by_all);
         Figures {
             fences: count(fences.all().count()),
-            fence: fences.newest(),
-            fence_applied: applied.unwrap_or(fences.newest()),
+            fences_waiting: count(waiting.count()),
+            fences_malformed: count(state.malformed),
             nodes: count(state.streams.len()),
             names: count(state.catalog.len() - state.catalog.coming()),
             coming: count(state.catalog.coming()),

@@ -5,8 +5,12 @@
 //! chain: the one that loses reads the other's fence and tries the next name. The oldest fence is
 //! deleted after a week, when all nodes with a `Pool` have applied it; the newest one stays.
 //!
+//! A Fence that cannot be read in its place of the chain stops the chain: no later fence can be made,
+//! and nodes that miss one clear all they have. One outside of the chain was made by no controller,
+//! and is left out. Both are told in the log and in a metric.
+//!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
-//! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`.
+//! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +18,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+    Preconditions,
+};
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -22,14 +29,13 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
-use crate::api::{self, Cache};
+use super::mirror::{self, Mirror};
+use crate::api::{self, CLEAR, Cache};
 use crate::distribution::roster::{ClearOrder, Fencing};
 use crate::model::{Clear, Coverage, Fence, Fences, Tenant};
 
 use super::births::{api_time, birth, births, is_older};
 
-/// The finalizer of a `Cache`. With it, a deletion is the order to clear.
-const FINALIZER: &str = "baggageclaim.concourse-ci.org/clear";
 /// How long a fence stays at least.
 const KEEP: Duration = Duration::from_hours(7 * 24);
 /// How often the controller looks without a change, and at most, however many changes there are.
@@ -38,7 +44,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How many fences one can repeat (deploy/crds).
 const MOST_REPEATS: usize = 1000;
 /// How many Caches of a namespace are cleared at once, and how long another one then waits.
-const AT_ONCE: u32 = 60;
+const AT_ONCE: u32 = 100;
 const ONE_MORE: Duration = Duration::from_secs(60);
 /// How many old fences are deleted at once.
 const MOST_DELETED: usize = 100;
@@ -56,7 +62,7 @@ pub(super) enum Error {
         #[source]
         source: Box<kube::Error>,
     },
-    #[error("Fence {name} is malformed: {why}; delete it")]
+    #[error("Fence {name} is malformed: {why}; delete it, and clear once more")]
     Malformed { name: String, why: String },
     #[error("another controller makes fences all the time")]
     Crowded,
@@ -79,18 +85,21 @@ fn has_code(error: &kube::Error, code: u16) -> bool {
 pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
 
 /// Keeps the chain of fences, until it is dropped. `orders` are those of people who ask the
-/// controller itself.
+/// controller itself. It keeps the mirror of task caches, too: both read the same `Cache` objects.
 pub async fn keep(
     client: Client,
     chain: Arc<dyn Fencing>,
     pools: Pools,
     orders: mpsc::Receiver<ClearOrder>,
+    mirror: Mirror,
 ) {
     let (change, changed) = watch::channel(());
     let change = Arc::new(change);
     let fences: Api<api::Fence> = Api::all(client.clone());
     let signal = Arc::clone(&change);
-    let events = watcher(fences.clone(), watcher::Config::default()).default_backoff();
+    // Without the content: one that cannot be read must not hide the others.
+    let all: Api<PartialObjectMeta<api::Fence>> = Api::all(client.clone());
+    let events = watcher(all, watcher::Config::default()).default_backoff();
     let watch_fences = events.for_each(move |event| {
         said("Fences", event.as_ref().err());
         signal.send_replace(());
@@ -113,9 +122,13 @@ pub async fn keep(
         change.send_replace(());
         std::future::ready(())
     });
+    let mirror = mirror::keep(client.clone(), caches.clone(), mirror);
+    let kind = ApiResource::erase::<api::Fence>(&());
     let keeper = Keeper {
         orders,
         fences,
+        unread: Api::all_with(client.clone(), &kind),
+        malformed: BTreeSet::new(),
         client,
         chain,
         pools,
@@ -132,6 +145,7 @@ pub async fn keep(
         watch_fences,
         watch_caches,
         watch_namespaces,
+        mirror,
         keeper.run(changed)
     );
 }
@@ -142,18 +156,52 @@ fn said(what: &str, error: Option<&watcher::Error>) {
     }
 }
 
-/// The fences of the API server in their order, and the number up to which they are deleted.
-fn chain_of(objects: &[api::Fence]) -> Result<(u64, Vec<Fence>), Error> {
-    let fences = objects.iter().map(|object| {
-        object.fence().map_err(|why| Error::Malformed {
-            name: object.name_any(),
-            why,
+/// The fences of the API server.
+#[derive(Debug, Default)]
+struct Listed {
+    /// Those that can be read, as objects.
+    objects: Vec<api::Fence>,
+    /// The same, in their order.
+    fences: Vec<Fence>,
+    /// The others: their names, and why.
+    malformed: BTreeMap<String, String>,
+}
+
+impl Listed {
+    fn new(all: Vec<DynamicObject>) -> Self {
+        let mut listed = Self::default();
+        for object in all {
+            let name = object.name_any();
+            let object = object.try_parse::<api::Fence>();
+            let read = object.map_err(|error| error.to_string());
+            let read = read.and_then(|object| Ok((object.fence()?, object)));
+            match read {
+                Ok((fence, object)) => {
+                    listed.fences.push(fence);
+                    listed.objects.push(object);
+                }
+                Err(why) => drop(listed.malformed.insert(name, why)),
+            }
+        }
+        listed.fences.sort_by_key(|fence| fence.number);
+        listed
+    }
+
+    /// The number up to which the fences are deleted.
+    fn oldest(&self) -> u64 {
+        let previous = self.fences.iter().map(|fence| fence.previous);
+        previous.min().unwrap_or(0)
+    }
+
+    /// The error if one cannot be read that has a place in the chain.
+    fn gap(&self) -> Option<Error> {
+        let mut malformed = self.malformed.iter();
+        let gap = malformed.find(|(name, _)| name.starts_with(api::fence::OF_CHAIN))?;
+        Some(Error::Malformed {
+            name: gap.0.clone(),
+            why: gap.1.clone(),
         })
-    });
-    let mut fences = fences.collect::<Result<Vec<_>, _>>()?;
-    fences.sort_by_key(|fence| fence.number);
-    let oldest = fences.iter().map(|fence| fence.previous).min();
-    Ok((oldest.unwrap_or(0), fences))
+    }
 }
 
 /// The oldest fence, if it may go: there is a later one, it is old enough, and all these nodes have
@@ -177,12 +225,17 @@ fn may_go<'a>(
 struct Keeper {
     orders: mpsc::Receiver<ClearOrder>,
     fences: Api<api::Fence>,
+    /// The same, of which each is read for itself.
+    unread: Api<DynamicObject>,
+    /// The names of those that cannot be read.
+    malformed: BTreeSet<String>,
     client: Client,
     chain: Arc<dyn Fencing>,
     pools: Pools,
     caches: Store<Cache>,
     namespaces: Store<PartialObjectMeta<Namespace>>,
-    /// The uids of Caches that are cleared, and still have their finalizer.
+    /// The uids of Caches that are cleared, and still have their finalizer; and of namespaces that
+    /// are cleared, and still there.
     cleared: HashSet<String>,
     /// The namespaces that cleared Caches lately ([`Keeper::may_clear`]).
     clears: HashMap<String, Instant>,
@@ -245,7 +298,8 @@ impl Keeper {
         // One object that cannot be changed must not keep the others waiting.
         let mut failure = self.mend().await.err();
         let caches = self.caches.state();
-        let uids: HashSet<String> = caches.iter().filter_map(|cache| cache.uid()).collect();
+        let mut uids: HashSet<String> = caches.iter().filter_map(|cache| cache.uid()).collect();
+        uids.extend(self.namespaces.state().iter().filter_map(|it| it.uid()));
         self.cleared.retain(|uid| uids.contains(uid));
         for cache in caches {
             failure = self.look_at_cache(&cache).await.err().or(failure);
@@ -258,13 +312,21 @@ impl Keeper {
 
     /// Tells the catalog which fences there are.
     async fn read(&mut self) -> Result<Vec<api::Fence>, Error> {
-        let objects = match self.fences.list(&ListParams::default()).await {
+        let all = match self.unread.list(&ListParams::default()).await {
             Ok(list) => list.items,
             // Without the definition there is none.
             Err(error) if has_code(&error, 404) => Vec::new(),
             Err(error) => return Err(failed("list Fences")(error)),
         };
-        let (oldest, fences) = chain_of(&objects)?;
+        let listed = Listed::new(all);
+        self.say_malformed(&listed.malformed);
+        if let Some(error) = listed.gap() {
+            return Err(error);
+        }
+        let oldest = listed.oldest();
+        let Listed {
+            objects, fences, ..
+        } = listed;
         let known = self.chain.fences();
         let is_lost = |fence: &Fence| fence.number > oldest && !fences.contains(fence);
         if !self.is_loaded || known.all().any(is_lost) {
@@ -285,6 +347,22 @@ impl Keeper {
             }
         }
         Ok(objects)
+    }
+
+    fn say_malformed(&mut self, malformed: &BTreeMap<String, String>) {
+        for (name, why) in malformed {
+            if !self.malformed.contains(name) {
+                tracing::error!(
+                    name,
+                    why,
+                    "a Fence cannot be read: no name is cleared for it, and \
+                    if its name begins with `after-`, none for later ones; delete it, and then \
+                    clear once more what it should have cleared"
+                );
+            }
+        }
+        self.malformed = malformed.keys().cloned().collect();
+        self.chain.malformed(malformed.len());
     }
 
     /// Makes again what an older etcd has lost.
@@ -335,9 +413,10 @@ impl Keeper {
     /// Gives a `Cache` its finalizer. If it is deleted, clears its names and takes the finalizer
     /// away. A crash in between clears them twice.
     async fn look_at_cache(&mut self, seen: &Cache) -> Result<(), Error> {
-        let has_finalizer = |cache: &Cache| cache.finalizers().iter().any(|it| it == FINALIZER);
         let is_deleted = |cache: &Cache| cache.metadata.deletion_timestamp.is_some();
-        if has_finalizer(seen) != is_deleted(seen) {
+        // The mirror makes its own with the finalizer, and takes it away to delete them.
+        let is_of_mirror = seen.is_mirrored() && !is_deleted(seen);
+        if seen.orders() != is_deleted(seen) || is_of_mirror {
             return Ok(());
         }
         let namespace = seen.namespace().unwrap_or_default();
@@ -347,7 +426,7 @@ impl Keeper {
             .get_opt(&name)
             .await
             .map_err(failed("read a Cache"))?;
-        let Some(cache) = found.filter(|it| has_finalizer(it) == is_deleted(it)) else {
+        let Some(cache) = found.filter(|it| it.orders() == is_deleted(it)) else {
             return Ok(());
         };
         let mut finalizers = cache.finalizers().to_vec();
@@ -356,6 +435,7 @@ impl Keeper {
             match cache.covers() {
                 // Only the finalizer was left.
                 Ok(_) if self.cleared.contains(&uid) => {}
+                Ok(_) if self.is_cleared_with_namespace(&namespace).await? => {}
                 Ok(_) if !self.may_clear(&namespace) => return Ok(()),
                 Ok(covers) => {
                     self.make(covers.into()).await?;
@@ -369,9 +449,9 @@ impl Keeper {
                     "a Cache was deleted, and nothing is cleared: it names nothing"
                 ),
             }
-            finalizers.retain(|it| it != FINALIZER);
+            finalizers.retain(|it| it != CLEAR);
         } else {
-            finalizers.push(FINALIZER.to_owned());
+            finalizers.push(CLEAR.to_owned());
         }
         let patch = json!({"metadata": {
             "resourceVersion": cache.metadata.resource_version,
@@ -384,6 +464,23 @@ impl Keeper {
             Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(()),
             done => done.map(drop).map_err(failed("change a Cache")),
         }
+    }
+
+    /// Clears all names of a namespace that is being deleted, once for all its Caches. They do not
+    /// hold it up. Returns whether it is being deleted.
+    async fn is_cleared_with_namespace(&mut self, name: &str) -> Result<bool, Error> {
+        let is_it = |it: &PartialObjectMeta<Namespace>| {
+            it.name_any() == name && it.metadata.deletion_timestamp.is_some()
+        };
+        let ending = self.namespaces.find(is_it).and_then(|it| it.uid());
+        let (Some(uid), Ok(tenant)) = (ending, name.parse()) else {
+            return Ok(false);
+        };
+        if !self.cleared.contains(&uid) {
+            self.make(Coverage::Namespace(tenant).into()).await?;
+            self.cleared.insert(uid);
+        }
+        Ok(true)
     }
 
     /// The namespaces that the watch shows, with their uids.
@@ -449,10 +546,10 @@ impl Keeper {
             let found = live.get_opt(&tenant.to_string()).await;
             let found = found.map_err(failed("read a namespace"))?;
             let born = found.as_ref().and_then(birth);
-            if !is_older(age, born, time) {
+            let is_there = found.is_some();
+            if (is_there && born.is_none()) || !is_older(age, born, time) {
                 continue;
             }
-            let is_there = found.is_some();
             tracing::warn!(%tenant, ?age, is_there,
                 "nodes have content of a namespace that was deleted, or was made again, while no \
                  controller ran: it is cleared");
@@ -538,13 +635,32 @@ mod tests {
     }
 
     #[test]
-    fn the_chain_is_read_in_its_order_and_not_at_all_if_an_object_is_wrong() {
-        let (oldest, fences) = chain_of(&[object(9, 5), object(5, 2)]).expect("it is valid");
-        let numbers: Vec<u64> = fences.iter().map(|fence| fence.number).collect();
-        assert_eq!((oldest, &numbers[..]), (2, &[5, 9][..]));
-        assert_eq!(chain_of(&[]).expect("it is valid").0, 0);
+    fn the_chain_is_read_in_its_order_and_ends_where_an_object_of_it_is_wrong() {
+        let read = |objects: &[api::Fence]| {
+            let dynamic = |object: &api::Fence| {
+                let object = serde_json::to_value(object).expect("JSON");
+                serde_json::from_value(object).expect("an object")
+            };
+            Listed::new(objects.iter().map(dynamic).collect())
+        };
+        let listed = read(&[object(9, 5), object(5, 2)]);
+        let numbers: Vec<u64> = listed.fences.iter().map(|fence| fence.number).collect();
+        assert_eq!((listed.oldest(), &numbers[..]), (2, &[5, 9][..]));
+        assert_eq!(read(&[]).oldest(), 0);
         let mut wrong = object(9, 5);
         wrong.spec.id = "x".to_owned();
-        assert!(matches!(chain_of(&[wrong]), Err(Error::Malformed { .. })));
+        let gap = read(&[object(5, 2), wrong.clone()]);
+        assert!(matches!(gap.gap(), Some(Error::Malformed { .. })));
+        assert_eq!(gap.malformed.len(), 1);
+        // By hand: no controller gives such a name, and no fence follows it.
+        wrong.metadata.name = Some("clear-all".to_owned());
+        let by_hand = read(&[object(5, 2), wrong]);
+        assert!(by_hand.gap().is_none());
+        assert_eq!((by_hand.fences.len(), by_hand.malformed.len()), (1, 1));
+        // Of a later version.
+        let mut later = serde_json::to_value(object(9, 5)).expect("JSON");
+        later["spec"]["kind"] = "Later".into();
+        let later = serde_json::from_value(later).expect("an object");
+        assert!(Listed::new(vec![later]).gap().is_some());
     }
 }

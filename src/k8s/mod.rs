@@ -16,6 +16,7 @@
 //! | `peers` | the other nodes as peers, and the rights of each |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
+//! | `mirror` | the controller's side: the newest task caches as objects, for people |
 //! | `policies` | the controller's side: cache policies, for all nodes |
 //! | `births` | whether content is from before its namespace was made |
 //! | `budgets` | the controller's side: the limits of namespaces |
@@ -31,6 +32,7 @@ pub mod clears;
 mod client;
 pub mod endpoint;
 mod events;
+pub mod mirror;
 mod outcomes;
 pub mod peers;
 mod pod;

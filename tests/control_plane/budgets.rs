@@ -10,9 +10,9 @@ use kube::Api;
 
 use crate::clears::{fences, has, the_namespace_goes};
 use crate::common::{Fs, require_lab};
-use crate::driver::kubelet;
+use crate::driver::{controller_with, kubelet};
 use crate::eventually;
-use crate::peers::{hub_with, is_told, knows, object, peer, publish, told, unpublish};
+use crate::peers::{hub_flag, is_told, knows, object, peer, publish, told, unpublish};
 use crate::plane::ControlPlane;
 
 const SIZE: usize = 256 << 10;
@@ -75,7 +75,7 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
         let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
         plane.apply(&format!("node-{number}"), &node);
     }
-    let mut controller = hub_with(&plane, &["--usage-interval=1s"]);
+    let mut controller = controller_with(&plane, &[&hub_flag(&plane), "--usage-interval=1s"]);
     let pools = [lab.dir("one"), lab.dir("two")];
     let one = peer(&plane, "node-1", &pools[0]);
     let two = peer(&plane, "node-2", &pools[1]);

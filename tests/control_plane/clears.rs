@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use baggageclaim::api::{Cache, Fence};
 use kube::api::ListParams;
@@ -69,11 +70,48 @@ pub(crate) fn the_namespace_goes(plane: &ControlPlane) {
     plane.kubectl(&["replace", "--raw", of_namespace, "-f", file]);
 }
 
+/// A fence that cannot be read, as a person may write it.
+fn malformed(plane: &ControlPlane, name: &str) {
+    let text = format!(
+        "{{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Fence, \
+         metadata: {{name: {name}}}, spec: {{number: 7, previous: 0, id: no-number-at-all, \
+         namespace: ci}}}}"
+    );
+    plane.apply(name, &text);
+}
+
+/// One in the chain stops all clears, and says so. Another one stops none.
+async fn a_malformed_fence_is_told(plane: &ControlPlane, controller: &Process) {
+    let newest = fences(plane).await.pop().expect("there is one").spec.number;
+    let in_chain = format!("after-{newest:020}");
+    malformed(plane, &in_chain);
+    let answer = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args([
+            "clear",
+            "task-cache/pr-",
+            "--prefix",
+            "--namespace=ci",
+            "--socket",
+        ])
+        .arg(&controller.socket)
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(!answer.status.success(), "{said}");
+    let expected = format!("Fence {in_chain} is malformed");
+    assert!(said.contains(&expected), "{said}");
+    assert!(controller.log().contains("a Fence cannot be read"));
+    plane.kubectl(&["delete", "fence", &in_chain]);
+    malformed(plane, "by-hand");
+}
+
 /// By asking the controller itself.
 async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
+    a_malformed_fence_is_told(plane, controller).await;
     let order = ["clear", "--prefix", "task-cache/pr-", "--namespace=ci"];
     let said = tells(controller, &order);
     assert!(said.contains("is cleared on all nodes"), "{said}");
+    plane.kubectl(&["delete", "fence", "by-hand"]);
     let made = fences(plane).await;
     let of_order = &made.last().expect("there is one").spec;
     assert_eq!((made.len(), &*of_order.namespace), (2, "ci"));

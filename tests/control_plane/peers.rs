@@ -146,18 +146,17 @@ async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
     answer.map(drop)
 }
 
-/// The controller with its catalog, at an address that it keeps.
-pub(crate) fn hub(plane: &ControlPlane) -> Process {
-    hub_with(plane, &[])
-}
-
-/// One with more flags.
-pub(crate) fn hub_with(plane: &ControlPlane, flags: &[&str]) -> Process {
+/// The flag of a controller with its catalog, at an address that it keeps.
+pub(crate) fn hub_flag(plane: &ControlPlane) -> String {
     let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: baggageclaim-controller, \
                namespace: default}}";
     plane.apply("hub", map);
-    let listen = format!("--hub-listen=127.0.0.1:{}", free_port());
-    controller_with(plane, &[&[listen.as_str()], flags].concat())
+    format!("--hub-listen=127.0.0.1:{}", free_port())
+}
+
+/// A controller with its catalog.
+pub(crate) fn hub(plane: &ControlPlane) -> Process {
+    controller_with(plane, &[&hub_flag(plane)])
 }
 
 /// Waits until a node has a stream to the controller, or has none.

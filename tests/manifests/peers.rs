@@ -168,13 +168,18 @@ fn only_the_controller_makes_fences_and_users_only_make_and_delete_caches() {
     };
     let rules = |role: &Value| role["rules"].clone();
     let group = &["baggageclaim.concourse-ci.org"][..];
-    let own: [Rule; 3] = [
+    let own: [Rule; 4] = [
         (
             group,
             &["fences"],
             &["get", "list", "watch", "create", "delete"],
         ),
-        (group, &["caches"], &["get", "list", "watch", "patch"]),
+        (
+            group,
+            &["caches"],
+            &["get", "list", "watch", "create", "patch", "delete"],
+        ),
+        (group, &["caches/status"], &["patch"]),
         (&[""], &["namespaces"], &["get", "list", "watch"]),
     ];
     let own: Vec<Value> = own.iter().map(as_written).collect();

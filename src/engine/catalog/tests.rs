@@ -45,6 +45,32 @@ fn holder_after_doom(catalog: &mut Catalog, name: &Name) -> Option<ArtifactId> {
 }
 
 #[test]
+fn a_use_of_a_task_cache_is_news_once_in_ten_minutes() {
+    let task = artifact(1);
+    let resource = Artifact {
+        reference: "resource-cache/k".parse().expect("reference"),
+        ..artifact(2)
+    };
+    let mut catalog = Catalog::default();
+    for artifact in [&task, &resource] {
+        catalog.add_artifact(artifact.clone());
+        commit(&mut catalog, &[artifact]);
+    }
+    catalog.changes().watch(std::sync::Arc::default());
+    let mut touched = |id: u128, seconds: u64| {
+        assert!(catalog.touch(ArtifactId::from_bits(id), Timestamp(seconds * 1000)));
+        let names = catalog.changes().take();
+        names.into_iter().next()
+    };
+    assert_eq!(touched(1, 599), None);
+    assert_eq!(touched(1, 600), Some(task.name()));
+    assert_eq!(touched(1, 1199), None);
+    assert_eq!(touched(2, 1200), None, "no other name");
+    assert_eq!(touched(1, 9000), Some(task.name()));
+    assert!(!catalog.touch(ArtifactId::from_bits(3), Timestamp(1)));
+}
+
+#[test]
 fn a_name_goes_back_to_whom_it_was_taken_from_and_to_nobody_who_lost_it() {
     let (a, b, c) = (artifact(1), artifact(2), artifact(3));
     let name = a.name();

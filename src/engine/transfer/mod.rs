@@ -9,6 +9,7 @@ mod import;
 mod in_use;
 mod open_layers;
 mod receive;
+mod rollback;
 mod space;
 
 pub use export::{Export, Exported, Source, View};
@@ -19,3 +20,4 @@ pub(super) use open_layers::open_layers;
 pub use open_layers::{OpenArtifact, OpenLayer};
 pub(super) use receive::receive;
 pub use receive::{LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest, Received};
+pub(super) use rollback::rollback;

@@ -48,6 +48,8 @@ pub(super) fn uninstalled(env: &Env) {
         users,
         claims,
         volumes,
+        no_mirror,
+        mirror,
         caches,
         delete,
         on_nodes @ ..,
@@ -85,6 +87,14 @@ pub(super) fn uninstalled(env: &Env) {
     });
     assert_eq!(cluster.volume_mounts(), [""; 0]);
 
+    // The caches of the namespace above, and others, may be shown.
+    assert!(
+        no_mirror.text.contains("BAGGAGECLAIM_MIRROR_CACHES=0"),
+        "{no_mirror:?}"
+    );
+    no_mirror.run(cluster);
+    assert!(mirror.text.contains("/mirrored"), "{mirror:?}");
+    mirror.run(cluster);
     assert!(
         caches.text.starts_with("kubectl delete caches."),
         "{caches:?}"

@@ -1,0 +1,203 @@
+//! The verbs about the generations of a name on this node: `log` lists them, and `rollback` commits
+//! an earlier one once more.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::Namespace;
+use super::human::bytes;
+use super::rows::{Now, Row as _, digits, short};
+use super::run::{Done, Failure, artifacts, now, print};
+use super::show::{WIDTH, data};
+use super::table::Table;
+use crate::admin as socket;
+use crate::config::{self, PlainOutput};
+use crate::model::Reference;
+use crate::proto::admin::v1 as admin;
+use crate::sys::printable;
+
+#[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it belongs to")))]
+pub(super) struct Log {
+    /// artifact/NAME, resource-cache/KEY or task-cache/KEY
+    reference: Reference,
+    #[command(flatten)]
+    namespace: Namespace,
+    /// The output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    output: PlainOutput,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it belongs to")))]
+pub(super) struct Rollback {
+    /// artifact/NAME or task-cache/KEY
+    reference: Reference,
+    /// The id of the generation, as `log` shows it, or its first digits
+    #[arg(long, value_name = "ID")]
+    to: String,
+    #[command(flatten)]
+    namespace: Namespace,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+/// The artifacts that were sealed under a name, the newest first.
+fn generations(mut all: Vec<admin::Artifact>, reference: &Reference) -> Vec<admin::Artifact> {
+    let name = reference.to_string();
+    // An older driver tells the name only of the artifact that has it.
+    all.retain(|row| row.sealed_as == name || row.reference == name);
+    all.sort_by(|one, other| {
+        (other.created_unix_ms, &other.id).cmp(&(one.created_unix_ms, &one.id))
+    });
+    all
+}
+
+/// Shows the generations of a name.
+pub(super) async fn log(what: Log) -> Done {
+    let mut client = socket::connect(&what.pool.pool).await?;
+    let tenant = what.namespace.required();
+    let all = artifacts(&mut client, Some(&tenant)).await?;
+    let rows = generations(all, &what.reference);
+    if rows.is_empty() {
+        return Err(Failure::NothingCalled(what.reference.to_string()));
+    }
+    print(|mut to| match what.output.data() {
+        Some(form) => data(&mut to, &rows.iter().map(shown).collect(), form),
+        None => table(&mut to, &rows, now()),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Commits an earlier generation once more.
+pub(super) async fn rollback(what: Rollback) -> Done {
+    let mut client = socket::connect(&what.pool.pool).await?;
+    let tenant = what.namespace.required();
+    let all = artifacts(&mut client, Some(&tenant)).await?;
+    let mut rows = generations(all, &what.reference);
+    rows.retain(|row| row.id.starts_with(&what.to) || digits(&row.id).starts_with(&what.to));
+    let earlier = match &rows[..] {
+        [one] => one.id.clone(),
+        [] => return Err(Failure::NothingCalled(what.to)),
+        many => {
+            let ids: Vec<&str> = many.iter().map(|row| &*row.id).collect();
+            return Err(Failure::ManyCalled {
+                what: what.to,
+                count: many.len(),
+                some: ids.join(", "),
+            });
+        }
+    };
+    let request = admin::RollbackRequest {
+        tenant: tenant.to_string(),
+        reference: what.reference.to_string(),
+        artifact_id: earlier.clone(),
+    };
+    let made = client.rollback(request).await?.into_inner();
+    let name = printable(&what.reference);
+    print(|to| {
+        writeln!(
+            to,
+            "{name} of namespace {tenant} has the content of {} again, as artifact {}.",
+            short(&earlier),
+            short(&made.artifact_id)
+        )
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_current(row: &admin::Artifact) -> bool {
+    !row.reference.is_empty()
+}
+
+fn shown(row: &admin::Artifact) -> Value {
+    let mut object = json!({"current": is_current(row)});
+    if let (Value::Object(object), Value::Object(fields)) = (&mut object, row.shown()) {
+        object.extend(fields);
+    }
+    object
+}
+
+fn table(to: &mut impl Write, rows: &[admin::Artifact], now: Now) -> io::Result<()> {
+    let columns = [
+        ("ID", false),
+        ("CURRENT", false),
+        ("COMMITTED", false),
+        ("SIZE", false),
+        ("USED BY", false),
+        ("ACCOUNT", true),
+        ("POD", true),
+        ("NODE", true),
+        ("IMAGES", true),
+    ];
+    let mut table = Table::new(columns.to_vec(), Some(WIDTH));
+    for row in rows {
+        let maker = row.made_by.clone().unwrap_or_default();
+        table.row(vec![
+            short(&row.id).to_owned(),
+            if is_current(row) { "yes" } else { "no" }.to_owned(),
+            format!("{} ago", now.since(row.created_unix_ms)),
+            row.usage
+                .as_ref()
+                .map(|usage| bytes(usage.bytes))
+                .unwrap_or_default(),
+            row.in_use_by.to_string(),
+            printable(&maker.service_account),
+            printable(&maker.pod_name),
+            printable(&maker.node),
+            printable(maker.images.join(",")),
+        ]);
+    }
+    table.write(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Now = Now(1_795_400_000_000);
+
+    fn row(id: &str, sealed_as: &str, age: i64, pod: &str) -> admin::Artifact {
+        admin::Artifact {
+            id: id.repeat(32),
+            tenant: "ci".to_owned(),
+            sealed_as: sealed_as.to_owned(),
+            created_unix_ms: NOW.0 - age,
+            made_by: Some(admin::Maker {
+                pod_name: pod.to_owned(),
+                service_account: "builder".to_owned(),
+                node: "node-1".to_owned(),
+                images: vec!["golang:1.25".to_owned()],
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn generations_of_a_name_are_shown_the_newest_first() {
+        let mut newest = row("b", "task-cache/k", 60_000, "build-2");
+        newest.reference = newest.sealed_as.clone();
+        newest.usage = Some(admin::Usage {
+            bytes: 700 << 20,
+            ..Default::default()
+        });
+        let mut earlier = row("a", "task-cache/k", 3_600_000, "build-1");
+        earlier.in_use_by = 2;
+        let other = row("c", "task-cache/other", 5, "build-3");
+        let reference = "task-cache/k".parse().expect("a reference");
+        let rows = generations(vec![earlier, newest, other], &reference);
+        let mut text = Vec::new();
+        table(&mut text, &rows, NOW).expect("memory takes it");
+        let text = String::from_utf8(text).expect("text");
+        insta::assert_snapshot!("generations", text);
+        assert_eq!(shown(&rows[0])["current"], true);
+        assert_eq!(shown(&rows[1])["current"], false);
+        assert_eq!(shown(&rows[1])["id"], "a".repeat(32));
+    }
+}

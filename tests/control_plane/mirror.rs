@@ -1,0 +1,127 @@
+//! The newest task caches of the nodes as `Cache` objects: for people to see, and to clear them.
+
+use std::fs;
+
+use baggageclaim::api::{Cache, MIRRORED};
+use baggageclaim::kubelet_double::Kubelet;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
+
+use crate::clears::{fences, has};
+use crate::common::{Fs, require_lab};
+use crate::driver::{controller_with, kubelet};
+use crate::eventually;
+use crate::peers::{hub_flag, is_told, object, peer, publish, unpublish};
+use crate::plane::ControlPlane;
+
+async fn objects(plane: &ControlPlane) -> Vec<Cache> {
+    let caches: Api<Cache> = Api::namespaced(plane.client.clone(), "ci");
+    let list = caches.list(&ListParams::default()).await;
+    list.expect("a list").items
+}
+
+/// A pod commits a task cache.
+async fn commit(plane: &ControlPlane, kubelet: &Kubelet, pod: &str, key: &str) {
+    let volume = format!("{{type: task-cache, key: \"{key}\", commit: always}}");
+    let uid = object(plane, "ci", pod, "node-1", &volume);
+    let pod = kubelet.pod_with_uid("ci", pod, uid);
+    let attributes = [("type", "task-cache"), ("key", key), ("commit", "always")];
+    let target = publish(&pod, &attributes).await;
+    fs::write(target.join("text"), vec![7; 20_000]).expect("write");
+    unpublish(&pod).await;
+}
+
+/// The line of `kubectl get caches` that begins so, as its words.
+fn line(plane: &ControlPlane, name: &str) -> Option<Vec<String>> {
+    let table = plane.kubectl(&["get", "caches", "--namespace=ci"]);
+    let line = table.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_whitespace().map(str::to_owned).collect())
+}
+
+#[tokio::test]
+async fn task_caches_are_shown_as_objects_and_deleting_one_clears_it() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    plane.kubectl(&["create", "namespace", "ci"]);
+    plane.apply(
+        "node-1",
+        "{apiVersion: v1, kind: Node, metadata: {name: node-1}}",
+    );
+    let hub = hub_flag(&plane);
+    let mut controller = controller_with(&plane, &[&hub, "--mirror-caches=2"]);
+    let pool = lab.dir("one");
+    let node = peer(&plane, "node-1", &pool);
+    let kubelet = kubelet(&plane, "node-1", &node).await;
+    is_told(&pool, true).await;
+
+    // The third one takes the place of the first.
+    commit(&plane, &kubelet, "build-1", "first").await;
+    has(&pool, "task-cache/first", true).await;
+    eventually("it has an object", async || line(&plane, "first").is_some()).await;
+    commit(&plane, &kubelet, "build-2", "go").await;
+    commit(&plane, &kubelet, "build-3", "Go Tests/main").await;
+    eventually("the two newest ones have objects", async || {
+        let keys: Vec<String> = objects(&plane)
+            .await
+            .iter()
+            .filter_map(|it| it.task_key().map(str::to_owned))
+            .collect();
+        keys == ["Go Tests/main", "go"] || keys == ["go", "Go Tests/main"]
+    })
+    .await;
+    // Nothing is cleared thereby.
+    assert_eq!(fences(&plane).await.len(), 0, "{}", controller.tail());
+    has(&pool, "task-cache/first", true).await;
+
+    // Key, size, nodes, last commit, author, last use, age.
+    eventually("its size is known", async || {
+        line(&plane, "go ").is_some_and(|words| words.len() == 9)
+    })
+    .await;
+    let words = line(&plane, "go ").expect("it is there");
+    let shown: Vec<&str> = words.iter().map(String::as_str).collect();
+    let ["go", "go", _, "KiB", "1", _, "default/build-2", _, _] = shown[..] else {
+        panic!("{shown:?}");
+    };
+    let odd = line(&plane, "go-tests-main-").expect("it is there");
+    assert_eq!(odd[1..3], ["Go", "Tests/main"]);
+
+    // Its deletion is an order, and it comes back with the next commit only.
+    plane.kubectl(&["delete", "cache", "go", "--namespace=ci", "--timeout=60s"]);
+    let made = fences(&plane).await;
+    assert_eq!(made.len(), 1, "{}", controller.tail());
+    assert_eq!(made[0].spec.key.as_deref(), Some("go"));
+    has(&pool, "task-cache/go", false).await;
+    eventually("the first one is shown again", async || {
+        line(&plane, "first").is_some()
+    })
+    .await;
+    assert_eq!(line(&plane, "go "), None);
+    commit(&plane, &kubelet, "build-4", "go").await;
+    eventually("it is shown again", async || {
+        line(&plane, "go ").is_some_and(|words| words.contains(&"default/build-4".to_owned()))
+    })
+    .await;
+
+    // Before the driver is uninstalled, its own objects go. A user's stays.
+    let mine = "{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Cache, \
+                metadata: {name: mine, namespace: ci}, spec: {key: go}}";
+    plane.apply("mine", mine);
+    controller.kill();
+    let controller = controller_with(&plane, &[&hub, "--mirror-caches=0"]);
+    let selector = format!("--selector={MIRRORED}");
+    eventually("the mirror is empty", async || {
+        let left = ["get", "caches", "-A", &selector, "--output=name"];
+        plane.kubectl(&left).is_empty()
+    })
+    .await;
+    let left = objects(&plane).await;
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].name_any(), "mine");
+    assert_eq!(fences(&plane).await.len(), 1, "{}", controller.tail());
+    for key in ["first", "go", "Go Tests/main"] {
+        has(&pool, &format!("task-cache/{key}"), true).await;
+    }
+}
