@@ -19,7 +19,7 @@ use super::queue::Queue;
 use super::search::{self, search};
 use crate::engine::notice::What;
 use crate::engine::{self, Error, PublishRequest};
-use crate::model::{Commit, Name, NodeId, Pod, Reference, VolumeKind};
+use crate::model::{CacheKey, Commit, Name, NodeId, Origin, Pod, Reference, VolumeKind};
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
@@ -59,6 +59,14 @@ impl Candidate {
             Answer::Failed(_) | Answer::Nothing { .. } => None,
         }
     }
+}
+
+/// Where content is that a cache may start from.
+enum Place {
+    /// It has this name.
+    Name(Name),
+    /// No key on this node begins so.
+    Elsewhere(CacheKey),
 }
 
 /// How long a pod waits for a fetch.
@@ -199,28 +207,31 @@ impl Bringer {
         Ok(())
     }
 
-    /// The references up to the first one that is on this node, with the tier's answers. All
-    /// questions are asked at once.
+    /// What the volume may start from, up to the first that is on this node, with the answers of the
+    /// peers and the tier. All questions are asked at once.
     async fn look(&self, request: &PublishRequest, want: Want) -> Vec<Candidate> {
-        let mut names = Vec::new();
-        for reference in request.spec.kind.starts_from() {
-            let name = request.name(&reference);
-            let here = self.here(&name);
+        let mut options = Vec::new();
+        for origin in request.spec.kind.starts_from() {
+            let (place, here) = self.place_of(request, origin);
             let is_last = here.is_some();
-            names.push((name, here));
+            options.push((place, here));
             if is_last {
                 break;
             }
         }
         let settings = &self.context.settings;
-        let starts_here = names.first().is_some_and(|(_, here)| here.is_some());
+        let starts_here = options.first().is_some_and(|(_, here)| here.is_some());
         let patience = if starts_here {
             settings.fresh_wait
         } else {
             settings.ask
         };
         let until = Instant::now() + patience;
-        let questions = names.into_iter().map(|(name, here)| async move {
+        let questions = options.into_iter().map(|(place, here)| async move {
+            let name = match place {
+                Place::Name(name) => name,
+                Place::Elsewhere(prefix) => self.newest(request, &prefix, until).await?,
+            };
             let found = if question(want, here.is_some()) == Question::None {
                 nothing()
             } else {
@@ -236,14 +247,47 @@ impl Bringer {
                 )
                 .await
             };
-            Candidate {
+            Some(Candidate {
                 name,
                 here,
                 answer: found.answer,
                 tier: found.tier,
-            }
+            })
         });
-        join_all(questions).await
+        let options = join_all(questions).await;
+        options.into_iter().flatten().collect()
+    }
+
+    /// Where an origin is: under which name, and the content on this node if there is some.
+    fn place_of(&self, request: &PublishRequest, origin: Origin) -> (Place, Option<Here>) {
+        match origin {
+            Origin::Name(reference) => {
+                let name = request.name(&reference);
+                let here = self.here(&name);
+                (Place::Name(name), here)
+            }
+            Origin::Newest(prefix) => {
+                let newest = self.context.engine.newest(&request.tenant, &prefix);
+                match newest {
+                    Some((name, local)) => (Place::Name(name), Some(Here::of(&local))),
+                    None => (Place::Elsewhere(prefix), None),
+                }
+            }
+        }
+    }
+
+    /// The name of the newest commit of all task caches whose key begins so, on other nodes. `None`:
+    /// there is none, or none is known in time.
+    async fn newest(
+        &self,
+        request: &PublishRequest,
+        prefix: &CacheKey,
+        until: Instant,
+    ) -> Option<Name> {
+        let peers = self.context.peers.as_ref()?;
+        let newest = peers.newest(&request.tenant, prefix);
+        let key = timeout_at(until, newest).await.ok().flatten()?;
+        Some(request.name(&Reference::TaskCache(key)))
     }
 
     /// Fetches what the tier shows. `false`: it did not come in time, or not at all.

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::{oneshot, watch};
 
 use crate::catalog::{Explained, NameHash, Part};
-use crate::model::{Clear, Coverage, Fence, Fences, Name, NodeId, Pod, Sha256, Tenant};
+use crate::model::{CacheKey, Clear, Coverage, Fence, Fences, Name, NodeId, Pod, Sha256, Tenant};
 
 /// Another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +83,10 @@ pub trait Directory: fmt::Debug + Send + Sync {
 
     /// Which nodes have the content of a name. Without content it waits so long for some.
     async fn locate(&self, name: &Name, wait: Duration) -> Located;
+
+    /// The key of the newest commit of all task caches whose key begins so. `None`: there is none,
+    /// or it is not known.
+    async fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<CacheKey>;
 }
 
 /// The catalog of the cluster, as people ask the controller.

@@ -143,7 +143,7 @@ async fn plan(
     };
     tracing::info!(volume.id = %request.volume, %state,
         "waiting for content that is being made or sealed");
-    let reference = || request.spec.kind.starts_from().swap_remove(0);
+    let reference = || asked(request);
     notice::say_of(
         inner.config.notices.as_ref(),
         &request.tenant,
@@ -177,6 +177,12 @@ async fn plan(
     })
 }
 
+/// The name of content that is waited for, or is missing: that of an input.
+fn asked(request: &PublishRequest) -> Reference {
+    let asked = request.spec.kind.asks_for();
+    asked.expect("only an input needs content, and it asks for a name")
+}
+
 /// The known facts about a volume that is to be published.
 #[expect(
     clippy::large_enum_variant,
@@ -207,8 +213,7 @@ fn decide(
     }
     let from = match state.resolve(request) {
         Resolution::Missing => {
-            let reference = request.spec.kind.starts_from().swap_remove(0);
-            return Err(Error::NoSuchContent(request.name(&reference)));
+            return Err(Error::NoSuchContent(request.name(&asked(request))));
         }
         Resolution::Coming(state) => return Ok(Decision::Coming(state)),
         Resolution::Empty => None,

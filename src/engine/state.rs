@@ -22,7 +22,7 @@ use super::types::PublishRequest;
 use super::volumes::Volumes;
 use super::write_back::WriteBack;
 use crate::model::{
-    ArtifactId, Fences, LayerId, Name, PodUid, Reference, Timestamp, VolumeId, VolumeKind,
+    ArtifactId, Fences, LayerId, Name, Origin, PodUid, Reference, Timestamp, VolumeId, VolumeKind,
     VolumeRecord,
 };
 
@@ -56,16 +56,19 @@ pub(super) enum Resolution {
 impl State {
     /// What a volume of this specification starts from, now.
     pub(super) fn resolve(&self, request: &PublishRequest) -> Resolution {
-        let wanted = request.spec.kind.starts_from();
-        for reference in &wanted {
-            if let Some(sealed) = self.catalog.owner(&request.name(reference)) {
-                let artifact = &sealed.artifact;
-                return Resolution::Fork(reference.clone(), artifact.id, artifact.layers.clone());
+        for origin in request.spec.kind.starts_from() {
+            let found = match &origin {
+                Origin::Name(reference) => self.catalog.owner(&request.name(reference)),
+                Origin::Newest(prefix) => self.catalog.newest(&request.tenant, prefix),
+            };
+            if let Some(Sealed { artifact, .. }) = found {
+                let reference = artifact.reference.clone();
+                return Resolution::Fork(reference, artifact.id, artifact.layers.clone());
             }
         }
-        match (&request.spec.kind, wanted.first()) {
-            (VolumeKind::Input { .. }, Some(reference)) => {
-                match self.coming(&request.name(reference), &request.pod.uid) {
+        match &request.spec.kind {
+            VolumeKind::Input { from } => {
+                match self.coming(&request.name(from), &request.pod.uid) {
                     Some(state) => Resolution::Coming(state),
                     None => Resolution::Missing,
                 }

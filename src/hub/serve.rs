@@ -20,11 +20,13 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Chain, Figures, MOST_ENTRIES, MOST_HELLO, messages};
 use crate::catalog::{
-    Answer, Asked, Catalog, Changes, Found, Held, Hello, MAX_INCOMPLETE, SessionId,
+    Answer, Asked, Catalog, Changes, Found, Held, Hello, MAX_INCOMPLETE, Newest, SessionId,
 };
 use crate::distribution::roster::{Members, Overview};
 use crate::link::{self, IsKnown, Key, KeyError, Who};
-use crate::model::{ClusterClock, Fence, Fences, Name, NodeId, Sha256, Timestamp};
+use crate::model::{
+    CacheKey, ClusterClock, Fence, Fences, NodeId, Sha256, Tenant, TenantOrigin, Timestamp,
+};
 use crate::proto::hub::v1 as wire;
 use crate::server::Drain;
 use wire::from_node::Kind as From;
@@ -121,16 +123,17 @@ impl Hub {
     }
 
     /// A function that tells which content a new pod would start from, and all nodes that have it:
-    /// for each volume the names that it tries. `None`: the catalog is busy for so long.
+    /// for each volume what it tries. `None`: the catalog is busy for so long.
     pub fn finder(
         &self,
-    ) -> impl Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static {
+    ) -> impl Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static {
         let inner = Arc::clone(&self.service.0);
         move |volumes, wait| {
-            let state = inner.state.try_lock_for(wait)?;
+            let now = inner.now();
+            let mut state = inner.state.try_lock_for(wait)?;
             let found = volumes
                 .iter()
-                .filter_map(|names| state.catalog.placement(names));
+                .filter_map(|wanted| state.catalog.placement(wanted, now));
             Some(found.collect())
         }
     }
@@ -539,16 +542,36 @@ impl wire::hub_server::Hub for Service {
     ) -> Result<Response<wire::FindResponse>, Status> {
         let (node, _) = self.0.caller(&request)?;
         let request = request.into_inner();
-        let names = messages::names(&request).map_err(Status::invalid_argument)?;
+        let mut wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
+        let names = if request.prefix {
+            let asked = messages::prefix(&request).map_err(Status::invalid_argument)?;
+            wait = Duration::ZERO;
+            match self.0.newest(&asked.0, &asked.1) {
+                Newest::Of(name) => vec![name],
+                Newest::Nothing => return Ok(nothing(&Answer::Nothing)),
+                Newest::Incomplete => return Ok(nothing(&Answer::Incomplete)),
+            }
+        } else {
+            messages::names(&request).map_err(Status::invalid_argument)?
+        };
         self.0.questions.fetch_add(1, Ordering::Relaxed);
-        let asked = Asked::new(names, &self.0.members.zone(&node));
-        let wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
+        let asked = Asked::new(names.clone(), &self.0.members.zone(&node));
         let answer = self.0.find(asked, wait).await;
-        Ok(Response::new(messages::response(&request, &answer)))
+        Ok(Response::new(messages::response(&names, &answer)))
     }
 }
 
+/// An answer without content.
+fn nothing(answer: &Answer) -> Response<wire::FindResponse> {
+    Response::new(messages::response(&[], answer))
+}
+
 impl Inner {
+    fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Newest {
+        let now = self.now();
+        self.state.lock().catalog.newest(tenant, prefix, now)
+    }
+
     fn find(&self, asked: Asked, wait: Duration) -> impl Future<Output = Answer> {
         let (sender, answer) = oneshot::channel();
         let now = self.now();
