@@ -17,9 +17,10 @@ use super::offered::Offered;
 use super::peers::Patience;
 use super::queue::Queue;
 use super::search::{self, search};
+use super::sources::Sources;
 use crate::engine::notice::What;
 use crate::engine::{self, Error, PublishRequest};
-use crate::model::{CacheKey, Commit, Name, NodeId, Origin, Pod, Reference, VolumeKind};
+use crate::model::{CacheKey, Commit, Freshness, Name, NodeId, Origin, Pod, Reference, VolumeKind};
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
@@ -87,13 +88,19 @@ fn nothing() -> search::Found {
 }
 
 /// What a volume needs of each name that it may start from.
-fn want(request: &PublishRequest) -> Option<Want> {
+fn want(request: &PublishRequest, sources: Sources) -> Option<Want> {
     match &request.spec.kind {
         VolumeKind::Scratch | VolumeKind::Import { .. } => None,
         VolumeKind::Input { .. } => Some(Want::Input),
         VolumeKind::ResourceCache { .. } => Some(Want::ResourceCache),
         VolumeKind::TaskCache { .. } => {
-            Some(Want::TaskCache(request.spec.freshness.unwrap_or_default()))
+            let freshness = request.spec.freshness.unwrap_or_default();
+            let is_tier_asked = sources.has_tier();
+            Some(Want::TaskCache(if is_tier_asked {
+                freshness
+            } else {
+                Freshness::Local
+            }))
         }
         VolumeKind::Output { keep, .. } => {
             let is_shared = request.share && !request.read_only && keep.commit != Commit::Never;
@@ -125,7 +132,7 @@ impl Bringer {
         }
         let notices = self.context.settings.notices.as_ref();
         self.context.health.tell(notices, request);
-        match want(request) {
+        match want(request, self.context.settings.sources) {
             None => Ok(()),
             Some(Want::Input) => self.bring_input(request).await,
             Some(Want::Number) => {
@@ -463,13 +470,17 @@ impl Bringer {
 
     /// How far the search for an input is, in words.
     fn state_of(&self, answer: &Answer, makers: &[NodeId]) -> String {
-        let (tier, peers) = (&self.context.store, &self.context.peers);
+        let context = &self.context;
+        let has_tier = context.settings.sources.has_tier();
+        let (tier, peers) = (context.store.as_ref().filter(|_| has_tier), &context.peers);
         let is_there = matches!(answer, Answer::Content { .. });
         if let (Some(maker), false) = (makers.first(), is_there) {
             return format!("a step on node {} is making it", maker.as_str());
         }
         let text = match (answer, tier, peers) {
-            (Answer::Failed(_), None, _) => "no peer has it yet, and no step on this node makes it",
+            (Answer::Failed(_), None, _) | (Answer::Nothing { .. }, None, Some(_)) => {
+                "no peer has it yet, and no step on this node makes it"
+            }
             (Answer::Failed(error), Some(_), None) => return error.to_string(),
             (Answer::Failed(error), Some(_), Some(_)) => {
                 return format!("no peer has it yet; {error}");

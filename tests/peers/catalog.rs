@@ -783,6 +783,7 @@ async fn a_key_that_is_no_nodes_gets_no_stream() {
         kind: wire::Kind::TaskCache.into(),
         keys: vec!["go".to_owned()],
         wait_ms: 0,
+        prefix: false,
     };
     let stranger = link::Key::generate().expect("a key");
     let refused = client(&stranger).find(question.clone()).await;
