@@ -47,6 +47,8 @@ type IsFirst = bool;
 struct Candidate {
     name: Name,
     here: Option<Here>,
+    /// Other keys on this node may begin so, too, and are older.
+    is_newest_here: bool,
     answer: Answer,
     /// What the tier says.
     tier: There,
@@ -66,6 +68,8 @@ impl Candidate {
 enum Place {
     /// It has this name.
     Name(Name),
+    /// The same: it is the newest on this node of the keys that begin so.
+    Newest(Name),
     /// No key on this node begins so.
     Elsewhere(CacheKey),
 }
@@ -177,6 +181,20 @@ impl Bringer {
 /// Caches.
 impl Bringer {
     async fn bring_cache(&self, request: &mut PublishRequest, want: Want) -> engine::Result<()> {
+        let until = Instant::now() + self.context.settings.fetch_wait;
+        // Each round takes a name from content on this node, so there is a last one.
+        while !self.bring_first(request, want, until).await? && Instant::now() < until {}
+        Ok(())
+    }
+
+    /// Brings the first content that there is. `false`: the newest of several keys on this node was
+    /// cleared in the tier and is gone, so the next newest of them is to be looked for.
+    async fn bring_first(
+        &self,
+        request: &mut PublishRequest,
+        want: Want,
+        until: Instant,
+    ) -> engine::Result<bool> {
         let options = self.look(request, want).await;
         if let Some(first) = options.first() {
             request.base = base(first.here.as_ref(), first.tier);
@@ -184,16 +202,15 @@ impl Bringer {
                 request.cleared = cleared;
             }
         }
-        let until = Instant::now() + self.context.settings.fetch_wait;
         for option in &options {
             let name = &option.name;
             let decision = decide(want, option.here.as_ref(), option.answer.there());
             self.discard(name, decision).await?;
             match decision.step {
-                Step::Use => return Ok(()),
+                Step::Use => return Ok(true),
                 Step::UseAndShare => {
                     self.share_again(name, option);
-                    return Ok(());
+                    return Ok(true);
                 }
                 Step::Fetch => {
                     let is_here = self.here(name).is_some();
@@ -202,16 +219,19 @@ impl Bringer {
                     if self.fetch(request, option, limits).await {
                         let found = option.offered();
                         request.fetched = found.map(|found| Box::new(found.fetched()));
-                        return Ok(());
+                        return Ok(true);
                     }
                     if self.here(name).is_some() {
-                        return Ok(());
+                        return Ok(true);
                     }
                 }
                 Step::Without | Step::Wait => {}
             }
+            if option.is_newest_here && decision.discard.is_some() {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// What the volume may start from, up to the first that is on this node, with the answers of the
@@ -235,8 +255,9 @@ impl Bringer {
         };
         let until = Instant::now() + patience;
         let questions = options.into_iter().map(|(place, here)| async move {
+            let is_newest_here = matches!(place, Place::Newest(_));
             let name = match place {
-                Place::Name(name) => name,
+                Place::Name(name) | Place::Newest(name) => name,
                 Place::Elsewhere(prefix) => self.newest(request, &prefix, until).await?,
             };
             let found = if question(want, here.is_some()) == Question::None {
@@ -257,6 +278,7 @@ impl Bringer {
             Some(Candidate {
                 name,
                 here,
+                is_newest_here,
                 answer: found.answer,
                 tier: found.tier,
             })
@@ -276,7 +298,7 @@ impl Bringer {
             Origin::Newest(prefix) => {
                 let newest = self.context.engine.newest(&request.tenant, &prefix);
                 match newest {
-                    Some((name, local)) => (Place::Name(name), Some(Here::of(&local))),
+                    Some((name, local)) => (Place::Newest(name), Some(Here::of(&local))),
                     None => (Place::Elsewhere(prefix), None),
                 }
             }

@@ -25,20 +25,26 @@ impl FromStr for RestoreKey {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
+        // With its star it is a key for older drivers, which must read records of this one.
+        let whole: CacheKey = text.parse()?;
         match text.strip_suffix(ANY) {
             // It would be every task cache of the namespace.
             Some("") => Err(NameError::Any),
             Some(prefix) => prefix.parse().map(Self::Prefix),
-            None => text.parse().map(Self::Key),
+            None => Ok(Self::Key(whole)),
         }
     }
 }
 
+/// From a record. For an older driver `*` was a key.
 impl TryFrom<String> for RestoreKey {
     type Error = NameError;
 
     fn try_from(text: String) -> Result<Self, NameError> {
-        text.parse()
+        match text.parse() {
+            Err(NameError::Any) => text.parse().map(Self::Key),
+            parsed => parsed,
+        }
     }
 }
 
@@ -128,7 +134,7 @@ mod tests {
     fn a_star_at_the_end_makes_a_restore_key_the_beginning_of_keys() {
         let prefix = |text: &str| RestoreKey::Prefix(text.parse().expect("a key"));
         let whole = |text: &str| RestoreKey::Key(text.parse().expect("a key"));
-        let longest = "x".repeat(CacheKey::MAX_LEN);
+        let longest = "x".repeat(CacheKey::MAX_LEN - 1);
         for (text, key) in [
             ("main", whole("main")),
             ("*main", whole("*main")),
@@ -149,6 +155,20 @@ mod tests {
         let long = format!("{longest}x*").parse::<RestoreKey>();
         assert_eq!(long, Err(NameError::TooLong(257, 256)));
         assert!("a\nb*".parse::<RestoreKey>().is_err());
+    }
+
+    #[test]
+    fn every_key_in_the_records_of_an_older_driver_is_read_and_every_key_here_by_it() {
+        for text in ["main", "main-*", "*", "**", "a, b", &"*".repeat(256)] {
+            text.parse::<CacheKey>().expect("a key of an older driver");
+            let json = serde_json::to_string(text).expect("it is text");
+            let key: RestoreKey = serde_json::from_str(&json).expect("it is read");
+            assert_eq!(serde_json::to_string(&key).expect("it is text"), json);
+        }
+        serde_json::from_str::<RestoreKey>("\"\"").expect_err("no key");
+        let longest: RestoreKey = format!("{}*", "x".repeat(255)).parse().expect("a key");
+        let text = longest.to_string();
+        text.parse::<CacheKey>().expect("an older driver reads it");
     }
 
     #[test]
