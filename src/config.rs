@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use crate::backend::{BackendKind, MountApi};
 use crate::csi;
+use crate::distribution::Sources;
 use crate::model::{NodeId, NodeIdError};
 use crate::shared::UrlError;
 use crate::telemetry::metrics::Rpcs;
@@ -26,6 +27,7 @@ use crate::{driver, engine, k8s, node, telemetry};
 pub use controller::Controller;
 pub use demo::{Demo, DemoFilesystem};
 pub use peers::{NodePeers, PeerBandwidth, PeerKey, Peers};
+use shared::check_sources;
 pub use shared::{Share, Shared};
 
 /// The default of `--pool`.
@@ -419,6 +421,14 @@ pub enum Error {
          with --peer-listen"
     )]
     PeerAddress(SocketAddr),
+    /// Content is to come from a source that there is not.
+    #[error("--sources {sources} needs {needs}; without it no content comes to this node")]
+    Sources {
+        /// As given.
+        sources: Sources,
+        /// The flag that is missing.
+        needs: &'static str,
+    },
     /// The nodes cannot reach the catalog.
     #[error(
         "nodes cannot connect to {0}: give the controller's IP with --hub-address, and a port with \
@@ -454,6 +464,8 @@ impl Standalone {
         };
         let mut config = self.driver.resolve(self.pool, self.socket, features)?;
         config.peers = self.peers.resolve()?;
+        let peers = (config.peers.is_some(), "--peers FILE");
+        check_sources(config.sources, config.shared.is_some(), peers)?;
         Ok(config)
     }
 }
@@ -473,6 +485,8 @@ impl Node {
         let driver = self.driver.resolve(self.pool, socket, features)?;
         let in_cluster = self.cluster == Switch::On && self.kubernetes == Switch::On;
         let peers = self.peers.resolve(in_cluster)?;
+        let asked = (peers.is_some(), "--peer-listen ADDR");
+        check_sources(driver.sources, driver.shared.is_some(), asked)?;
         let kubernetes = (self.kubernetes == Switch::On).then(|| k8s::Config {
             node: driver.csi.node.as_str().to_owned(),
             reporter: csi::DRIVER_NAME.to_owned(),
@@ -514,6 +528,7 @@ impl Driver {
             None => host_name().map_err(Error::HostName)?,
         };
         let (ask, fetch_wait) = (self.shared.ask, self.shared.fetch_wait);
+        let sources = self.shared.sources;
         let defaults = engine::Config::new(pool.pool);
         let engine = engine::Config {
             backend: self.backend.into(),
@@ -545,6 +560,7 @@ impl Driver {
             engine,
             shared: self.shared.resolve()?,
             peers: None,
+            sources,
             ask,
             fetch_wait,
             grace: self.grace,

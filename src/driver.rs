@@ -28,7 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin;
 use crate::csi::{self, Readiness, UnmountsOnly};
-use crate::distribution::{self, Distribution, Peers};
+use crate::distribution::{self, Distribution, Peers, Sources};
 use crate::engine::{self, Engine};
 use crate::model::Share;
 use crate::peer;
@@ -51,6 +51,8 @@ pub struct Config {
     pub shared: Option<Shared>,
     /// How this node is a peer of others, if it is one.
     pub peers: Option<peer::Config>,
+    /// Where content comes from that is not on this node.
+    pub sources: Sources,
     /// How long a cache waits for an answer of the tier and of peers.
     pub ask: Duration,
     /// How long a cache waits for its bytes.
@@ -245,6 +247,7 @@ where
     let shared = config.shared;
     let settings = distribution::Settings {
         share,
+        sources: config.sources,
         ask: config.ask,
         fetch_wait: config.fetch_wait,
         input_wait: config.engine.input_wait,

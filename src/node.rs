@@ -72,7 +72,7 @@ impl Peers {
             members: peer::Members::Given {
                 key,
                 roster: others.clone(),
-                access: others,
+                access: Arc::new(k8s::checked::Checked::new(others)),
                 directory: Some(catalog.clone()),
             },
             bandwidth: self.bandwidth,

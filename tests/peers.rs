@@ -8,6 +8,7 @@
 //! | `identity` | wrong and unknown keys, content that a peer may not have |
 //! | `links` | a link that is cut at each of 100 offsets, holders that vanish or hang |
 //! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
+//! | `sources` | the order of peers and the tier, and sources that are left out |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
 //! | `budgets` | limits of a namespace over all nodes, and nodes that are gone |
 //! | `drivers` | two standalone drivers; one of them is killed while it fetches |
@@ -34,6 +35,8 @@ mod links;
 mod nodes;
 #[path = "peers/partition.rs"]
 mod partition;
+#[path = "peers/sources.rs"]
+mod sources;
 #[path = "peers/trouble.rs"]
 mod trouble;
 #[path = "peers/types.rs"]

@@ -389,6 +389,7 @@ async fn a_part_that_ends_by_itself_ends_the_driver() {
             engine: engine::Config::new(lab.path().join("pool")),
             shared: None,
             peers: None,
+            sources: baggageclaim::distribution::Sources::default(),
             ask: Duration::from_secs(2),
             fetch_wait: Duration::from_secs(90),
             grace: Duration::from_secs(5),

@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 use super::service::{failed, reference_of, time};
 use crate::distribution::{self, Distribution, Moving, WaitingVolume};
 use crate::engine::{self, ContentSource, Engine};
-use crate::model::{Name, Reference, Sharing, Tenant};
+use crate::model::{Name, Origin, Reference, Sharing, Tenant};
 use crate::proto::admin::v1 as admin;
 
 /// The state of a volume that waits for content of a peer or the tier; programs read it.
@@ -93,9 +93,10 @@ fn waiting_row(volume: WaitingVolume, fetching: &[Moving]) -> admin::Volume {
     let reference = reference_of(&volume.spec.kind);
     // It may be the content of a restore key.
     let wanted = volume.spec.kind.starts_from();
-    let fetch = fetching
-        .iter()
-        .find(|fetch| fetch.tenant == volume.tenant && wanted.contains(&fetch.reference));
+    let fetch = fetching.iter().find(|fetch| {
+        let is_it = |origin: &Origin| origin.may_be(&fetch.reference);
+        fetch.tenant == volume.tenant && wanted.iter().any(is_it)
+    });
     admin::Volume {
         id: volume.id.into(),
         tenant: volume.tenant.into(),
@@ -165,7 +166,7 @@ mod tests {
         let attributes = [
             ("type", "task-cache"),
             ("key", "pr-7"),
-            ("restoreKeys", "main"),
+            ("restoreKeys", "old-*, main"),
         ];
         let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let tenant: Tenant = "ci".parse().expect("a tenant");
@@ -202,6 +203,9 @@ mod tests {
             (&*fetch.reference, &*fetch.from),
             ("task-cache/main", "peer node-2")
         );
+        let row = waiting_row(volume.clone(), &[of("task-cache/old-9")]);
+        let fetch = row.fetch.expect("that of a key that begins so, too");
+        assert_eq!(&*fetch.reference, "task-cache/old-9");
         assert_eq!(
             waiting_row(volume, &[of("task-cache/other")]).fetch,
             None,

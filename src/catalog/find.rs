@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::model::{Name, Timestamp};
+use crate::model::{Name, Origin, TenantOrigin, Timestamp};
 
 use super::packed::Key;
-use super::{Catalog, Entry, Kind, NameHash, Session, SessionId, State, Version};
+use super::{Catalog, Entry, Kind, NameHash, Newest, Session, SessionId, State, Version};
 
 /// The most holders in an answer.
 pub const MAX_HOLDERS: usize = 5;
@@ -71,15 +71,26 @@ pub struct Found {
 impl Catalog {
     /// The content that a new pod would start from, with all nodes that have it and a stream: the
     /// scheduler chooses among them. `None`: there is none, or no such node.
-    #[must_use]
-    pub fn placement(&self, names: &[Name]) -> Option<Found> {
-        let with_content = names.iter().enumerate().find_map(|(which, name)| {
-            let current = current(name, &self.valid(NameHash::of(name), name));
-            (!current.is_empty()).then_some((which, current))
-        });
-        let (which, mut current) = with_content?;
-        current.retain(|(session, _)| session.lost.is_none());
-        found(which, "", usize::MAX, current)
+    pub fn placement(&mut self, wanted: &[TenantOrigin], now: Timestamp) -> Option<Found> {
+        for (which, TenantOrigin { tenant, origin }) in wanted.iter().enumerate() {
+            let tenant = tenant.clone();
+            let name = match origin {
+                Origin::Name(reference) => {
+                    let reference = reference.clone();
+                    Name { tenant, reference }
+                }
+                Origin::Newest(prefix) => match self.newest(&tenant, prefix, now) {
+                    Newest::Of(name) => name,
+                    Newest::Nothing | Newest::Incomplete => continue,
+                },
+            };
+            let mut current = current(&name, &self.valid(NameHash::of(&name), &name));
+            if !current.is_empty() {
+                current.retain(|(session, _)| session.lost.is_none());
+                return found(which, "", usize::MAX, current);
+            }
+        }
+        None
     }
 
     /// Answers a question.
@@ -261,17 +272,33 @@ mod tests {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut nodes = Nodes::complete(&names);
         let name = super::super::tests::name("artifact/a");
-        assert_eq!(nodes.catalog.placement(std::slice::from_ref(&name)), None);
+        let placement = |nodes: &mut Nodes, names: &[Name]| {
+            let wanted: Vec<TenantOrigin> = names.iter().cloned().map(TenantOrigin::from).collect();
+            nodes.catalog.placement(&wanted, nodes.now)
+        };
+        assert_eq!(placement(&mut nodes, std::slice::from_ref(&name)), None);
         for node in 0..9 {
             nodes.put(node, entry("artifact/a", State::Durable, 5));
         }
         nodes.put(0, entry("artifact/a", State::Durable, 4));
         nodes.lose(1);
         let names = [super::super::tests::name("artifact/none"), name];
-        let found = nodes.catalog.placement(&names).expect("it is there");
+        let found = placement(&mut nodes, &names).expect("it is there");
         assert_eq!((found.which, found.holders.len()), (1, 7));
+        // The newest cache whose key begins so.
+        for (node, reference) in [(2, "task-cache/main-1"), (3, "task-cache/main-2")] {
+            nodes.put_named(node, reference, State::Durable, 7);
+        }
+        nodes.put_named(3, "task-cache/main-2", State::Durable, 8);
+        let begins = |key: &str| TenantOrigin {
+            tenant: names[0].tenant.clone(),
+            origin: Origin::Newest(key.parse().expect("a key")),
+        };
+        let wanted = [begins("x"), begins("main-"), names[1].clone().into()];
+        let found = nodes.catalog.placement(&wanted, nodes.now).expect("there");
+        assert_eq!((found.which, found.holders), (1, vec![Arc::from("n3")]));
         (2..9).for_each(|node| drop(nodes.lose(node)));
-        assert_eq!(nodes.catalog.placement(&names), None, "all are away");
+        assert_eq!(placement(&mut nodes, &names), None, "all are away");
     }
 
     #[test]

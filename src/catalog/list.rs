@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::model::{Name, Tenant, Timestamp, counted};
+use crate::model::{CacheKey, KeyIndex, Name, Reference, Tenant, Timestamp, counted};
 
 use super::find::current;
-use super::{Answer, Asked, Catalog, Entry, NameHash, Session};
+use super::{Answer, Asked, Catalog, Entry, NameHash, Session, Version};
 
 /// The most names of caches that are kept. Keys that change with every build would fill the memory.
 pub const MAX_NAMED: usize = 100_000;
@@ -49,29 +49,68 @@ struct Named {
 
 /// The names of caches: entries have digests only.
 #[derive(Debug, Default)]
-pub(super) struct CacheNames(BTreeMap<NameHash, Named>);
+pub(super) struct CacheNames {
+    all: BTreeMap<NameHash, Named>,
+    /// The task caches among them that had content. A version may be higher than that of the content
+    /// that counts now, never lower: `newest` lowers it.
+    newest: KeyIndex<Version>,
+}
 
 impl CacheNames {
-    /// The name of a cache, which is kept unless there are too many.
-    fn keep(&mut self, hash: NameHash, name: &Name) -> Option<&mut Named> {
-        if self.0.len() >= MAX_NAMED {
-            return self.0.get_mut(&hash);
+    /// The name of a cache, which is kept unless there are too many. `current`: the content that
+    /// counts now.
+    fn keep(
+        &mut self,
+        hash: NameHash,
+        name: &Name,
+        current: Option<Version>,
+    ) -> Option<&mut Named> {
+        if self.all.len() >= MAX_NAMED && !self.all.contains_key(&hash) {
+            return None;
+        }
+        if let (Some(version), Reference::TaskCache(key)) = (current, &name.reference)
+            && self.newest.get(&name.tenant, key) < current
+        {
+            self.newest.set(&name.tenant, key, version);
         }
         let new = || Named {
             name: name.clone(),
             author: None,
             used: Timestamp::default(),
         };
-        Some(self.0.entry(hash).or_insert_with(new))
+        Some(self.all.entry(hash).or_insert_with(new))
     }
 
     pub(super) fn forget(&mut self, hash: &NameHash) {
-        self.0.remove(hash);
+        if let Some(named) = self.all.remove(hash) {
+            self.lower(&named.name, None);
+        }
     }
 
     /// Forgets the names that no node has.
     pub(super) fn retain(&mut self, is_there: impl Fn(NameHash) -> bool) {
-        self.0.retain(|hash, _| is_there(*hash));
+        let gone = self.all.keys().filter(|hash| !is_there(**hash));
+        let gone: Vec<NameHash> = gone.copied().collect();
+        for hash in gone {
+            self.forget(&hash);
+        }
+    }
+
+    /// The key with the highest version of all that begin so.
+    pub(super) fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<(CacheKey, Version)> {
+        let (key, version) = self.newest.newest(tenant, prefix)?;
+        Some((key.clone(), version))
+    }
+
+    /// Corrects the version of a name; `None`: it has no content.
+    pub(super) fn lower(&mut self, name: &Name, version: Option<Version>) {
+        let Reference::TaskCache(key) = &name.reference else {
+            return;
+        };
+        match version {
+            Some(version) => self.newest.set(&name.tenant, key, version),
+            None => self.newest.remove(&name.tenant, key),
+        }
     }
 }
 
@@ -131,7 +170,7 @@ impl Catalog {
     #[must_use]
     pub fn caches(&self, tenant: Option<&Tenant>, after: Option<NameHash>, most: usize) -> Part {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let names = self.names.0.range((from, Bound::Unbounded));
+        let names = self.names.all.range((from, Bound::Unbounded));
         let (mut caches, mut next) = (Vec::new(), None);
         for (place, (hash, named)) in names.enumerate() {
             if place == most {
@@ -149,10 +188,9 @@ impl Catalog {
     pub(super) fn keep_name(&mut self, told: &ToldCache, time: Timestamp) {
         let hash = NameHash::of(&told.name);
         let current = current(&told.name, &self.valid(hash, &told.name));
-        let is_current = current
-            .first()
-            .is_some_and(|(_, entry)| entry.version.tie == told.tie);
-        if let Some(named) = self.names.keep(hash, &told.name) {
+        let version = current.first().map(|(_, entry)| entry.version);
+        let is_current = version.is_some_and(|version| version.tie == told.tie);
+        if let Some(named) = self.names.keep(hash, &told.name, version) {
             named.used = named.used.max(counted(told.used, time));
             // Older content of another node does not hide the author of the content that counts.
             if is_current && let Some(author) = &told.author {
@@ -323,12 +361,15 @@ mod tests {
             names(&nodes.catalog.caches(None, None, 9)),
             ["task-cache/b"]
         );
-        assert_eq!(nodes.catalog.names.0.len(), 1);
+        assert_eq!(nodes.catalog.names.all.len(), 1);
         // The node goes for good.
         nodes.lose(1);
         nodes.forget_lost();
         assert!(nodes.catalog.caches(None, None, 9).caches.is_empty());
-        assert!(nodes.catalog.names.0.is_empty(), "its memory is free");
+        let names = &nodes.catalog.names;
+        assert!(names.all.is_empty(), "its memory is free");
+        let key = "b".parse().expect("a key");
+        assert_eq!(names.newest(&name("task-cache/b").tenant, &key), None);
     }
 
     #[test]

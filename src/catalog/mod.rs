@@ -13,6 +13,7 @@
 //!
 //! - `apply`: what nodes say, and what follows from it.
 //! - `find`: the answer for a name.
+//! - `newest`: the newest of all task caches whose key begins in one way.
 //! - `list`: what people ask for: all caches, and every node that has a name.
 //! - `held`: questions that wait for another answer.
 //! - `usage`: what namespaces use on the nodes, and what goes for their limits.
@@ -31,6 +32,7 @@ mod find;
 mod held;
 mod list;
 mod name;
+mod newest;
 mod packed;
 mod usage;
 
@@ -39,6 +41,7 @@ pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use held::Held;
 pub use list::{Author, Explained, Listed, MAX_NAMED, OfNode, Part, ToldCache};
 pub use name::NameHash;
+pub use newest::Newest;
 pub use usage::{MOST_NAMESPACES, Within};
 
 /// How long entries stay when their node's stream is lost.

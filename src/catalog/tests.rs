@@ -90,7 +90,7 @@ impl Nodes {
             .expect("it is the newest")
     }
 
-    fn restart(&mut self, node: usize) {
+    pub(super) fn restart(&mut self, node: usize) {
         self.sessions[node] = self.hello(node, &Fences::default());
     }
 
@@ -99,7 +99,7 @@ impl Nodes {
             .report(self.sessions[node], report, self.now, self.now)
     }
 
-    fn account(&mut self, node: usize) -> Changes {
+    pub(super) fn account(&mut self, node: usize) -> Changes {
         let report = Report {
             complete: true,
             ..Report::default()
@@ -117,8 +117,12 @@ impl Nodes {
 
     /// The same, with its name if it is a cache.
     pub(super) fn put_named(&mut self, node: usize, text: &str, state: State, stamp: u64) {
+        self.put_entry(node, entry(text, state, stamp), text);
+    }
+
+    pub(super) fn put_entry(&mut self, node: usize, entry: Entry, text: &str) {
         let report = Report {
-            put: vec![entry(text, state, stamp)],
+            put: vec![entry],
             caches: vec![told(text, 1, None, 0)],
             ..Report::default()
         };

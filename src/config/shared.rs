@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{Error, parse_bytes, parse_duration};
+use crate::distribution::Sources;
 use crate::shared::Url;
 use crate::shared::decide::PUBLISH_WITHIN;
 use crate::{driver, model};
@@ -59,6 +60,18 @@ pub struct Shared {
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_SHARED_DRAIN", default_value = "30s",
         value_parser = parse_duration)]
     pub shared_drain: Duration,
+    /// Where content comes from that is not on this node, the preferred source first: `peers,shared`,
+    /// `shared,peers`, or one of the two. If both have the same content, it comes from the first, and
+    /// from the other one what is missing. The order does not decide which content is the newest:
+    /// both are asked at the same time. A source that is left out is not asked for content. The tier
+    /// still gets commits, and peers still get content of this node
+    #[arg(
+        long,
+        value_name = "ORDER",
+        env = "BAGGAGECLAIM_SOURCES",
+        default_value = "peers,shared"
+    )]
+    pub sources: Sources,
     /// How long a publish of a cache waits for an answer of the tier or of peers. Without one, the
     /// cache begins with what is on this node, or empty
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_ASK", default_value = "2s",
@@ -90,6 +103,20 @@ impl Shared {
                 .map_or(PUBLISH_WITHIN, |within| within.min(PUBLISH_WITHIN)),
         }))
     }
+}
+
+/// Refuses a single source that there is not.
+pub(super) fn check_sources(
+    sources: Sources,
+    has_tier: bool,
+    (has_peers, peers): (bool, &'static str),
+) -> Result<(), Error> {
+    let needs = match sources {
+        Sources::Shared if !has_tier => "--shared URL",
+        Sources::Peers if !has_peers => peers,
+        _ => return Ok(()),
+    };
+    Err(Error::Sources { sources, needs })
 }
 
 /// The tier that a flag names. An empty variable is as good as none. The URL is not parsed by clap,
@@ -133,6 +160,41 @@ mod tests {
         assert_eq!(tier.url.to_string(), "s3://b/p");
         assert_eq!(tier.bandwidth.map(NonZeroU64::get), Some(100 << 20));
         assert_eq!(tier.drain, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_source_that_there_is_not_cannot_be_the_only_one() {
+        let sources = |flags: &[&str]| {
+            let flags = std::iter::once(&"baggageclaim").chain(flags);
+            Flags::try_parse_from(flags).map(|flags| flags.shared.sources)
+        };
+        let default = sources(&[]).expect("no flag");
+        assert_eq!(default, Sources::PeersThenShared);
+        let other = sources(&["--sources=shared,peers"]).expect("an order");
+        assert_eq!(other, Sources::SharedThenPeers);
+        let wrong = sources(&["--sources=tier"]).expect_err("no source");
+        assert!(
+            wrong.to_string().contains("expected `peers,shared`"),
+            "{wrong}"
+        );
+        for (sources, has_tier, has_peers, needs) in [
+            (Sources::Shared, false, true, Some("--shared URL")),
+            (Sources::Shared, true, false, None),
+            (Sources::Peers, true, false, Some("--peers FILE")),
+            (Sources::Peers, false, true, None),
+            // An order of both says nothing about which there are.
+            (Sources::PeersThenShared, false, false, None),
+            (Sources::SharedThenPeers, false, false, None),
+        ] {
+            let checked = check_sources(sources, has_tier, (has_peers, "--peers FILE"));
+            let needed = checked.err().map(|error| error.to_string());
+            let expected = needs.map(|needs| {
+                format!(
+                    "--sources {sources} needs {needs}; without it no content comes to this node"
+                )
+            });
+            assert_eq!(needed, expected);
+        }
     }
 
     #[test]

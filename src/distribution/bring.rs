@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use super::ask::{Answer, Asker, Detail};
 use super::context::Context;
 use super::decide::{Decision, Here, Question, Step, There, Want, base, decide, question};
+use super::decoy::{decoy, none_key};
 use super::fetch::{Fetched, Fetcher};
 use super::flight::Flights;
 use super::health::say;
@@ -18,9 +19,12 @@ use super::peers::Patience;
 use super::queue::Queue;
 use super::roster::Reader;
 use super::search::{self, search};
+use super::sources::Sources;
 use crate::engine::notice::What;
 use crate::engine::{self, Error, PublishRequest};
-use crate::model::{Commit, Name, NodeId, Reference, Tenant, VolumeKind};
+use crate::model::{
+    CacheKey, Commit, Freshness, Name, NodeId, Origin, Reference, Tenant, TenantOrigin, VolumeKind,
+};
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
@@ -47,6 +51,8 @@ type IsFirst = bool;
 struct Candidate {
     name: Name,
     here: Option<Here>,
+    /// Other keys on this node may begin so, too, and are older.
+    is_newest_here: bool,
     answer: Answer,
     /// What the tier says.
     tier: There,
@@ -60,6 +66,16 @@ impl Candidate {
             Answer::Failed(_) | Answer::Nothing { .. } => None,
         }
     }
+}
+
+/// Where content is that a cache may start from.
+enum Place {
+    /// It has this name.
+    Name(Name),
+    /// The same: it is the newest on this node of the keys that begin so.
+    Newest(Name),
+    /// No key on this node begins so.
+    Elsewhere(Tenant, CacheKey),
 }
 
 /// How long a pod waits for a fetch.
@@ -86,25 +102,6 @@ fn reader(request: &PublishRequest) -> Reader {
     }
 }
 
-/// A name that nothing has. It is asked about in the place of one that the volume may not read, so
-/// that the answer, its time and all messages are those of missing content.
-fn decoy(name: &Name) -> Name {
-    let mut random = [0; 16];
-    // Without randomness it is a name that nothing is likely to have.
-    let _ = getrandom::fill(&mut random);
-    let random = u128::from_ne_bytes(random);
-    let kind = match name.reference {
-        Reference::Artifact(_) => "artifact",
-        Reference::ResourceCache(_) => "resource-cache",
-        Reference::TaskCache(_) => "task-cache",
-    };
-    let reference = format!("{kind}/none-{random:032x}").parse();
-    Name {
-        tenant: name.tenant.clone(),
-        reference: reference.expect("a kind, and digits after a letter"),
-    }
-}
-
 /// Whether the volume is committed, and its content uploaded.
 fn is_shared(request: &PublishRequest) -> bool {
     let keep = request.spec.kind.committed_as().map(|(_, keep)| keep);
@@ -113,13 +110,19 @@ fn is_shared(request: &PublishRequest) -> bool {
 }
 
 /// What a volume needs of each name that it may start from.
-fn want(request: &PublishRequest) -> Option<Want> {
+fn want(request: &PublishRequest, sources: Sources) -> Option<Want> {
     match &request.spec.kind {
         VolumeKind::Scratch | VolumeKind::Import { .. } => None,
         VolumeKind::Input { .. } => Some(Want::Input),
         VolumeKind::ResourceCache { .. } => Some(Want::ResourceCache),
         VolumeKind::TaskCache { .. } => {
-            Some(Want::TaskCache(request.spec.freshness.unwrap_or_default()))
+            let freshness = request.spec.freshness.unwrap_or_default();
+            let is_tier_asked = sources.has_tier();
+            Some(Want::TaskCache(if is_tier_asked {
+                freshness
+            } else {
+                Freshness::Local
+            }))
         }
         VolumeKind::Output { .. } => is_shared(request).then_some(Want::Number),
     }
@@ -148,7 +151,7 @@ impl Bringer {
         }
         let notices = self.context.settings.notices.as_ref();
         self.context.health.tell(notices, request);
-        match want(request) {
+        match want(request, self.context.settings.sources) {
             None => Ok(()),
             Some(Want::Input) => self.bring_input(request).await,
             Some(Want::Number) => {
@@ -204,28 +207,37 @@ impl Bringer {
 /// Caches.
 impl Bringer {
     async fn bring_cache(&self, request: &mut PublishRequest, want: Want) -> engine::Result<()> {
+        let until = Instant::now() + self.context.settings.fetch_wait;
+        // Each round takes a name from content on this node, so there is a last one.
+        while !self.bring_first(request, want, until).await? && Instant::now() < until {}
+        Ok(())
+    }
+
+    /// Brings the first content that there is. `false`: the newest of several keys on this node was
+    /// cleared in the tier and is gone, so the next newest of them is to be looked for.
+    async fn bring_first(
+        &self,
+        request: &mut PublishRequest,
+        want: Want,
+        until: Instant,
+    ) -> engine::Result<bool> {
         let options = self.look(request, want).await;
-        if request.spec.from_namespace.is_some() {
-            // The numbers are those of other names than the one that is committed.
-            if is_shared(request) {
-                self.find_base(request).await;
-            }
-        } else if let Some(first) = options.first() {
+        // It is the name that is committed.
+        if let Some(first) = options.first() {
             request.base = base(first.here.as_ref(), first.tier);
             if let There::Nothing { cleared, .. } | There::Content { cleared, .. } = first.tier {
                 request.cleared = cleared;
             }
         }
-        let until = Instant::now() + self.context.settings.fetch_wait;
         for option in &options {
             let name = &option.name;
             let decision = decide(want, option.here.as_ref(), option.answer.there());
             self.discard(name, decision).await?;
             match decision.step {
-                Step::Use => return Ok(()),
+                Step::Use => return Ok(true),
                 Step::UseAndShare => {
                     self.share_again(name, option);
-                    return Ok(());
+                    return Ok(true);
                 }
                 Step::Fetch => {
                     let is_here = self.here(name).is_some();
@@ -234,36 +246,35 @@ impl Bringer {
                     if self.fetch(request, option, limits).await {
                         let found = option.offered();
                         request.fetched = found.map(|found| Box::new(found.fetched()));
-                        return Ok(());
+                        return Ok(true);
                     }
                     if self.here(name).is_some() {
-                        return Ok(());
+                        return Ok(true);
                     }
                 }
                 Step::Without | Step::Wait => {}
             }
+            if option.is_newest_here && decision.discard.is_some() {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// The references up to the first one that is on this node, with the tier's answers. All
-    /// questions are asked at once.
+    /// What the volume may start from, up to the first that is on this node, with the answers of the
+    /// peers and the tier. All questions are asked at once.
     async fn look(&self, request: &PublishRequest, want: Want) -> Vec<Candidate> {
-        let mut names = Vec::new();
-        for reference in request.spec.kind.starts_from() {
-            let mut name = request.source(&reference);
-            if !self.may_read(&name, request) {
-                name = decoy(&name);
-            }
-            let here = self.here(&name);
+        let mut options = Vec::new();
+        for origin in request.origins() {
+            let (place, here) = self.place_of(request, origin);
             let is_last = here.is_some();
-            names.push((name, here));
+            options.push((place, here));
             if is_last {
                 break;
             }
         }
         let settings = &self.context.settings;
-        let starts_here = names.first().is_some_and(|(_, here)| here.is_some());
+        let starts_here = options.first().is_some_and(|(_, here)| here.is_some());
         let patience = if starts_here {
             settings.fresh_wait
         } else {
@@ -271,7 +282,12 @@ impl Bringer {
         };
         let until = Instant::now() + patience;
         let reader = &reader(request);
-        let questions = names.into_iter().map(|(name, here)| async move {
+        let questions = options.into_iter().map(|(place, here)| async move {
+            let is_newest_here = matches!(place, Place::Newest(_));
+            let name = match place {
+                Place::Name(name) | Place::Newest(name) => name,
+                Place::Elsewhere(tenant, prefix) => self.newest(tenant, &prefix, until).await?,
+            };
             let found = if question(want, here.is_some()) == Question::None {
                 nothing()
             } else {
@@ -287,14 +303,55 @@ impl Bringer {
                 )
                 .await
             };
-            Candidate {
+            Some(Candidate {
                 name,
                 here,
+                is_newest_here,
                 answer: found.answer,
                 tier: found.tier,
-            }
+            })
         });
-        join_all(questions).await
+        let options = join_all(questions).await;
+        options.into_iter().flatten().collect()
+    }
+
+    /// Where an origin is: under which name, and the content on this node if there is some.
+    fn place_of(
+        &self,
+        request: &PublishRequest,
+        TenantOrigin { tenant, origin }: TenantOrigin,
+    ) -> (Place, Option<Here>) {
+        match origin {
+            Origin::Name(reference) => {
+                let mut name = Name { tenant, reference };
+                if !self.may_read(&name, request) {
+                    name = decoy(&name);
+                }
+                let here = self.here(&name);
+                (Place::Name(name), here)
+            }
+            Origin::Newest(prefix) => {
+                let policies = self.context.engine.policies();
+                if !policies.may_read_all(&tenant, &prefix, &request.tenant) {
+                    return (Place::Elsewhere(tenant, none_key()), None);
+                }
+                let newest = self.context.engine.newest(&tenant, &prefix);
+                match newest {
+                    Some((name, local)) => (Place::Newest(name), Some(Here::of(&local))),
+                    None => (Place::Elsewhere(tenant, prefix), None),
+                }
+            }
+        }
+    }
+
+    /// The name of the newest commit of all task caches whose key begins so, on other nodes. `None`:
+    /// there is none, or none is known in time.
+    async fn newest(&self, tenant: Tenant, prefix: &CacheKey, until: Instant) -> Option<Name> {
+        let peers = self.context.peers.as_ref()?;
+        let newest = peers.newest(&tenant, prefix);
+        let key = timeout_at(until, newest).await.ok().flatten()?;
+        let reference = Reference::TaskCache(key);
+        Some(Name { tenant, reference })
     }
 
     /// Fetches what the tier shows. `false`: it did not come in time, or not at all.
@@ -473,13 +530,17 @@ impl Bringer {
 
     /// How far the search for an input is, in words.
     fn state_of(&self, answer: &Answer, makers: &[NodeId]) -> String {
-        let (tier, peers) = (&self.context.store, &self.context.peers);
+        let context = &self.context;
+        let has_tier = context.settings.sources.has_tier();
+        let (tier, peers) = (context.store.as_ref().filter(|_| has_tier), &context.peers);
         let is_there = matches!(answer, Answer::Content { .. });
         if let (Some(maker), false) = (makers.first(), is_there) {
             return format!("a step on node {} is making it", maker.as_str());
         }
         let text = match (answer, tier, peers) {
-            (Answer::Failed(_), None, _) => "no peer has it yet, and no step on this node makes it",
+            (Answer::Failed(_), None, _) | (Answer::Nothing { .. }, None, Some(_)) => {
+                "no peer has it yet, and no step on this node makes it"
+            }
             (Answer::Failed(error), Some(_), None) => return error.to_string(),
             (Answer::Failed(error), Some(_), Some(_)) => {
                 return format!("no peer has it yet; {error}");

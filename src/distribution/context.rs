@@ -31,6 +31,8 @@ pub(super) struct Context {
     pub(super) store: Option<Store>,
     /// The other nodes, if they are asked.
     pub(super) peers: Option<Arc<dyn Peers>>,
+    /// The other nodes, for their counters: they may ask, and not be asked.
+    pub(super) figures: Option<Arc<dyn Peers>>,
     pub(super) settings: Settings,
     pub(super) health: Health,
     pub(super) counters: Counters,
@@ -92,7 +94,8 @@ impl Context {
         Self {
             engine,
             store,
-            peers,
+            figures: peers.clone(),
+            peers: peers.filter(|_| settings.sources.has_peers()),
             settings,
             health: Health::default(),
             counters: Counters::default(),

@@ -28,6 +28,7 @@ mod bring;
 mod check;
 mod context;
 mod decide;
+mod decoy;
 mod fetch;
 mod flight;
 mod health;
@@ -37,6 +38,7 @@ mod peers;
 mod queue;
 pub mod roster;
 mod search;
+mod sources;
 mod types;
 mod upload;
 mod waiting;
@@ -48,6 +50,7 @@ use std::time::Duration;
 
 pub use pace::Pace;
 pub use peers::{Holding, Patience, PeerFigures, Peers, Told};
+pub use sources::Sources;
 pub use types::{Drained, Fetched, Fetches, Metrics, Moving, Settings, Status};
 pub use waiting::{Entered, Waiting, WaitingVolume};
 
@@ -234,7 +237,7 @@ impl Distribution {
             damage_reported: value(&counters.damage_reported),
             permanent_error: self.context.health.is_unusable(),
             has_tier,
-            peers: self.context.peers.as_ref().map(|peers| peers.figures()),
+            peers: self.context.figures.as_ref().map(|it| it.figures()),
         }
     }
 

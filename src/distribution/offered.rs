@@ -18,6 +18,8 @@ pub(super) struct Offered {
     is_of_tier: bool,
     /// The content's state in the tier, as this node will record it.
     pub(super) sharing: Sharing,
+    /// Whether the tier is asked before the peers.
+    prefers_tier: bool,
     /// The peers that have it, with their names.
     holders: Vec<(String, Arc<dyn Source>)>,
 }
@@ -46,6 +48,7 @@ impl Offered {
         Self {
             found,
             is_of_tier: true,
+            prefers_tier: false,
             sharing,
             holders: Vec::new(),
         }
@@ -74,15 +77,17 @@ impl Offered {
         Some(Self {
             found: first.found,
             is_of_tier: false,
+            prefers_tier: false,
             sharing,
             holders,
         })
     }
 
-    /// The tier shows it, too, with this number.
-    pub(super) fn is_shown(&mut self, number: u64) {
+    /// The tier shows it, too, with this number. `prefers_tier`: it is asked before the peers.
+    pub(super) fn is_shown(&mut self, number: u64, prefers_tier: bool) {
         self.sharing.number = Some(number);
         self.sharing.copied = false;
+        self.prefers_tier = prefers_tier;
     }
 
     /// Whether no peer offers it.
@@ -90,9 +95,9 @@ impl Offered {
         self.holders.is_empty()
     }
 
-    /// Where it comes from. Peers are asked first.
+    /// Where it comes from: the source that is asked first.
     pub(super) fn source(&self) -> ContentSource {
-        if self.is_only_in_tier() {
+        if self.is_only_in_tier() || self.prefers_tier {
             ContentSource::Shared
         } else {
             ContentSource::Peer
@@ -103,6 +108,7 @@ impl Offered {
     pub(super) fn from(&self) -> String {
         let names: Vec<&str> = self.holders.iter().map(|(name, _)| &**name).collect();
         match names[..] {
+            _ if self.prefers_tier => "the shared tier".to_owned(),
             [] => "the shared tier".to_owned(),
             [name] => format!("peer {name}"),
             [one, two, _, _, ..] => format!("peers {one}, {two} and {} more", names.len() - 2),
@@ -126,25 +132,27 @@ impl Offered {
         let holders = self.holders.iter().map(|(_, source)| Arc::clone(source));
         let mut sources: Vec<Arc<dyn Source>> = holders.collect();
         if let Some(bucket) = bucket {
-            sources.push(if self.is_of_tier {
+            let tier: Arc<dyn Source> = if self.is_of_tier {
                 Arc::new(bucket)
             } else {
                 let reference = self.record.reference.clone();
-                Arc::new(Last { bucket, reference })
-            });
+                Arc::new(Shown { bucket, reference })
+            };
+            let place = if self.prefers_tier { 0 } else { sources.len() };
+            sources.insert(place, tier);
         }
         sources
     }
 }
 
-/// The tier as the last source of what peers offered. It is asked where it has a layer only when
-/// that is needed.
-struct Last {
+/// The tier as a source of what peers offered. It is asked where it has a layer only when that is
+/// needed.
+struct Shown {
     bucket: Bucket,
     reference: Reference,
 }
 
-impl Source for Last {
+impl Source for Shown {
     fn name(&self) -> String {
         self.bucket.name()
     }

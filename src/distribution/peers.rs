@@ -6,14 +6,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::decide::There;
 use super::roster::Reader;
-use crate::model::{ArtifactId, Name, NodeId, Reference, Sharing, Timestamp};
+use crate::model::{ArtifactId, CacheKey, Name, NodeId, Reference, Sharing, Tenant, Timestamp};
 use crate::shared::{Found, Source};
 
 /// The other nodes. `peer` knows where they are and how they are asked.
+#[async_trait]
 pub trait Peers: fmt::Debug + Send + Sync {
     /// Asks the peers that may have it for what they have under a name, for a pod. The channel has
     /// an answer of each one that has content or makes it, as it comes, and closes when all have
@@ -25,6 +27,10 @@ pub trait Peers: fmt::Debug + Send + Sync {
         within: Duration,
         patience: Patience,
     ) -> mpsc::Receiver<Told>;
+
+    /// The key of the newest commit on peers of all task caches whose key begins so. `None`: there
+    /// is none, or it is not known.
+    async fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<CacheKey>;
 
     /// Whether a question with [`Patience::Waits`] is answered as soon as there is content.
     fn is_told(&self) -> bool;

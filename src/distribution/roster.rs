@@ -11,7 +11,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::catalog::{Explained, NameHash, Part};
 use crate::model::{
-    Clear, Coverage, Fence, Fences, Limits, Name, NamespacePolicy, NodeId, Pod, Sha256, Tenant,
+    CacheKey, Clear, Coverage, Fence, Fences, Limits, Name, NamespacePolicy, NodeId, Pod, Sha256,
+    Tenant,
 };
 
 /// Another node.
@@ -96,6 +97,10 @@ pub trait Directory: fmt::Debug + Send + Sync {
 
     /// Which nodes have the content of a name. Without content it waits so long for some.
     async fn locate(&self, name: &Name, wait: Duration) -> Located;
+
+    /// The key of the newest commit of all task caches whose key begins so. `None`: there is none,
+    /// or it is not known.
+    async fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<CacheKey>;
 }
 
 /// The catalog of the cluster, as people ask the controller.

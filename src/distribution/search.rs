@@ -12,6 +12,7 @@ use super::decide::There;
 use super::offered::Offered;
 use super::peers::{Candidate, Choice, Holding, Patience, Told, choose};
 use super::roster::Reader;
+use super::sources::Sources;
 use crate::model::{ArtifactId, Name, NodeId};
 
 /// What a search found.
@@ -41,13 +42,20 @@ pub(super) async fn search(
     until: Instant,
     patience: Patience,
 ) -> Found {
-    let ask = asker.ask(name, Detail::Manifest(here));
+    let sources = context.settings.sources;
+    // Commits follow the tier's number, and its clears count, even if it gives no content.
+    let detail = if sources.has_tier() {
+        Detail::Manifest(here)
+    } else {
+        Detail::Number
+    };
+    let ask = asker.ask(name, detail);
     let peers = context.peers.as_ref().filter(|_| here.is_none());
     let Some(peers) = peers else {
         let answer = timeout_at(until, ask).await.unwrap_or_else(|_| unasked());
         let tier = answer.there();
         return Found {
-            answer,
+            answer: given(answer, sources),
             tier,
             makers: Vec::new(),
         };
@@ -84,13 +92,23 @@ pub(super) async fn search(
     let of_tier = tier.unwrap_or_else(unasked);
     let tier = of_tier.there();
     Found {
-        answer: decided(name, holdings, of_tier),
+        answer: decided(name, holdings, given(of_tier, sources), sources),
         tier,
         makers,
     }
 }
 
-fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer) -> Answer {
+/// What the tier gives: nothing, if it is no source.
+fn given(of_tier: Answer, sources: Sources) -> Answer {
+    match of_tier {
+        Answer::Content {
+            number, cleared, ..
+        } if !sources.has_tier() => Answer::Nothing { number, cleared },
+        answer => answer,
+    }
+}
+
+fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer, sources: Sources) -> Answer {
     let tier = of_tier.there();
     let candidates: Vec<Candidate> = holdings.iter().map(Candidate::of).collect();
     let artifact = match choose(&name.reference, &candidates, tier) {
@@ -110,7 +128,7 @@ fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer) -> Answer {
                     artifact,
                 } => {
                     if artifact == offered.manifest.artifact {
-                        offered.is_shown(number);
+                        offered.is_shown(number, sources.prefers_tier());
                     }
                     (number, cleared)
                 }

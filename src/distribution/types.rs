@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use super::peers::PeerFigures;
+use super::sources::Sources;
 use crate::engine::{ContentSource, Notices};
 use crate::model::{Reference, Tenant, Timestamp};
 
@@ -14,6 +15,8 @@ pub struct Settings {
     /// Whether content is shared if its volume does not say. The caller of `bring` applies it, too:
     /// `PublishRequest::share` is the volume's attribute, or else this.
     pub share: bool,
+    /// Where content comes from that is not on this node.
+    pub sources: Sources,
     /// How long a cache that is not on this node waits for the tier's answer.
     pub ask: Duration,
     /// How long a cache waits for its bytes.
@@ -38,6 +41,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             share: true,
+            sources: Sources::default(),
             ask: Duration::from_secs(2),
             fetch_wait: Duration::from_secs(90),
             stall: Duration::from_secs(5),

@@ -7,7 +7,8 @@ use super::artifacts::{Artifacts, Sealed};
 use super::multiset::Multiset;
 use super::name_changes::NameChanges;
 use crate::model::{
-    Artifact, ArtifactId, LayerId, Name, Reference, Sha256, Sharing, Timestamp, Usage, VolumeRecord,
+    Artifact, ArtifactId, CacheKey, KeyIndex, LayerId, Name, Reference, Sha256, Sharing, Tenant,
+    Timestamp, Usage, VolumeRecord,
 };
 
 mod names;
@@ -21,6 +22,9 @@ pub(super) struct Catalog {
     artifacts: Artifacts,
     /// The current owner of each name: the newest artifact that was sealed under it.
     names: BTreeMap<Name, ArtifactId>,
+    /// The task caches among them, with the commit of their owner: finds the newest of those that
+    /// begin in one way.
+    keys: KeyIndex<(Timestamp, ArtifactId)>,
     /// Previous owners of a name, oldest first. If the current owner is discarded after a
     /// write-back error, the newest surviving one gets the name back. Of all owners
     /// ([`Catalog::owners`]) only the oldest may be in the index, and then the index's name points
@@ -42,12 +46,15 @@ impl Catalog {
         names: BTreeMap<Name, ArtifactId>,
         usage: HashMap<LayerId, Usage>,
     ) -> Self {
-        Self {
+        let mut catalog = Self {
             artifacts,
-            names,
             usage,
             ..Self::default()
+        };
+        for (name, id) in names {
+            catalog.set_name(name, id);
         }
+        catalog
     }
 
     pub(super) fn artifacts(&self) -> &Artifacts {
@@ -65,6 +72,16 @@ impl Catalog {
     /// The names, each with its current owner.
     pub(super) fn names(&self) -> &BTreeMap<Name, ArtifactId> {
         &self.names
+    }
+
+    /// The newest commit of all task caches whose key begins so. The cost does not grow with the
+    /// number of caches that begin so, but with a small part of it ([`KeyIndex`]).
+    pub(super) fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<&Sealed> {
+        let (key, _) = self.keys.newest(tenant, prefix)?;
+        self.owner(&Name {
+            tenant: tenant.clone(),
+            reference: Reference::TaskCache(key.clone()),
+        })
     }
 
     /// The artifact that this name points at.

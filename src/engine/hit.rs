@@ -29,7 +29,7 @@ impl Hit {
         let measured = state.catalog.usage_of(&artifact.layers);
         let bytes = measured.map(|usage| usage.bytes);
         let bytes = bytes.or(fetched.map(|fetched| fetched.bytes));
-        let asked = request.spec.kind.starts_from().into_iter().next();
+        let asked = request.spec.kind.asks_for();
         Self {
             source: fetched.map_or(ContentSource::Local, |fetched| fetched.source),
             forked: Forked {

@@ -126,7 +126,7 @@ use crate::archive::toc::Table;
 use crate::archive::{Codec, Progress};
 use crate::backend::BackendKind;
 use crate::model::{
-    Artifact, ArtifactId, Name, Outcome, PodUid, Reference, Sharing, Tenant, VolumeId,
+    Artifact, ArtifactId, CacheKey, Name, Outcome, PodUid, Reference, Sharing, Tenant, VolumeId,
 };
 use crate::store::Contents;
 use crate::sys::{self, Dir};
@@ -515,6 +515,13 @@ impl Engine {
     pub fn local(&self, tenant: &Tenant, reference: &Reference) -> Option<LocalArtifact> {
         let (tenant, reference) = (tenant.clone(), reference.clone());
         sharing::local(&self.inner, &Name { tenant, reference })
+    }
+
+    /// The name and the content of the newest commit on this node of all task caches whose key
+    /// begins so.
+    #[must_use]
+    pub fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<(Name, LocalArtifact)> {
+        sharing::newest(&self.inner, tenant, prefix)
     }
 
     /// Whether a volume on this node will become the input that is wanted.

@@ -143,7 +143,7 @@ async fn plan(
     };
     tracing::info!(volume.id = %request.volume, %state,
         "waiting for content that is being made or sealed");
-    let reference = || request.spec.kind.starts_from().swap_remove(0);
+    let reference = || asked(request);
     notice::say_of(
         inner.config.notices.as_ref(),
         &request.tenant,
@@ -177,6 +177,12 @@ async fn plan(
     })
 }
 
+/// The name of content that is waited for, or is missing: that of an input.
+fn asked(request: &PublishRequest) -> Reference {
+    let asked = request.spec.kind.asks_for();
+    asked.expect("only an input needs content, and it asks for a name")
+}
+
 /// The known facts about a volume that is to be published.
 #[expect(
     clippy::large_enum_variant,
@@ -207,8 +213,7 @@ fn decide(
     }
     let from = match state.resolve(request) {
         Resolution::Missing => {
-            let reference = request.spec.kind.starts_from().swap_remove(0);
-            return Err(Error::NoSuchContent(request.source(&reference)));
+            return Err(Error::NoSuchContent(request.source(&asked(request))));
         }
         Resolution::Coming(state) => return Ok(Decision::Coming(state)),
         Resolution::Empty => None,
@@ -288,10 +293,10 @@ fn seal_plan(
         return None;
     }
     let parent = parent.and_then(|id| state.catalog.get(&id));
+    let is_own = parent.is_some_and(|sealed| sealed.artifact.tenant == request.tenant);
     let parent = parent.map(|sealed| sealed.artifact.sharing);
     // Content that follows a commit of its own name follows that commit's number, too. A clear of
     // the name in the shared tier is older or newer than that number.
-    let is_own = request.spec.from_namespace.is_none();
     let of_name = parent.filter(|_| is_own && from == Some(&reference));
     let follows = of_name.and_then(|sharing| sharing.follows());
     // A step that began before a clear may have ended after the tier's answer. A commit of its

@@ -5,25 +5,43 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
+use super::artifacts::Sealed;
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::transfer::{self, OpenArtifact};
 use super::types::{LocalArtifact, PublishRequest};
 use super::{layers, remove};
-use crate::model::{Artifact, ArtifactId, Name, Sharing, VolumeKind};
+use crate::model::{Artifact, ArtifactId, CacheKey, Name, Sharing, Tenant, VolumeKind};
 use crate::store::{self, Change};
 
 /// The content of this node under a name.
 pub(super) fn local(inner: &Inner, name: &Name) -> Option<LocalArtifact> {
     let state = inner.state.lock();
-    let sealed = state.catalog.owner(name)?;
-    Some(LocalArtifact {
-        id: sealed.artifact.id,
-        sharing: sealed.artifact.sharing,
-        created: sealed.artifact.created,
-        durable: sealed.durable,
-    })
+    state.catalog.owner(name).map(LocalArtifact::of)
+}
+
+/// The name and the content of the newest commit on this node of all task caches whose key begins
+/// so.
+pub(super) fn newest(
+    inner: &Inner,
+    tenant: &Tenant,
+    prefix: &CacheKey,
+) -> Option<(Name, LocalArtifact)> {
+    let state = inner.state.lock();
+    let sealed = state.catalog.newest(tenant, prefix)?;
+    Some((sealed.artifact.name(), LocalArtifact::of(sealed)))
+}
+
+impl LocalArtifact {
+    fn of(sealed: &Sealed) -> Self {
+        Self {
+            id: sealed.artifact.id,
+            sharing: sealed.artifact.sharing,
+            created: sealed.artifact.created,
+            durable: sealed.durable,
+        }
+    }
 }
 
 /// Whether a volume on this node will become the content that this request waits for.
@@ -32,7 +50,7 @@ pub(super) fn is_coming(inner: &Inner, request: &PublishRequest) -> bool {
         return false;
     };
     let state = inner.state.lock();
-    let readable = state.readable(request, from);
+    let readable = state.readable(request, request.source(from));
     let coming = readable.and_then(|name| state.coming(&name, &request.pod.uid));
     coming.is_some()
 }

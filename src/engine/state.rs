@@ -23,8 +23,8 @@ use super::types::PublishRequest;
 use super::volumes::Volumes;
 use super::write_back::WriteBack;
 use crate::model::{
-    ArtifactId, Fences, LayerId, Name, PodUid, Policies, Reference, Timestamp, VolumeId,
-    VolumeKind, VolumeRecord,
+    ArtifactId, Fences, LayerId, Name, Origin, PodUid, Policies, Reference, TenantOrigin,
+    Timestamp, VolumeId, VolumeKind, VolumeRecord,
 };
 
 /// All that is known. Each part keeps its own state private.
@@ -59,17 +59,29 @@ pub(super) enum Resolution {
 impl State {
     /// What a volume of this specification starts from, now.
     pub(super) fn resolve(&self, request: &PublishRequest) -> Resolution {
-        let wanted = request.spec.kind.starts_from();
-        for reference in &wanted {
-            let readable = self.readable(request, reference);
-            if let Some(sealed) = readable.and_then(|name| self.catalog.owner(&name)) {
-                let artifact = &sealed.artifact;
-                return Resolution::Fork(reference.clone(), artifact.id, artifact.layers.clone());
+        for TenantOrigin { tenant, origin } in request.origins() {
+            let found = match origin {
+                Origin::Name(reference) => {
+                    let readable = self.readable(request, Name { tenant, reference });
+                    readable.and_then(|name| self.catalog.owner(&name))
+                }
+                Origin::Newest(prefix) => {
+                    let may_read = self
+                        .policies
+                        .may_read_all(&tenant, &prefix, &request.tenant);
+                    may_read
+                        .then(|| self.catalog.newest(&tenant, &prefix))
+                        .flatten()
+                }
+            };
+            if let Some(Sealed { artifact, .. }) = found {
+                let reference = artifact.reference.clone();
+                return Resolution::Fork(reference, artifact.id, artifact.layers.clone());
             }
         }
-        match (&request.spec.kind, wanted.first()) {
-            (VolumeKind::Input { .. }, Some(reference)) => {
-                let readable = self.readable(request, reference);
+        match &request.spec.kind {
+            VolumeKind::Input { from } => {
+                let readable = self.readable(request, request.source(from));
                 match readable.and_then(|name| self.coming(&name, &request.pod.uid)) {
                     Some(state) => Resolution::Coming(state),
                     None => Resolution::Missing,
@@ -79,10 +91,9 @@ impl State {
         }
     }
 
-    /// The name under which a volume reads this reference. `None`: the policies of that namespace
-    /// do not let it, so the content does not exist for it.
-    pub(super) fn readable(&self, request: &PublishRequest, reference: &Reference) -> Option<Name> {
-        let name = request.source(reference);
+    /// This name, if a volume may read it. `None`: the policies of that namespace do not let it, so
+    /// the content does not exist for it.
+    pub(super) fn readable(&self, request: &PublishRequest, name: Name) -> Option<Name> {
         let may_read = self.policies.may_read(&name, &request.tenant);
         may_read.then_some(name)
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{BackendKind, Usage};
 use crate::model::{
-    ArtifactId, Digests, LayerId, Maker, Name, Pod, Reference, Sha256, Sharing, Tenant, Timestamp,
-    VolumeId, VolumeSpec,
+    ArtifactId, Digests, LayerId, Maker, Name, Pod, Reference, Sha256, Sharing, Tenant,
+    TenantOrigin, Timestamp, VolumeId, VolumeSpec,
 };
 
 /// What kubelet asks for in `NodePublishVolume`, checked.
@@ -86,15 +86,21 @@ impl PublishRequest {
 }
 
 impl PublishRequest {
-    /// The name under which it reads this reference: in the namespace of the volume, or in the one
-    /// that its pod names.
+    /// The name that an input reads: in the namespace of the volume, or in the one that its pod
+    /// names.
     #[must_use]
-    pub fn source(&self, reference: &Reference) -> Name {
+    pub fn source(&self, from: &Reference) -> Name {
         let other = self.spec.from_namespace.as_ref();
         Name {
             tenant: other.unwrap_or(&self.tenant).clone(),
-            reference: reference.clone(),
+            reference: from.clone(),
         }
+    }
+
+    /// What it may start from, in the order in which it is tried.
+    #[must_use]
+    pub fn origins(&self) -> Vec<TenantOrigin> {
+        self.spec.origins(&self.tenant)
     }
 }
 

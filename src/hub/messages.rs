@@ -7,7 +7,7 @@ use crate::catalog::{
 use crate::distribution::roster::Located;
 use crate::engine::NameState;
 use crate::model::{
-    ArtifactId, Bucket, CacheKind, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name,
+    ArtifactId, Bucket, CacheKey, CacheKind, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name,
     NamespaceUsage, NodeId, Reference, Tenant, Timestamp,
 };
 use crate::proto::hub::v1 as wire;
@@ -347,7 +347,39 @@ pub(super) fn question(name: &Name, wait_ms: u32) -> wire::FindRequest {
         kind: kind(&name.reference).into(),
         keys: vec![key(&name.reference)],
         wait_ms,
+        prefix: false,
     }
+}
+
+/// A question about the task caches whose key begins so.
+pub(super) fn question_of_prefix(tenant: &Tenant, prefix: &CacheKey) -> wire::FindRequest {
+    wire::FindRequest {
+        tenant: tenant.to_string(),
+        kind: wire::Kind::TaskCache.into(),
+        keys: vec![prefix.to_string()],
+        wait_ms: 0,
+        prefix: true,
+    }
+}
+
+/// What a question with a prefix is about. The error names the field.
+pub(super) fn prefix(request: &wire::FindRequest) -> Result<(Tenant, CacheKey), String> {
+    let mut names = names(request)?.into_iter();
+    match (names.next(), names.next()) {
+        (Some(Name { tenant, reference }), None) => match reference {
+            Reference::TaskCache(key) => Ok((tenant, key)),
+            _ => Err("prefix: only of task caches".to_owned()),
+        },
+        _ => Err("keys: expected one with prefix".to_owned()),
+    }
+}
+
+/// The key that an answer to such a question names. An older controller, which knows no prefixes,
+/// names the prefix itself.
+pub(super) fn newest(response: &wire::FindResponse, prefix: &CacheKey) -> Option<CacheKey> {
+    let is_found = response.answer() == wire::Answer::Found;
+    let key = is_found.then(|| response.key.parse().ok()).flatten();
+    key.filter(|key: &CacheKey| key.as_str().starts_with(prefix.as_str()))
 }
 
 /// The names that a question is about. The error names the field.
@@ -367,8 +399,8 @@ pub(super) fn names(request: &wire::FindRequest) -> Result<Vec<Name>, String> {
     request.keys.iter().map(name).collect()
 }
 
-/// The answer to a question. `nodes`: the holders that are known.
-pub(super) fn response(request: &wire::FindRequest, answer: &Answer) -> wire::FindResponse {
+/// The answer to a question about these names.
+pub(super) fn response(names: &[Name], answer: &Answer) -> wire::FindResponse {
     let nothing = |answer: wire::Answer| wire::FindResponse {
         answer: answer.into(),
         ..wire::FindResponse::default()
@@ -380,14 +412,15 @@ pub(super) fn response(request: &wire::FindRequest, answer: &Answer) -> wire::Fi
             ..nothing(wire::Answer::Coming)
         },
         Answer::Incomplete => nothing(wire::Answer::Incomplete),
-        Answer::Found(found) => self::found(request, found),
+        Answer::Found(found) => self::found(names, found),
     }
 }
 
-fn found(request: &wire::FindRequest, found: &Found) -> wire::FindResponse {
+fn found(names: &[Name], found: &Found) -> wire::FindResponse {
+    let name = names.get(found.which);
     wire::FindResponse {
         answer: wire::Answer::Found.into(),
-        key: request.keys.get(found.which).cloned().unwrap_or_default(),
+        key: name.map(|name| key(&name.reference)).unwrap_or_default(),
         stamp: found.version.stamp.0,
         tie: found.version.tie,
         bytes: found.bytes,
@@ -502,6 +535,40 @@ mod tests {
             assert_eq!((coming.name, coming.kind, coming.state), expected);
             assert_eq!((report.drop, report.complete), (vec![put.name], true));
         }
+    }
+
+    #[test]
+    fn a_question_about_a_beginning_of_keys_is_about_one_and_its_answer_begins_so() {
+        let tenant: Tenant = "ci".parse().expect("a label");
+        let main: CacheKey = "main-".parse().expect("a key");
+        let question = question_of_prefix(&tenant, &main);
+        assert_eq!(prefix(&question), Ok((tenant, main.clone())));
+        let wrong = |change: fn(&mut wire::FindRequest)| {
+            let mut question = question.clone();
+            change(&mut question);
+            prefix(&question).expect_err("it is refused")
+        };
+        wrong(|it| it.keys.clear());
+        wrong(|it| it.keys.push("other".to_owned()));
+        wrong(|it| it.keys[0].clear());
+        wrong(|it| it.keys[0] = "x".repeat(257));
+        wrong(|it| it.kind = wire::Kind::ResourceCache.into());
+        wrong(|it| it.kind = 99);
+        wrong(|it| it.tenant = "A".to_owned());
+        let answer = |answer: wire::Answer, key: &str| wire::FindResponse {
+            answer: answer.into(),
+            key: key.to_owned(),
+            ..wire::FindResponse::default()
+        };
+        let found = |key: &str| newest(&answer(wire::Answer::Found, key), &main);
+        assert_eq!(found("main-7"), "main-7".parse().ok());
+        // An older controller has looked for this very name.
+        assert_eq!(found("main-"), Some(main.clone()));
+        for key in ["", "other", "main", "a\nb"] {
+            assert_eq!(found(key), None);
+        }
+        let none = answer(wire::Answer::Nothing, "main-7");
+        assert_eq!(newest(&none, &main), None);
     }
 
     #[test]

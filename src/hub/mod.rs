@@ -15,6 +15,7 @@ mod messages;
 mod node;
 mod overview;
 mod policies;
+mod questions;
 mod serve;
 
 pub use budgets::Budgets;

@@ -24,8 +24,8 @@ use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
 use crate::link::{Key, connect};
 use crate::model::{
-    ClusterClock, Name, NamespacePolicy, NamespaceUsage, NodeId, Policies, Reference, Tenant,
-    Timestamp,
+    CacheKey, ClusterClock, Name, NamespacePolicy, NamespaceUsage, NodeId, Origin, Policies,
+    Reference, Tenant, TenantOrigin, Timestamp,
 };
 use crate::proto::hub::v1 as wire;
 use wire::from_node::Kind as From;
@@ -494,22 +494,42 @@ impl Directory for Node {
     }
 
     async fn locate(&self, name: &Name, wait: Duration) -> Located {
-        let client = self.attached.lock().clone();
-        let Some(mut client) = client else {
-            return Located::Unknown;
-        };
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let answer = client.find(messages::question(name, wait_ms));
-        match timeout(wait + LATE, answer).await {
-            Ok(Ok(answer)) => messages::located(&answer.into_inner()),
+        let answer = self.find(messages::question(name, wait_ms), name, wait);
+        let located = answer.await.map(|answer| messages::located(&answer));
+        located.unwrap_or(Located::Unknown)
+    }
+
+    async fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<CacheKey> {
+        let wanted = TenantOrigin {
+            tenant: tenant.clone(),
+            origin: Origin::Newest(prefix.clone()),
+        };
+        let question = messages::question_of_prefix(tenant, prefix);
+        let answer = self.find(question, &wanted, Duration::ZERO).await?;
+        messages::newest(&answer, prefix)
+    }
+}
+
+impl Node {
+    /// The controller's answer, if there is one in time. `about`: for the log.
+    async fn find(
+        &self,
+        question: wire::FindRequest,
+        about: &impl std::fmt::Display,
+        wait: Duration,
+    ) -> Option<wire::FindResponse> {
+        let mut client = self.attached.lock().clone()?;
+        match timeout(wait + LATE, client.find(question)).await {
+            Ok(Ok(answer)) => Some(answer.into_inner()),
             Ok(Err(status)) => {
-                tracing::warn!(%name, why = messages::say(&status),
+                tracing::warn!(%about, why = messages::say(&status),
                     "the controller did not say where content is");
-                Located::Unknown
+                None
             }
             Err(_) => {
-                tracing::warn!(%name, "the controller did not say in time where content is");
-                Located::Unknown
+                tracing::warn!(%about, "the controller did not say in time where content is");
+                None
             }
         }
     }

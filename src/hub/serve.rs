@@ -2,7 +2,6 @@
 //! which node calls from the key of the connection, and passes on what the catalog decides.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,13 +18,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Budgets, Chain, Figures, MOST_ENTRIES, MOST_HELLO, PolicyBook, messages};
-use crate::catalog::{
-    Answer, Asked, Catalog, Changes, Found, Held, Hello, MAX_INCOMPLETE, SessionId,
-};
+use crate::catalog::{Answer, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
 use crate::distribution::roster::{Members, Overview};
 use crate::link::{self, IsKnown, Key, KeyError, Who};
 use crate::model::{
-    ClusterClock, Fence, Fences, Name, NamespacePolicy, NodeId, Sha256, Tenant, Timestamp,
+    ClusterClock, Fence, Fences, NamespacePolicy, NodeId, Sha256, Tenant, Timestamp,
 };
 use crate::proto::hub::v1 as wire;
 use crate::server::Drain;
@@ -37,8 +34,6 @@ use wire::to_node::Kind as To;
 const TICK: Duration = Duration::from_secs(1);
 /// How many messages may wait for a node that does not read. More, and its stream ends.
 pub(super) const WAITING: usize = 1024;
-/// The longest that a question waits.
-const LONGEST: Duration = Duration::from_secs(30);
 /// How many calls one connection may have at once: a stream, and questions that wait.
 const CALLS: usize = 256;
 /// How often an idle connection is tried, and how long its answer may take.
@@ -139,19 +134,8 @@ impl Hub {
         Budgets(Arc::clone(&self.service.0))
     }
 
-    /// A function that tells which content a new pod would start from, and all nodes that have it:
-    /// for each volume the names that it tries. `None`: the catalog is busy for so long.
-    pub fn finder(
-        &self,
-    ) -> impl Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static {
-        let inner = Arc::clone(&self.service.0);
-        move |volumes, wait| {
-            let state = inner.state.try_lock_for(wait)?;
-            let found = volumes
-                .iter()
-                .filter_map(|names| state.catalog.placement(names));
-            Some(found.collect())
-        }
+    pub(super) fn inner(&self) -> Arc<Inner> {
+        Arc::clone(&self.service.0)
     }
 
     /// Serves the nodes until the services close.
@@ -205,7 +189,7 @@ impl Service {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    members: Arc<dyn Members>,
+    pub(super) members: Arc<dyn Members>,
     pub(super) state: Mutex<State>,
     /// Tells that fences became known, or are owed.
     pub(super) chain: watch::Sender<()>,
@@ -213,7 +197,7 @@ pub(super) struct Inner {
     began: (Timestamp, Instant),
     /// The end of all streams.
     ends: CancellationToken,
-    questions: AtomicU64,
+    pub(super) questions: AtomicU64,
     superseded: AtomicU64,
     /// The least time between two reports of what a namespace uses.
     pub(super) usage: Duration,
@@ -222,7 +206,7 @@ pub(super) struct Inner {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) catalog: Catalog,
-    held: Held<oneshot::Sender<Answer>>,
+    pub(super) held: Held<oneshot::Sender<Answer>>,
     pub(super) clock: ClusterClock,
     pub(super) streams: BTreeMap<SessionId, Way>,
     /// The fences of the API server are known.
@@ -565,33 +549,6 @@ impl wire::hub_server::Hub for Service {
         request: Request<wire::FindRequest>,
     ) -> Result<Response<wire::FindResponse>, Status> {
         let (node, _) = self.0.caller(&request)?;
-        let request = request.into_inner();
-        let names = messages::names(&request).map_err(Status::invalid_argument)?;
-        self.0.questions.fetch_add(1, Ordering::Relaxed);
-        let asked = Asked::new(names, &self.0.members.zone(&node));
-        let wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
-        let answer = self.0.find(asked, wait).await;
-        Ok(Response::new(messages::response(&request, &answer)))
-    }
-}
-
-impl Inner {
-    fn find(&self, asked: Asked, wait: Duration) -> impl Future<Output = Answer> {
-        let (sender, answer) = oneshot::channel();
-        let now = self.now();
-        let until = now.after(wait);
-        let mut state = self.state.lock();
-        let State { catalog, held, .. } = &mut *state;
-        let at_once = held.ask(catalog, asked.clone(), sender, now, until);
-        drop(state);
-        async move {
-            if let Some((_, answer)) = at_once {
-                return answer;
-            }
-            match tokio::time::timeout(wait, answer).await {
-                Ok(Ok(answer)) => answer,
-                _ => self.state.lock().catalog.find(&asked, self.now()),
-            }
-        }
+        self.0.answer(&node, &request.into_inner()).await
     }
 }

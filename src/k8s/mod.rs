@@ -14,6 +14,7 @@
 //! | `agent` | the controller's orders for this node's persistent volumes, carried out |
 //! | `endpoint` | where the controller is: published by it, watched by the nodes |
 //! | `peers` | the other nodes as peers, and the rights of each |
+//! | `checked` | rights of peers that were checked within the last minute |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
 //! | `mirror` | the controller's side: the newest task caches as objects, for people |
@@ -27,6 +28,7 @@
 pub mod agent;
 mod births;
 pub mod budgets;
+pub mod checked;
 pub mod claims;
 pub mod clears;
 mod client;

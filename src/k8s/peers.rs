@@ -25,7 +25,7 @@ use kube::{Api, Client, ResourceExt as _};
 use super::client;
 use crate::api::Pool;
 use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
-use crate::model::{KUBELET, NodeId, Sha256, Tenant, VolumeSpec};
+use crate::model::{KUBELET, NodeId, Sha256, Tenant, TenantOrigin, VolumeSpec};
 
 /// How long the API server may take to tell a pod. No peer waits as long as this.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -207,12 +207,11 @@ fn may_read(driver: &str, peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Re
         attributes.retain(|key, _| !key.starts_with(KUBELET));
         VolumeSpec::parse(&attributes).ok()
     });
-    let of_namespace = ours.filter(|volume| {
-        let other = volume.from_namespace.as_ref();
-        *other.unwrap_or(&asked.reader) == asked.name.tenant
-    });
-    let mut names = of_namespace.flat_map(|volume| volume.kind.starts_from());
-    if names.any(|it| it == asked.name.reference) {
+    let mut origins = ours.flat_map(|volume| volume.origins(&asked.reader));
+    let is_asked = |it: TenantOrigin| {
+        it.tenant == asked.name.tenant && it.origin.may_be(&asked.name.reference)
+    };
+    if origins.any(is_asked) {
         return Ok(());
     }
     because("has no volume that starts from this content")
@@ -314,7 +313,8 @@ mod tests {
         assert!(!is_pod_name(&"a".repeat(254)));
     }
 
-    /// A pod that may read `task-cache/go`, `task-cache/main` and `artifact/built`.
+    /// A pod that may read `task-cache/go`, `task-cache/main`, those that begin with `pr-`, and
+    /// `artifact/built`.
     fn right() -> serde_json::Value {
         let volume = |name: &str, attributes| json!({"name": name, "csi": {"driver": DRIVER, "volumeAttributes": attributes}});
         json!({
@@ -326,7 +326,7 @@ mod tests {
                 "containers": [],
                 "volumes": [
                     {"name": "other", "emptyDir": {}},
-                    volume("cache", json!({"type": "task-cache", "key": "go", "restoreKeys": "main"})),
+                    volume("cache", json!({"type": "task-cache", "key": "go", "restoreKeys": "main, pr-*"})),
                     volume("input", json!({"type": "input", "from": "artifact/built",
                                            "csi.storage.k8s.io/pod.uid": "forged"})),
                     volume("output", json!({"type": "output", "name": "made"})),
@@ -367,10 +367,26 @@ mod tests {
     #[test]
     fn a_node_reads_what_a_pod_of_its_own_starts_from() {
         let pod = right();
-        for reference in ["task-cache/go", "task-cache/main", "artifact/built"] {
+        for reference in [
+            "task-cache/go",
+            "task-cache/main",
+            "task-cache/pr-7",
+            "task-cache/pr-",
+            "task-cache/pr-*",
+            "artifact/built",
+        ] {
             decided(reference, Some(&pod)).expect(reference);
         }
-        for reference in ["task-cache/x", "resource-cache/go", "artifact/made"] {
+        for reference in [
+            "task-cache/x",
+            "task-cache/main-1",
+            "task-cache/pr",
+            "task-cache/go-1",
+            "resource-cache/pr-7",
+            "artifact/pr-7",
+            "resource-cache/go",
+            "artifact/made",
+        ] {
             let why = decided(reference, Some(&pod)).expect_err(reference);
             assert!(why.contains("no volume that starts from"), "{why}");
         }

@@ -17,7 +17,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::policy::Preferred;
-use crate::model::{KUBELET, Name, Tenant, VolumeSpec};
+use crate::model::{KUBELET, Tenant, TenantOrigin, VolumeSpec};
 
 /// The most volumes that count. A step has a few; more are an attempt to keep the controller busy.
 const MOST_VOLUMES: usize = 128;
@@ -175,10 +175,10 @@ impl Question {
         &self.uid
     }
 
-    /// The names that the volumes of this driver start from, for each volume in the order in which
-    /// they are tried. Each list is there once. A volume with wrong attributes has none: the node
+    /// The content that the volumes of this driver start from, for each volume in the order in which
+    /// it is tried. Each list is there once. A volume with wrong attributes has none: the node
     /// refuses it later, with the reason.
-    pub(super) fn names(&self, driver: &str) -> BTreeSet<Vec<Name>> {
+    pub(super) fn origins(&self, driver: &str) -> BTreeSet<Vec<TenantOrigin>> {
         let tenant = self.namespace.as_deref().and_then(|it| it.parse().ok());
         let (Some(spec), Some(tenant)) = (self.pod(), tenant) else {
             return BTreeSet::new();
@@ -187,8 +187,8 @@ impl Question {
         let ours = volumes.filter_map(|volume| volume.csi.as_ref());
         let ours = ours.filter(|csi| csi.driver.as_deref() == Some(driver));
         let ours = ours.take(MOST_VOLUMES);
-        let names = ours.filter_map(|csi| names_of(csi, &tenant));
-        names.filter(|names| !names.is_empty()).collect()
+        let origins = ours.filter_map(|csi| origins_of(csi, &tenant));
+        origins.filter(|origins| !origins.is_empty()).collect()
     }
 
     /// The answer. It allows the pod, with these nodes as its preferred ones.
@@ -204,19 +204,13 @@ impl Question {
     }
 }
 
-fn names_of(csi: &Csi, tenant: &Tenant) -> Option<Vec<Name>> {
+fn origins_of(csi: &Csi, tenant: &Tenant) -> Option<Vec<TenantOrigin>> {
     let mut attributes = csi.volume_attributes.clone().unwrap_or_default();
     attributes.retain(|key, _| !key.starts_with(KUBELET));
     let spec = VolumeSpec::parse(&attributes).ok()?;
-    // The answer would tell whether a name exists in a namespace that the pod may not read.
-    if spec.from_namespace.is_some_and(|other| other != *tenant) {
-        return None;
-    }
-    let names = spec.kind.starts_from().into_iter().map(|reference| Name {
-        tenant: tenant.clone(),
-        reference,
-    });
-    Some(names.collect())
+    // Of another namespace the answer would tell whether a name exists that the pod may not read.
+    let all = spec.origins(tenant).into_iter();
+    Some(all.filter(|origin| origin.tenant == *tenant).collect())
 }
 
 /// The operations of a JSON patch (RFC 6902) that adds the terms behind those of the pod. A null

@@ -30,7 +30,7 @@ use super::identity::Identity;
 use super::policy::{self, Content, Preferred};
 use super::review::{self, Question};
 use crate::catalog::Found;
-use crate::model::Name;
+use crate::model::TenantOrigin;
 use crate::server::Drain;
 use crate::telemetry::metrics::{Counter, Registry};
 
@@ -54,9 +54,9 @@ const TO_RECOVER: Duration = Duration::from_millis(100);
 /// How often the file of the identity is read.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Asks the catalog which content a pod would start from: for each volume the names that it tries.
+/// Asks the catalog which content a pod would start from: for each volume what it tries.
 /// `None`: no answer in this time.
-pub type Find = Arc<dyn Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>> + Send + Sync>;
+pub type Find = Arc<dyn Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>> + Send + Sync>;
 
 /// Why the webhook cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -343,7 +343,7 @@ impl Context {
 
     /// The nodes that a pod prefers. None if the catalog is busy for too long.
     fn preferred(&self, question: &Question, until: Instant) -> Vec<Preferred> {
-        let volumes: Vec<Vec<Name>> = question.names(self.driver).into_iter().collect();
+        let volumes: Vec<Vec<TenantOrigin>> = question.origins(self.driver).into_iter().collect();
         if volumes.is_empty() {
             return Vec::new();
         }

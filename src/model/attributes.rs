@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::digest::Sha256;
 use super::name::{ArtifactName, CacheKey, Reference, Tenant};
+use super::origin::{Origin, RestoreKey, TenantOrigin};
 use super::quantity;
 use super::root::RootAttributes;
 
@@ -48,9 +49,9 @@ pub enum VolumeKind {
     TaskCache {
         /// The cache's key.
         key: CacheKey,
-        /// Keys to try in order while `key` has no commit.
+        /// Tried in their order while `key` has no commit.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        restore_keys: Vec<CacheKey>,
+        restore_keys: Vec<RestoreKey>,
         /// When it is sealed, and for how long it is kept.
         #[serde(flatten)]
         keep: Keep,
@@ -92,21 +93,28 @@ impl VolumeKind {
         }
     }
 
-    /// The references to fork, of which the first that exists is used. Empty if it starts empty.
+    /// The name that it asks for: its content if there is some, without restore keys. `None`: it
+    /// starts empty.
     #[must_use]
-    pub fn starts_from(&self) -> Vec<Reference> {
+    pub fn asks_for(&self) -> Option<Reference> {
         match self {
-            Self::Input { from } => vec![from.clone()],
-            Self::ResourceCache { key, .. } => vec![Reference::ResourceCache(key.clone())],
-            Self::TaskCache {
-                key, restore_keys, ..
-            } => std::iter::once(key)
-                .chain(restore_keys)
-                .cloned()
-                .map(Reference::TaskCache)
-                .collect(),
-            Self::Scratch | Self::Output { .. } | Self::Import { .. } => Vec::new(),
+            Self::Input { from } => Some(from.clone()),
+            Self::ResourceCache { key, .. } => Some(Reference::ResourceCache(key.clone())),
+            Self::TaskCache { key, .. } => Some(Reference::TaskCache(key.clone())),
+            Self::Scratch | Self::Output { .. } | Self::Import { .. } => None,
         }
+    }
+
+    /// The content to fork: the first that exists is used. Empty if it starts empty.
+    #[must_use]
+    pub fn starts_from(&self) -> Vec<Origin> {
+        let first = self.asks_for().map(Origin::Name);
+        let others: &[RestoreKey] = match self {
+            Self::TaskCache { restore_keys, .. } => restore_keys,
+            _ => &[],
+        };
+        let others = others.iter().cloned().map(Origin::from);
+        first.into_iter().chain(others).collect()
     }
 }
 
@@ -253,6 +261,27 @@ const TABLE: &[(&str, &[&str])] = &[
 ];
 
 impl VolumeSpec {
+    /// What it may start from, in the order in which it is tried, for a volume of the namespace
+    /// `own`. With `fromNamespace`: a cache's own key in its own namespace, since it is committed
+    /// there; then everything in the other one.
+    #[must_use]
+    pub fn origins(&self, own: &Tenant) -> Vec<TenantOrigin> {
+        let origins = self.kind.starts_from();
+        let committed = self.kind.committed_as().is_some();
+        let kept = origins.first().filter(|_| committed).cloned();
+        let (kept, other) = match &self.from_namespace {
+            Some(other) if other != own => (kept, other),
+            _ => (None, own),
+        };
+        let of = |tenant: &Tenant, origin| TenantOrigin {
+            tenant: tenant.clone(),
+            origin,
+        };
+        let kept = kept.into_iter().map(|origin| of(own, origin));
+        let rest = origins.into_iter().map(|origin| of(other, origin));
+        kept.chain(rest).collect()
+    }
+
     /// Parses the user's attributes. The caller removes kubelet's keys first.
     pub fn parse(attributes: &BTreeMap<String, String>) -> Result<Self, AttributeError> {
         let get = |name: &str| attributes.get(name).map(String::as_str);
@@ -400,7 +429,7 @@ fn parse_name<T: std::str::FromStr<Err: fmt::Display>>(
         .map_err(|error| AttributeError::new(attribute, error))
 }
 
-fn parse_restore_keys(text: Option<&str>) -> Result<Vec<CacheKey>, AttributeError> {
+fn parse_restore_keys(text: Option<&str>) -> Result<Vec<RestoreKey>, AttributeError> {
     let Some(text) = text else {
         return Ok(Vec::new());
     };
@@ -408,7 +437,7 @@ fn parse_restore_keys(text: Option<&str>) -> Result<Vec<CacheKey>, AttributeErro
         .split(',')
         .map(str::trim)
         .map(|key| parse_name("restoreKeys", key));
-    let keys: Vec<CacheKey> = keys.collect::<Result<_, _>>()?;
+    let keys: Vec<RestoreKey> = keys.collect::<Result<_, _>>()?;
     if keys.len() > MAX_RESTORE_KEYS {
         let problem = format_args!(
             "names {} keys, at most {MAX_RESTORE_KEYS} are allowed",

@@ -11,8 +11,10 @@ mod clock;
 mod digest;
 mod fence;
 mod id;
+mod key_index;
 pub mod layout;
 mod name;
+mod origin;
 mod persistent_volume;
 mod place;
 mod policy;
@@ -38,7 +40,9 @@ pub use clock::{ClusterClock, MAX_AHEAD_MS, MAX_ROUND_TRIP_MS, counted};
 pub use digest::{DigestError, Sha256};
 pub use fence::{Clear, Coverage, Fence, FenceStep, Fences};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
+pub use key_index::KeyIndex;
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
+pub use origin::{Origin, RestoreKey, TenantOrigin};
 pub use persistent_volume::{
     Attachment, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone, MountCapability,
     MutableChange, MutableParameters, OwnerView, PersistentVolume, Snapshot, SnapshotGroup,

@@ -28,6 +28,9 @@ pub enum NameError {
     /// It is not `KIND/NAME`.
     #[error("must be artifact/NAME, resource-cache/KEY or task-cache/KEY")]
     NotAReference,
+    /// It is `*` alone.
+    #[error("must not be `*` alone; write the beginning of the keys before it")]
+    Any,
 }
 
 fn check_label(text: &str) -> Result<(), NameError> {

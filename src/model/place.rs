@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub const NODE_LABEL: &str = "topology.baggageclaim.csi.concourse-ci.org/node";
 
 /// A node's CSI id.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NodeId(String);
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::name::{Name, NameError, Reference, Tenant};
+use super::name::{CacheKey, Name, NameError, Reference, Tenant};
 
 /// Names that a rule selects: `task-cache/main`, or `task-cache/main-*`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -267,6 +267,20 @@ impl Rules {
         !is_listed
     }
 
+    /// Whether pods of this other namespace may read all task caches whose key begins so: a rule's
+    /// pattern covers them.
+    #[must_use]
+    pub fn may_read_all(&self, prefix: &CacheKey, reader: &Tenant) -> bool {
+        let text = prefix.as_str();
+        let mut lengths = self
+            .prefixes
+            .range((NameKind::TaskCache, 0)..=(NameKind::TaskCache, text.len()));
+        lengths.any(|((_, length), patterns)| {
+            let pattern = text.get(..*length).and_then(|text| patterns.get(text));
+            pattern.is_some_and(|grant| grant.read.contains(reader))
+        })
+    }
+
     /// Whether pods of this other namespace may read content of this name.
     #[must_use]
     pub fn may_read(&self, reference: &Reference, reader: &Tenant) -> bool {
@@ -365,6 +379,14 @@ impl Policies {
         *reader == name.tenant || self.of(&name.tenant).is_some_and(by_rule)
     }
 
+    /// Whether a pod of the namespace `reader` may read all task caches of `owner` whose key begins
+    /// so. Where some of them are not for it, the pattern finds none: the answer would tell of them.
+    #[must_use]
+    pub fn may_read_all(&self, owner: &Tenant, prefix: &CacheKey, reader: &Tenant) -> bool {
+        let by_rule = |it: &Indexed| it.rules.may_read_all(prefix, reader);
+        reader == owner || self.of(owner).is_some_and(by_rule)
+    }
+
     /// The size limit in bytes of a volume that gives none and is committed under this name.
     #[must_use]
     pub fn size_limit(&self, name: &Name) -> Option<u64> {
@@ -450,6 +472,27 @@ mod tests {
             assert!(!index.may_read(&reference("task-cache/main-2"), &tenant("pr")));
             assert!(index.may_read(&reference("task-cache/main-2"), &tenant("qa")));
             assert!(!index.may_read(&reference("artifact/main"), &tenant("qa")));
+        }
+    }
+
+    #[test]
+    fn all_keys_that_begin_so_are_read_only_by_a_pattern_that_covers_them() {
+        let index = Rules::new(&[
+            rule(&["task-cache/main-*"], None, &["pr"]),
+            rule(&["task-cache/next-1"], None, &["pr"]),
+            rule(&["resource-cache/*"], None, &["pr"]),
+        ]);
+        for (prefix, reader, expected) in [
+            ("main-", "pr", true),
+            ("main-2", "pr", true),
+            ("main", "pr", false),
+            ("next-1", "pr", false),
+            ("other", "pr", false),
+            ("main-", "qa", false),
+        ] {
+            let prefix: CacheKey = prefix.parse().expect("a key");
+            let may = index.may_read_all(&prefix, &tenant(reader));
+            assert_eq!(may, expected, "{prefix} {reader}");
         }
     }
 

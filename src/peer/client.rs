@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -21,7 +22,7 @@ use crate::archive::toc::{Table, Want};
 use crate::distribution::roster::{Directory, Located, Peer, Reader, Roster};
 use crate::distribution::{Holding, Patience, PeerFigures, Peers, Told};
 use crate::link::{Key, connect};
-use crate::model::{ArtifactId, Name, NodeId, Reference, Sha256, Tenant};
+use crate::model::{ArtifactId, CacheKey, Name, NodeId, Reference, Sha256, Tenant};
 use crate::proto::peer::v1 as wire;
 use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
 use wire::get_artifact_response::State;
@@ -181,6 +182,7 @@ struct Question {
 #[derive(Debug)]
 pub(super) struct Asking(pub(super) Arc<Client>);
 
+#[async_trait]
 impl Peers for Asking {
     fn find(
         &self,
@@ -217,6 +219,11 @@ impl Peers for Asking {
             client.ask(peers, &asked, until.max(Instant::now() + TO_ANSWER));
         });
         told
+    }
+
+    async fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<CacheKey> {
+        let directory = self.0.directory.as_ref()?;
+        directory.newest(tenant, prefix).await
     }
 
     fn is_told(&self) -> bool {

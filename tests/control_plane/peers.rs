@@ -183,7 +183,7 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
     let pools = [lab.dir("one"), lab.dir("two"), lab.dir("three")];
     let one = peer(&plane, "node-1", &pools[0]);
     let two = peer(&plane, "node-2", &pools[1]);
-    let _three = peer(&plane, "node-3", &pools[2]);
+    let three = peer(&plane, "node-3", &pools[2]);
     let kubelet_one = kubelet(&plane, "node-1", &one).await;
     let kubelet_two = kubelet(&plane, "node-2", &two).await;
     for pool in &pools {
@@ -232,6 +232,39 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
         is_told(pool, true).await;
     }
     assert!(controller.log().contains("a node's stream began"));
+
+    // A beginning of keys finds the key of another node, and the pod's object gives the right to it.
+    let kubelet_three = kubelet(&plane, "node-3", &three).await;
+    let begins = "{type: task-cache, key: new, restoreKeys: \"none-*, g*\"}";
+    for (pod, volume, expected) in [
+        (
+            "forged",
+            "{type: task-cache, key: new, restoreKeys: \"none-*\"}",
+            None,
+        ),
+        (
+            "whole",
+            "{type: task-cache, key: new, restoreKeys: g}",
+            None,
+        ),
+        ("begins", begins, Some("cache")),
+    ] {
+        let refused = figures(&pools[0])["refused"].as_u64();
+        let uid = object(&plane, "ci", pod, "node-3", volume);
+        let reader = kubelet_three.pod_with_uid("ci", pod, uid);
+        let attributes = [
+            ("type", "task-cache"),
+            ("key", "new"),
+            ("restoreKeys", "none-*, g*"),
+            ("commit", "never"),
+        ];
+        let target = publish(&reader, &attributes).await;
+        let text = fs::read_to_string(target.join("text")).ok();
+        assert_eq!(text.as_deref(), expected, "{pod}: {}", three.tail());
+        unpublish(&reader).await;
+        let now = figures(&pools[0])["refused"].as_u64();
+        assert_eq!(now > refused, expected.is_none(), "{pod}: {}", one.tail());
+    }
 }
 
 #[tokio::test]

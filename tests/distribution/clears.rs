@@ -63,6 +63,39 @@ async fn a_step_that_began_before_a_clear_brings_nothing_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_restore_key_with_a_star_skips_what_was_cleared_and_gets_newer_commits_of_its_key() {
+    let (_tier, a, b) = two_nodes!();
+    let main = ["main-1", "main-2", "main-3"].map(|key| [("type", "task-cache"), ("key", key)]);
+    for (number, attributes) in main.iter().enumerate() {
+        a.share(&format!("made-{number}"), attributes, attributes[1].1)
+            .await;
+    }
+    let new = [TASK[0], TASK[1], ("restoreKeys", "main-*")];
+    // The tier is asked for whole keys: this node has none that begins so.
+    assert_eq!(b.sees("none", &new).await, None);
+    for (number, attributes) in main.iter().enumerate() {
+        let seen = b.sees(&format!("copy-{number}"), attributes).await;
+        assert_eq!(seen, text(attributes[1].1));
+    }
+    assert_eq!(b.sees("newest", &new).await, text("main-3"));
+    // A newer commit of that very key is fetched, as for the key itself.
+    a.share("again", &main[2], "newer").await;
+    assert_eq!(b.sees("newer", &new).await, text("newer"));
+    for name in ["task-cache/main-3", "task-cache/main-2"] {
+        let cleared = a.distribution.clear(&tenant("ci"), &reference(name)).await;
+        cleared.expect("clear");
+    }
+    assert_eq!(b.sees("cleared", &new).await, text("main-1"));
+    assert!(b.bench.artifact("task-cache/main-2").is_none());
+    let last = reference("task-cache/main-1");
+    let cleared = a.distribution.clear(&tenant("ci"), &last).await;
+    cleared.expect("clear");
+    assert_eq!(b.sees("all-cleared", &new).await, None);
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_ends_between_the_answer_and_the_fork_brings_nothing_back() {
     let (tier, a, b) = two_nodes!();
     a.share("old", &TASK, "poisoned").await;

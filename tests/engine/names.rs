@@ -228,6 +228,76 @@ async fn restore_keys_are_tried_in_order_and_only_while_the_key_has_nothing() {
     bench.finish().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_key_with_a_star_finds_the_last_commit_of_all_keys_that_begin_so() {
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground);
+        let task = |key| [("type", "task-cache"), ("key", key)];
+        // The last commit is not that of the last key. A star in a key is a letter.
+        for (round, key) in ["main-1", "main-2", "main-*", "main-1", "m", "other"]
+            .into_iter()
+            .enumerate()
+        {
+            let write = |at: &Path| fs::write(at.join("by"), key).expect("write");
+            bench.step(&format!("v-{round}"), &task(key), write).await;
+        }
+        let new = [
+            ("type", "task-cache"),
+            ("key", "new"),
+            ("restoreKeys", "missing-*, main-*, m"),
+        ];
+        let started_from = |published: &baggageclaim::engine::Published| {
+            published.from.as_ref().map(ToString::to_string)
+        };
+        let starts = async |bench: &Bench, volume: &str, attributes: &[(&str, &str)]| {
+            let (target, published) = bench.publish("look", volume, attributes).await;
+            let by = fs::read_to_string(target.join("by")).ok();
+            bench.outcome("look", Outcome::Failed).await;
+            bench.unpublish(volume).await;
+            bench.quiet().await;
+            let from = started_from(&published);
+            assert_eq!(from, by.map(|key| format!("task-cache/{key}")));
+            from
+        };
+        let of = |key: &str| Some(format!("task-cache/{key}"));
+        assert_eq!(starts(&bench, "v1", &new).await, of("main-1"));
+        let bench = bench.restart().await;
+        assert_eq!(starts(&bench, "v2", &new).await, of("main-1"));
+        // An earlier entry of the list wins over newer content of a later one.
+        let other = [new[0], new[1], ("restoreKeys", "m, main-*")];
+        assert_eq!(starts(&bench, "v3", &other).await, of("m"));
+        let destroy = async |key: &str| {
+            let reference = format!("task-cache/{key}").parse().expect("a reference");
+            let tenant = "ci".parse().expect("a tenant");
+            let destroyed = bench.engine.destroy(&tenant, &reference).await;
+            destroyed.expect("it is destroyed");
+        };
+        destroy("main-1").await;
+        assert_eq!(starts(&bench, "v4", &new).await, of("main-*"));
+        destroy("main-*").await;
+        // Another namespace has no such key.
+        let mut request = bench.request("other", "v5", &new);
+        request.tenant = "other".parse().expect("a tenant");
+        let published = bench.engine.publish(request).await.expect("publish");
+        assert_eq!(published.from, None);
+        bench.outcome("other", Outcome::Failed).await;
+        bench.unpublish("v5").await;
+        // What the pod leaves goes to its own key, and that comes first from then on.
+        let (target, published) = bench.publish("pod", "v6", &new).await;
+        assert_eq!(started_from(&published), of("main-2"));
+        fs::write(target.join("by"), "new").expect("write");
+        bench.outcome("pod", Outcome::Succeeded).await;
+        bench.unpublish("v6").await;
+        bench.quiet().await;
+        assert_eq!(starts(&bench, "v7", &new).await, of("new"));
+        assert_eq!(starts(&bench, "v8", &task("main-2")).await, of("main-2"));
+        destroy("main-2").await;
+        destroy("new").await;
+        assert_eq!(starts(&bench, "v9", &new).await, of("m"));
+        bench.finish().await;
+    }
+}
+
 const MARKER: &str = ".baggageclaim-commit";
 
 #[tokio::test(flavor = "multi_thread")]

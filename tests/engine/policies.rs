@@ -404,6 +404,58 @@ fn names_of(bench: &Bench, namespace: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn its_own_key_comes_first_then_the_newest_of_the_other_namespace() {
+    let bench = require_bench!();
+    for key in ["main-1", "main-2", "mine"] {
+        step(&bench, key, &[("type", "task-cache"), ("key", key)], None).await;
+    }
+    bench.quiet().await;
+    let attributes = [
+        ("type", "task-cache"),
+        ("key", "pr-7"),
+        ("restoreKeys", "main-*"),
+    ];
+    // A rule for some of them is none for the pattern: the answer would tell of the others.
+    set(
+        &bench,
+        of_ci(vec![rule(&["task-cache/main-2"], None, &["other"])]),
+    )
+    .await;
+    let read = from_other(&bench, "some", &attributes).await;
+    assert_eq!(read.expect("it starts"), None);
+    let pr = "task-cache/pr-7".parse().expect("a reference");
+    bench
+        .engine
+        .destroy(&tenant("other"), &pr)
+        .await
+        .expect("gone");
+
+    set(
+        &bench,
+        of_ci(vec![rule(&["task-cache/main-*"], None, &["other"])]),
+    )
+    .await;
+    let read = from_other(&bench, "first", &attributes).await;
+    assert_eq!(read.expect("it starts").as_deref(), Some("main-2"));
+    // What it has committed is its own, and is found without a right in the other namespace.
+    set(&bench, Policies::known([])).await;
+    let read = from_other(&bench, "second", &attributes).await;
+    assert_eq!(read.expect("it starts").as_deref(), Some("main-2"));
+    let target = bench.target("third");
+    let request = {
+        let mut request = request(&bench, "third", &attributes, RELEASE);
+        request.tenant = tenant("other");
+        request
+    };
+    bench.engine.publish(request).await.expect("it starts");
+    let last = fs::read_to_string(target.join("g"));
+    assert_eq!(last.expect("it is its own commit"), "second");
+    bench.outcome("third", Outcome::Failed).await;
+    bench.unpublish("third").await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn another_namespace_reads_what_rules_let_it_and_commits_in_its_own() {
     let bench = require_bench!();
     let restore = [("type", "task-cache"), ("key", "restore")];

@@ -12,7 +12,8 @@ use baggageclaim::distribution::roster::{
 use baggageclaim::engine::notice::What;
 use baggageclaim::hub::{self, Chain, Figures, PolicyBook};
 use baggageclaim::model::{
-    Clear, Coverage, Fence, Fences, Name, NamespacePolicy, NodeId, Outcome, Rule, Sha256, Tenant,
+    Clear, Coverage, Fence, Fences, NamespacePolicy, NodeId, Outcome, Rule, Sha256, Tenant,
+    TenantOrigin,
 };
 use baggageclaim::server::Drain;
 use parking_lot::Mutex;
@@ -64,7 +65,7 @@ pub(crate) struct Hub {
     find: Arc<Find>,
 }
 
-type Find = dyn Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>>;
+type Find = dyn Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>>;
 
 impl Hub {
     async fn start() -> Self {
@@ -343,7 +344,7 @@ async fn a_miss_asks_only_the_node_that_has_the_content() {
         };
         // A name is known before its content is: it is coming.
         let is_found = || {
-            let found = (hub.find)(&[vec![name(&reference)]], NEVER);
+            let found = (hub.find)(&[vec![name(&reference).into()]], NEVER);
             found.is_some_and(|found| !found.is_empty())
         };
         eventually("the content is found", is_found).await;
@@ -370,10 +371,82 @@ async fn a_miss_asks_only_the_node_that_has_the_content() {
 }
 
 #[tokio::test]
+async fn a_restore_key_with_a_star_finds_the_last_commit_of_all_nodes() {
+    let (hub, mut nodes) = cluster!("a", "b", "c");
+    let key = |key: &'static str| [("type", "task-cache"), ("key", key)];
+    nodes[0].commit("one", &key("main-1"), "main-1").await;
+    nodes[1].commit("two", &key("main-2"), "main-2").await;
+    nodes[0].commit("three", &key("other"), "other").await;
+    hub.knows(3).await;
+    let restores = |keys: &'static str| [TASK[0], TASK[1], ("restoreKeys", keys)];
+    let new = restores("x-*, main-*, other");
+    // The node with older content of such a key starts from that: it asks nobody.
+    assert_eq!(nodes[0].sees("here", &new).await, text("main-1"));
+    assert_eq!(nodes[0].figures().questions, 0);
+    let c = &mut nodes[2];
+    c.heard();
+    assert_eq!(c.sees("there", &new).await, text("main-2"));
+    // The content has its own name, and the event tells it.
+    let [hit] = &c.hits()[..] else {
+        panic!("one hit is told");
+    };
+    assert_eq!(hit.reference, name("task-cache/main-2").reference);
+    assert_eq!(hit.instead_of, Some(name("task-cache/go").reference));
+    assert_eq!(hit.fetched_from.as_deref(), Some("peer b"));
+    assert!(c.bench.artifact("task-cache/main-2").is_some());
+    assert!(c.bench.artifact("task-cache/go").is_none());
+    hub.knows(4).await;
+    // Names that no restore key means are not asked for, and what is missing is not, either.
+    let asked = c.figures().questions;
+    assert_eq!(c.sees("none", &restores("x-*, y-*")).await, None);
+    assert_eq!(c.figures().questions, asked);
+    // A commit goes to the pod's own key.
+    c.commit("writes", &new, "own").await;
+    hub.knows(5).await;
+    assert_eq!(nodes[1].sees("own", &TASK).await, text("own"));
+    // A deleted key is found no more: the next one is.
+    for node in &nodes {
+        if node.bench.artifact("task-cache/main-2").is_some() {
+            node.forget("task-cache/main-2").await;
+        }
+        if node.bench.artifact("task-cache/go").is_some() {
+            node.forget("task-cache/go").await;
+        }
+    }
+    hub.knows(2).await;
+    assert_eq!(nodes[1].sees("next", &new).await, text("main-1"));
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
+async fn without_a_controller_a_restore_key_with_a_star_finds_what_is_on_the_node() {
+    let Some(a) = Node::new("a").await else {
+        return;
+    };
+    let Some(b) = Node::new("b").await else {
+        return;
+    };
+    let nodes = [a, b];
+    introduce(&nodes);
+    let key = |key: &'static str| [("type", "task-cache"), ("key", key)];
+    nodes[0].commit("one", &key("main-1"), "main-1").await;
+    nodes[0].commit("two", &key("main"), "main").await;
+    let new = [TASK[0], TASK[1], ("restoreKeys", "main-*, main")];
+    assert_eq!(nodes[0].sees("here", &new).await, text("main-1"));
+    // Peers are asked for whole names only.
+    assert_eq!(nodes[1].sees("there", &new).await, text("main"));
+    assert_eq!(nodes[1].sees("exact", &key("main-1")).await, text("main-1"));
+    assert_eq!(nodes[1].sees("again", &new).await, text("main-1"));
+    for node in nodes {
+        node.finish().await;
+    }
+}
+
+#[tokio::test]
 async fn the_controller_itself_finds_the_nodes_and_learns_the_size() {
     let (hub, nodes) = cluster!("a", "b");
     let find = || {
-        let found = (hub.find)(&[vec![name(INPUT[1].1)]], NEVER);
+        let found = (hub.find)(&[vec![name(INPUT[1].1).into()]], NEVER);
         found.expect("it is not busy").pop()
     };
     let asked = (hub.figures)().questions;
@@ -842,6 +915,7 @@ async fn a_key_that_is_no_nodes_gets_no_stream() {
         kind: wire::Kind::TaskCache.into(),
         keys: vec!["go".to_owned()],
         wait_ms: 0,
+        prefix: false,
     };
     let stranger = link::Key::generate().expect("a key");
     let refused = client(&stranger).find(question.clone()).await;

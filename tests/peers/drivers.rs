@@ -192,6 +192,68 @@ async fn what_one_machine_makes_the_other_one_mounts_byte_by_byte() {
 }
 
 #[tokio::test]
+async fn restore_keys_with_and_without_a_star_work_in_one_list_and_after_a_restart() {
+    let one = require_lab!(Fs::Ext4);
+    let keys = Keys::new();
+    let step = async |driver: &Driver, pod: &str, key: &str, restore_keys: &str| {
+        let cache = [
+            ("type", "task-cache"),
+            ("key", key),
+            ("commit", "always"),
+            ("restoreKeys", restore_keys),
+        ];
+        let given = if restore_keys.is_empty() {
+            &cache[..3]
+        } else {
+            &cache
+        };
+        let target = publish(driver, pod, given).await;
+        let found = fs::read_to_string(target.join("by")).ok();
+        fs::write(target.join("by"), key).expect("write");
+        unpublish(driver, pod).await;
+        let pool = driver.pool.clone();
+        eventually("it is committed", || {
+            let all = json(&pool, &["artifacts"]);
+            let reference = format!("task-cache/{key}");
+            let mut all = all.as_array().expect("a list").iter();
+            all.any(|row| row["name"] == *reference || row["reference"] == *reference)
+        })
+        .await;
+        found
+    };
+    let first = Driver::start(&one, &keys, 0, &[]).await;
+    assert_eq!(step(&first, "p1", "main-1", "").await, None);
+    assert_eq!(step(&first, "p2", "main", "").await, None);
+    assert_eq!(step(&first, "p3", "main-2", "").await, None);
+    // A list of whole keys, as before, and one with both.
+    let found = step(&first, "p4", "pr-1", "none, main-1").await;
+    assert_eq!(found.as_deref(), Some("main-1"));
+    let found = step(&first, "p5", "pr-2", "none-*, main-*, main").await;
+    assert_eq!(found.as_deref(), Some("main-2"));
+    first.kill();
+    let first = Driver::start(&one, &keys, 0, &[]).await;
+    let found = step(&first, "p6", "pr-3", "main-*").await;
+    assert_eq!(found.as_deref(), Some("main-2"));
+    let found = step(&first, "p7", "pr-4", "pr-*").await;
+    assert_eq!(found.as_deref(), Some("pr-3"));
+    // A star alone would be every cache of the namespace.
+    let pod = first.kubelet.pod_with_uid("ci", "p8", "uid-p8".to_owned());
+    let wrong = [
+        ("type", "task-cache"),
+        ("key", "k"),
+        ("restoreKeys", "main, *"),
+    ];
+    let refused = pod.publish("work", wrong, PublishOptions::default()).await;
+    let status = refused.expect_err("it is refused");
+    assert!(
+        status.to_string().contains("must not be `*` alone"),
+        "{status}"
+    );
+    first.kill();
+    end(one);
+}
+
+#[tokio::test]
 async fn a_receiver_that_is_killed_leaves_nothing_and_fetches_again() {
     let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
     let keys = Keys::new();

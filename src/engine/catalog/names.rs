@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Catalog, Sealed};
-use crate::model::{Artifact, ArtifactId, Name, takes_name};
+use crate::model::{Artifact, ArtifactId, Name, Reference, takes_name};
 
 impl Catalog {
     /// Makes an artifact visible that the index does not have yet, and enters it among the owners
@@ -81,7 +81,29 @@ impl Catalog {
         } else {
             self.earlier.insert(name.clone(), owners);
         }
-        self.names.insert(name, holder);
+        self.set_name(name, holder);
+    }
+
+    /// Points a name at an artifact. Together with [`Catalog::unset_name`] it keeps the index of
+    /// keys in step with the names.
+    pub(super) fn set_name(&mut self, name: Name, id: ArtifactId) {
+        if let Reference::TaskCache(key) = &name.reference {
+            match self.artifacts.get(&id) {
+                Some(sealed) => {
+                    let version = (sealed.artifact.created, id);
+                    self.keys.set(&name.tenant, key, version);
+                }
+                None => self.keys.remove(&name.tenant, key),
+            }
+        }
+        self.names.insert(name, id);
+    }
+
+    fn unset_name(&mut self, name: &Name) -> Option<ArtifactId> {
+        if let Reference::TaskCache(key) = &name.reference {
+            self.keys.remove(&name.tenant, key);
+        }
+        self.names.remove(name)
     }
 
     fn is_indexed(&self, id: &ArtifactId) -> bool {
@@ -129,7 +151,7 @@ impl Catalog {
         let sealed = self.artifacts.remove(&id)?;
         let name = sealed.artifact.name();
         if self.names.get(&name) == Some(&id) {
-            self.names.remove(&name);
+            self.unset_name(&name);
             self.changes.note(&name);
         }
         Some(sealed)
@@ -161,7 +183,7 @@ impl Catalog {
     pub(in crate::engine) fn take_name(&mut self, name: &Name) -> Option<ArtifactId> {
         self.earlier.remove(name);
         self.changes.note(name);
-        self.names.remove(name)
+        self.unset_name(name)
     }
 
     /// The names in the index that point at one of these artifacts.

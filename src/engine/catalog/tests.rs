@@ -245,3 +245,67 @@ fn an_import_takes_its_name_only_with_the_index_and_from_no_later_owner_there() 
         assert!(catalog.is_named(&sealed) && catalog.contains(&imported.id));
     }
 }
+
+/// Whatever happens to names, a beginning of keys finds the newest of those that are there.
+#[test]
+fn the_newest_of_all_keys_that_begin_so_is_always_one_that_has_its_name() {
+    let tenant = artifact(1).tenant;
+    for seed in 0..50_u64 {
+        let mut state = seed;
+        let mut below = |limit: usize| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            usize::try_from(state >> 33).expect("small") % limit
+        };
+        let keys = ["main-1", "main-2", "main", "pr-1", "pr-"];
+        let mut catalog = Catalog::default();
+        let mut out: Vec<(Artifact, bool)> = Vec::new();
+        for id in 1..200_u128 {
+            let all: Vec<Artifact> = catalog
+                .artifacts
+                .values()
+                .map(|it| it.artifact.clone())
+                .collect();
+            let some = (!all.is_empty()).then(|| all[below(all.len())].clone());
+            match (below(8), some) {
+                (0, Some(some)) => drop(catalog.take_name(&some.name())),
+                (1, Some(some)) => drop(catalog.remove_artifact(some.id)),
+                (2, Some(some)) => out.extend(catalog.take_out(some.id)),
+                (3, _) => {
+                    if let Some((artifact, had_name)) = out.pop() {
+                        catalog.put_back(artifact, had_name);
+                    }
+                }
+                (4, Some(some)) => catalog.give_name_back(&some.name()),
+                (5, Some(some)) => commit(&mut catalog, &[&some]),
+                (6, Some(some)) => catalog.clear(|it| it.id == some.id),
+                _ => {
+                    let mut new = artifact(id);
+                    // Two commits of one millisecond, and late ones of slow volumes.
+                    new.created = Timestamp(below(50) as u64);
+                    let key = keys[below(keys.len())];
+                    new.reference = format!("task-cache/{key}").parse().expect("a reference");
+                    if below(9) == 0 {
+                        new.reference = format!("resource-cache/{key}")
+                            .parse()
+                            .expect("a reference");
+                    }
+                    catalog.add_artifact(new);
+                }
+            }
+            for prefix in ["m", "main", "main-", "main-1", "pr", "pr-1", "x"] {
+                let names = catalog.names.iter().filter(|(name, _)| {
+                    name.reference
+                        .to_string()
+                        .starts_with(&format!("task-cache/{prefix}"))
+                });
+                let there = names.filter_map(|(_, id)| catalog.get(id));
+                let newest = there.map(|it| (it.artifact.created, it.artifact.id)).max();
+                let found = catalog.newest(&tenant, &prefix.parse().expect("a key"));
+                let found = found.map(|it| (it.artifact.created, it.artifact.id));
+                assert_eq!(found, newest, "seed {seed}, {prefix}");
+            }
+        }
+    }
+}

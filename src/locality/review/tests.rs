@@ -53,8 +53,8 @@ fn question(review: &Value) -> Question {
 }
 
 fn names(review: &Value) -> Vec<String> {
-    let names = question(review).names(DRIVER).into_iter();
-    let join = |names: Vec<Name>| {
+    let names = question(review).origins(DRIVER).into_iter();
+    let join = |names: Vec<TenantOrigin>| {
         let names = names.iter().map(ToString::to_string);
         names.collect::<Vec<_>>().join(", ")
     };
@@ -122,6 +122,7 @@ fn the_names_are_those_that_volumes_start_from() {
         volume("foreign", "other.example.org", &json!({"type": "task-cache", "key": "foreign"})),
         volume("task", DRIVER, &json!({"type": "task-cache", "key": "go", "restoreKeys": "main,old"})),
         volume("again", DRIVER, &json!({"type": "task-cache", "key": "go", "restoreKeys": "main,old"})),
+        volume("prefix", DRIVER, &json!({"type": "task-cache", "key": "pr", "restoreKeys": "main-*"})),
         volume("resource", DRIVER, &json!({"type": "resource-cache", "key": "git"})),
         volume("input", DRIVER, &json!({"type": "input", "from": "artifact/built",
                                        "csi.storage.k8s.io/pod.namespace": "forged"})),
@@ -134,6 +135,7 @@ fn the_names_are_those_that_volumes_start_from() {
         "resource-cache/git of namespace ci",
         "task-cache/go of namespace ci, task-cache/main of namespace ci, \
          task-cache/old of namespace ci",
+        "task-cache/pr of namespace ci, task-cache/main-* of namespace ci",
     ];
     assert_eq!(names(&review(&object)), expected);
 }

@@ -34,7 +34,7 @@ struct Server {
 
 impl Server {
     async fn start(
-        find: impl Fn(&[Vec<Name>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static,
+        find: impl Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static,
     ) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let file = directory.path().join("identity.pem");
@@ -219,8 +219,8 @@ async fn content_that_is_not_there_gives_no_preference() {
 async fn a_pod_with_a_hundred_volumes_prefers_few_nodes() {
     let server = Server::start(|volumes, _| {
         assert_eq!(volumes.len(), 100);
-        let of = |names: &Vec<Name>| {
-            let key = names[0].reference.to_string();
+        let of = |wanted: &Vec<TenantOrigin>| {
+            let key = wanted[0].origin.to_string();
             let number = key.rsplit('-').next().and_then(|it| it.parse::<u64>().ok());
             let number = number.expect("a number") % 10;
             found(1 + number, &[&format!("n{number}")])

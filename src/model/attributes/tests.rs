@@ -52,7 +52,7 @@ fn every_type_parses_and_survives_its_record() {
         parse(&[
             ("type", "task-cache"),
             ("key", "k"),
-            ("restoreKeys", "a, b/c,ü"),
+            ("restoreKeys", "a, b/c,ü, main-*"),
             ("share", "never"),
             ("freshness", "local"),
         ]),

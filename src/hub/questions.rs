@@ -1,0 +1,90 @@
+//! The controller's side: questions where content is, and their answers.
+
+use std::future::Future;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tonic::{Response, Status};
+
+use super::messages;
+use super::serve::{Hub, Inner, State};
+use crate::catalog::{Answer, Asked, Found, Newest};
+use crate::model::{CacheKey, NodeId, Tenant, TenantOrigin};
+use crate::proto::hub::v1 as wire;
+
+/// The longest that a question waits.
+const LONGEST: Duration = Duration::from_secs(30);
+
+impl Hub {
+    /// A function that tells which content a new pod would start from, and all nodes that have it:
+    /// for each volume what it tries. `None`: the catalog is busy for so long.
+    pub fn finder(
+        &self,
+    ) -> impl Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static {
+        let inner = self.inner();
+        move |volumes, wait| {
+            let now = inner.now();
+            let mut state = inner.state.try_lock_for(wait)?;
+            let found = volumes
+                .iter()
+                .filter_map(|wanted| state.catalog.placement(wanted, now));
+            Some(found.collect())
+        }
+    }
+}
+
+/// An answer without content.
+fn nothing(answer: &Answer) -> Response<wire::FindResponse> {
+    Response::new(messages::response(&[], answer))
+}
+
+impl Inner {
+    /// Answers a node.
+    pub(super) async fn answer(
+        &self,
+        node: &NodeId,
+        request: &wire::FindRequest,
+    ) -> Result<Response<wire::FindResponse>, Status> {
+        let mut wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
+        let names = if request.prefix {
+            let asked = messages::prefix(request).map_err(Status::invalid_argument)?;
+            wait = Duration::ZERO;
+            match self.newest(&asked.0, &asked.1) {
+                Newest::Of(name) => vec![name],
+                Newest::Nothing => return Ok(nothing(&Answer::Nothing)),
+                Newest::Incomplete => return Ok(nothing(&Answer::Incomplete)),
+            }
+        } else {
+            messages::names(request).map_err(Status::invalid_argument)?
+        };
+        self.questions.fetch_add(1, Ordering::Relaxed);
+        let asked = Asked::new(names.clone(), &self.members.zone(node));
+        let answer = self.find(asked, wait).await;
+        Ok(Response::new(messages::response(&names, &answer)))
+    }
+
+    fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Newest {
+        let now = self.now();
+        self.state.lock().catalog.newest(tenant, prefix, now)
+    }
+
+    fn find(&self, asked: Asked, wait: Duration) -> impl Future<Output = Answer> {
+        let (sender, answer) = oneshot::channel();
+        let now = self.now();
+        let until = now.after(wait);
+        let mut state = self.state.lock();
+        let State { catalog, held, .. } = &mut *state;
+        let at_once = held.ask(catalog, asked.clone(), sender, now, until);
+        drop(state);
+        async move {
+            if let Some((_, answer)) = at_once {
+                return answer;
+            }
+            match tokio::time::timeout(wait, answer).await {
+                Ok(Ok(answer)) => answer,
+                _ => self.state.lock().catalog.find(&asked, self.now()),
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The results of checks of pods that were made within the last minute. A peer asks for a table and
+//! for some content of each layer, and each of these calls is checked: without this memory, one
+//! fetch would be many questions to the API server.
+//!
+//! A result holds for one peer, pod and name. Only that a peer may read is remembered, never a
+//! refusal. The key of the peer is checked before, at each call. So a pod that ended, or was
+//! deleted, gives its node the right to what it has asked for up to a minute longer.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+
+use crate::distribution::roster::{Access, Asked, Refusal};
+use crate::model::{Name, NodeId, PodUid, Tenant};
+
+/// How long a result holds.
+const HOLDS: Duration = Duration::from_secs(60);
+/// How many results are remembered; with more, the oldest are forgotten.
+const REMEMBERED: usize = 4096;
+
+/// The rights of peers, each checked once in a minute.
+#[derive(Debug)]
+pub struct Checked {
+    access: Arc<dyn Access>,
+    recent: Mutex<Recent>,
+}
+
+impl Checked {
+    /// `access` checks.
+    #[must_use]
+    pub fn new(access: Arc<dyn Access>) -> Self {
+        Self {
+            access,
+            recent: Mutex::default(),
+        }
+    }
+}
+
+#[async_trait]
+impl Access for Checked {
+    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
+        let check = Check::of(peer, asked);
+        // What the API server tells is at least as new as the question.
+        let now = Instant::now();
+        if self.recent.lock().holds(&check, now) {
+            return Ok(());
+        }
+        self.access.check(peer, asked).await?;
+        self.recent.lock().note(check, now);
+        Ok(())
+    }
+}
+
+/// What was checked.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Check {
+    peer: NodeId,
+    name: Name,
+    /// All three: a right is that of the pod with this namespace, this name and this uid.
+    pod: (Tenant, String, PodUid),
+}
+
+impl Check {
+    fn of(peer: &NodeId, asked: &Asked) -> Arc<Self> {
+        Arc::new(Self {
+            peer: peer.clone(),
+            name: asked.name.clone(),
+            pod: (
+                asked.reader.clone(),
+                asked.pod.name.clone(),
+                asked.pod.uid.clone(),
+            ),
+        })
+    }
+}
+
+/// The recent checks.
+#[derive(Debug, Default)]
+struct Recent {
+    checks: HashSet<Arc<Check>>,
+    /// The same, the oldest first, each with the time of its check.
+    by_age: VecDeque<(Instant, Arc<Check>)>,
+}
+
+impl Recent {
+    fn holds(&mut self, check: &Arc<Check>, now: Instant) -> bool {
+        while let Some((at, _)) = self.by_age.front()
+            && now.saturating_duration_since(*at) >= HOLDS
+        {
+            self.forget_oldest();
+        }
+        self.checks.contains(check)
+    }
+
+    fn note(&mut self, check: Arc<Check>, now: Instant) {
+        // Another call may have checked the same meanwhile.
+        if !self.checks.insert(Arc::clone(&check)) {
+            return;
+        }
+        self.by_age.push_back((now, check));
+        if self.by_age.len() > REMEMBERED {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((_, check)) = self.by_age.pop_front() {
+            self.checks.remove(&check);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::model::Pod;
+
+    /// Counts the checks, and answers as it is told.
+    #[derive(Debug, Default)]
+    struct Counting {
+        checks: AtomicUsize,
+        refuses: AtomicBool,
+    }
+
+    #[async_trait]
+    impl Access for Counting {
+        async fn check(&self, _peer: &NodeId, _asked: &Asked) -> Result<(), Refusal> {
+            self.checks.fetch_add(1, Ordering::Relaxed);
+            if self.refuses.load(Ordering::Relaxed) {
+                return Err(Refusal::Denied("it has ended".to_owned()));
+            }
+            Ok(())
+        }
+    }
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name).expect("a name")
+    }
+
+    fn asked(reference: &str, pod: &str, uid: &str) -> Asked {
+        Asked {
+            name: Name {
+                tenant: "ci".parse().expect("a label"),
+                reference: reference.parse().expect("a reference"),
+            },
+            reader: "ci".parse().expect("a label"),
+            pod: Pod {
+                uid: uid.parse().expect("a uid"),
+                name: pod.to_owned(),
+                service_account: None,
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn a_right_is_that_of_one_peer_name_and_pod_and_a_refusal_is_not_remembered() {
+        let inner = Arc::new(Counting::default());
+        let checked = Checked::new(inner.clone());
+        let count = || inner.checks.swap(0, Ordering::Relaxed);
+        let (peer, go) = (node("n1"), asked("task-cache/go", "pod", "uid"));
+        for _ in 0..3 {
+            checked.check(&peer, &go).await.expect("it may");
+        }
+        assert_eq!(count(), 1);
+        let mut elsewhere = go.clone();
+        elsewhere.name.tenant = "other".parse().expect("a label");
+        let others = [
+            (node("n2"), go.clone()),
+            (peer.clone(), asked("task-cache/main", "pod", "uid")),
+            (peer.clone(), asked("resource-cache/go", "pod", "uid")),
+            (peer.clone(), asked("task-cache/go", "pod2", "uid")),
+            (peer.clone(), asked("task-cache/go", "pod", "uid2")),
+            (peer.clone(), elsewhere),
+        ];
+        inner.refuses.store(true, Ordering::Relaxed);
+        for (peer, asked) in &others {
+            for _ in 0..2 {
+                checked.check(peer, asked).await.expect_err("it may not");
+                assert_eq!(count(), 1, "{peer:?} {asked:?}");
+            }
+        }
+        checked.check(&peer, &go).await.expect("that is known");
+        inner.refuses.store(false, Ordering::Relaxed);
+        for (peer, asked) in &others {
+            checked.check(peer, asked).await.expect("it may now");
+        }
+        assert_eq!(count(), others.len());
+    }
+
+    #[test]
+    fn a_right_holds_for_a_minute() {
+        let (began, mut recent) = (Instant::now(), Recent::default());
+        let check = |reference| Check::of(&node("n1"), &asked(reference, "pod", "uid"));
+        let after = |milliseconds| began + Duration::from_millis(milliseconds);
+        recent.note(check("task-cache/go"), began);
+        recent.note(check("task-cache/main"), after(30_000));
+        // Another call has checked it at the same time: the minute is that of the first.
+        recent.note(check("task-cache/go"), after(40_000));
+        assert!(recent.holds(&check("task-cache/go"), after(59_999)));
+        assert!(!recent.holds(&check("task-cache/go"), after(60_000)));
+        assert!(recent.holds(&check("task-cache/main"), after(60_000)));
+        assert_eq!((recent.checks.len(), recent.by_age.len()), (1, 1));
+        recent.note(check("task-cache/go"), after(61_000));
+        assert!(recent.holds(&check("task-cache/go"), after(120_999)));
+        assert!(!recent.holds(&check("task-cache/go"), after(121_000)));
+        assert!(recent.checks.is_empty() && recent.by_age.is_empty());
+    }
+
+    #[test]
+    fn a_peer_that_asks_for_very_much_fills_no_memory() {
+        let (now, mut recent) = (Instant::now(), Recent::default());
+        let check = |number: usize| {
+            let reference = format!("task-cache/{number}");
+            Check::of(&node("n1"), &asked(&reference, "pod", "uid"))
+        };
+        for number in 0..REMEMBERED + 10 {
+            recent.note(check(number), now);
+            assert!(recent.holds(&check(number), now));
+        }
+        let sizes = (recent.checks.len(), recent.by_age.len());
+        assert_eq!(sizes, (REMEMBERED, REMEMBERED));
+        assert!(!recent.holds(&check(9), now), "the oldest are forgotten");
+        assert!(recent.holds(&check(10), now));
+    }
+}
