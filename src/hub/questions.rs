@@ -1,4 +1,5 @@
-//! The controller's side: questions where content is, and their answers.
+//! The controller's side: questions where content is. The catalog decides; a question that finds
+//! nothing waits here for a change.
 
 use std::future::Future;
 use std::sync::atomic::Ordering;
