@@ -188,21 +188,23 @@ impl NamespacePolicy {
     }
 }
 
-/// What all rules with one pattern grant together.
-#[derive(Debug, Clone, Default)]
-struct Grant {
-    /// Service accounts, if any rule lists some.
+/// What one rule grants. All its patterns share it: a rule may have many of them.
+#[derive(Debug)]
+struct Rights {
     commit: Option<BTreeSet<String>>,
     read: BTreeSet<Tenant>,
 }
 
+/// What all rules with one pattern grant together.
+#[derive(Debug, Clone, Default)]
+struct Grant(Vec<Arc<Rights>>);
+
 impl Grant {
-    fn add(&mut self, rule: &Rule) {
-        if let Some(accounts) = &rule.commit {
-            let ours = self.commit.get_or_insert_default();
-            ours.extend(accounts.iter().cloned());
+    fn add(&mut self, rights: &Arc<Rights>) {
+        // A rule may have a pattern twice.
+        if !self.0.last().is_some_and(|last| Arc::ptr_eq(last, rights)) {
+            self.0.push(Arc::clone(rights));
         }
-        self.read.extend(rule.read.iter().cloned());
     }
 }
 
@@ -221,6 +223,10 @@ impl Rules {
     pub fn new<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
         let mut index = Self::default();
         for rule in rules {
+            let rights = Arc::new(Rights {
+                commit: rule.commit.clone(),
+                read: rule.read.clone(),
+            });
             for NamePattern {
                 kind,
                 text,
@@ -233,21 +239,22 @@ impl Rules {
                 } else {
                     index.exact.entry((*kind, text.clone())).or_default()
                 };
-                grant.add(rule);
+                grant.add(&rights);
             }
         }
         index
     }
 
-    /// The grants of the rules that select this name.
-    fn selecting(&self, reference: &Reference) -> impl Iterator<Item = &Grant> {
+    /// What the rules that select this name grant.
+    fn selecting(&self, reference: &Reference) -> impl Iterator<Item = &Rights> {
         let (kind, text) = parts(reference);
         let exact = self.exact.get(&(kind, text.into()));
         let lengths = self.prefixes.range((kind, 0)..=(kind, text.len()));
         // A length may end within a character; then no prefix of this length fits.
         let prefixes =
             lengths.filter_map(move |((_, length), prefixes)| prefixes.get(text.get(..*length)?));
-        exact.into_iter().chain(prefixes)
+        let grants = exact.into_iter().chain(prefixes);
+        grants.flat_map(|grant| grant.0.iter().map(Arc::as_ref))
     }
 
     /// Whether a pod with this service account may commit content under this name. Without a rule
@@ -451,6 +458,27 @@ mod tests {
             assert!(index.may_read(&reference("task-cache/main-2"), &tenant("qa")));
             assert!(!index.may_read(&reference("artifact/main"), &tenant("qa")));
         }
+    }
+
+    #[test]
+    fn all_names_of_a_rule_share_its_accounts_and_readers() {
+        let names: Vec<String> = (0..64).map(|it| format!("task-cache/{it}")).collect();
+        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+        names.extend(["task-cache/a*", "task-cache/0", "task-cache/0"]);
+        let rules = [
+            rule(&names, Some(&["release"]), &["pr"]),
+            rule(&names, Some(&["nightly"]), &[]),
+        ];
+        let index = Rules::new(&rules);
+        let mut found = std::collections::HashSet::new();
+        for name in &names {
+            let name = reference(&name.replace('*', "b"));
+            let rights: Vec<&Rights> = index.selecting(&name).collect();
+            assert_eq!(rights.len(), 2, "{name}");
+            found.extend(rights.into_iter().map(std::ptr::from_ref));
+            assert!(index.may_commit(&name, Some("nightly")), "{name}");
+        }
+        assert_eq!(found.len(), 2, "one for each rule");
     }
 
     #[test]
