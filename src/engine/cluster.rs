@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 
 use super::artifacts::Sealed;
@@ -118,7 +119,7 @@ impl Drop for NameWatch {
 /// fence of such a volume. Volumes that a fence clears are not committed.
 fn coming(state: &State) -> HashMap<Name, u64> {
     let mut coming = HashMap::new();
-    for (name, fence) in state.volumes.names_coming() {
+    for (name, fence) in state.volumes.names_coming(&state.policies) {
         if fence >= state.fences.least(&name) {
             let highest = coming.entry(name).or_default();
             *highest = fence.max(*highest);
@@ -202,9 +203,10 @@ impl Engine {
     }
 
     /// Changes the cache policies. They count at once, also for volumes that are published, and
-    /// after a restart. Returns when they are on the disk.
-    pub async fn change_policies(&self, change: impl FnOnce(&mut Policies)) {
-        policies::set(&self.inner, change).await;
+    /// after a restart. They count when this returns, and are on the disk when the future ends.
+    pub fn change_policies(&self, change: impl FnOnce(&mut Policies)) -> BoxFuture<'static, ()> {
+        policies::set(&self.inner, change);
+        Box::pin(policies::keep(Arc::clone(&self.inner)))
     }
 
     /// What each namespace uses here: one pass over all artifacts.

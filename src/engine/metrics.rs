@@ -52,6 +52,7 @@ pub struct Metrics {
     seals_pending: u64,
     damaged: u64,
     fence: u64,
+    policies_known: u64,
     bytes: u64,
     bytes_available: u64,
     inodes: u64,
@@ -115,6 +116,11 @@ impl Metrics {
                 self.fence,
             ),
             (
+                "policies_known",
+                "1: this node knows the cluster's cache policies, or there is no controller",
+                self.policies_known,
+            ),
+            (
                 "pool_capacity_bytes",
                 "Bytes of the pool's filesystem",
                 self.bytes,
@@ -173,6 +179,7 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
         }
     }
     metrics.fence = state.fences.newest();
+    metrics.policies_known = u64::from(state.policies.are_known());
     let pending = state.volumes.seals();
     metrics.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
     metrics.damaged = u64::try_from(state.volumes.orphans()).unwrap_or(u64::MAX);

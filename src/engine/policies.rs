@@ -4,12 +4,21 @@
 //! A node that has no controller knows that there are none. A node of a cluster that was never told
 //! any does not know, and holds commits. Once told, it decides by the last ones that it got.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::error::Context as _;
 use super::shared::Inner;
 use crate::model::{Policies, layout};
 use crate::store::{self, Unreadable};
+
+/// What is known of the file in the pool. Held while it is written.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// The policies that were written last by this process.
+    policies: Weak<Policies>,
+    /// The last write failed, which was said.
+    is_failing: bool,
+}
 
 /// The policies that a start finds.
 pub(super) fn found(inner: &Inner) -> Policies {
@@ -33,27 +42,57 @@ pub(super) fn found(inner: &Inner) -> Policies {
     Policies::default()
 }
 
-/// These policies count from now on. They are kept for the next start, too; if that fails, it
-/// begins with earlier ones.
-pub(super) async fn set(inner: &Arc<Inner>, change: impl FnOnce(&mut Policies)) {
+/// The policies that this change makes count when this returns. Commits are not held up meanwhile:
+/// indexes are built, and dropped, without the lock of the state.
+pub(super) fn set(inner: &Inner, change: impl FnOnce(&mut Policies)) {
+    let one_at_a_time = inner.policies_change.lock();
+    let before = Arc::clone(&inner.state.lock().policies);
+    let mut after = Policies::clone(&before);
+    change(&mut after);
+    let after = Arc::new(after);
     {
         let mut state = inner.state.lock();
-        change(Arc::make_mut(&mut state.policies));
+        state.policies = Arc::clone(&after);
+        state.volumes.policies_changed(&before, &after);
     }
+    drop(one_at_a_time);
     // Commits may wait for them.
     inner.state.notify();
-    let engine = inner.clone();
+}
+
+/// Keeps the policies that count now for the next start. If that fails, it begins with earlier
+/// ones. Calls that wait for each other write the file once.
+pub(super) async fn keep(inner: Arc<Inner>) {
+    let mut kept = inner.policies_file.lock().await;
+    let policies = Arc::clone(&inner.state.lock().policies);
+    if Weak::ptr_eq(&kept.policies, &Arc::downgrade(&policies)) {
+        return;
+    }
+    kept.policies = Arc::downgrade(&policies);
+    let engine = Arc::clone(&inner);
     let written = inner.threads.room.run(move || {
-        let _one_at_a_time = engine.policies_file.lock();
-        // A later change may have come: the last one to write writes the newest.
-        let policies = Arc::clone(&engine.state.lock().policies);
         engine.with_reserve(|| store::write_policies(&engine.dirs.root, &policies))?;
         Ok::<_, crate::sys::Error>(())
     });
     let written = written.await.map(|written| written.context("write them"));
-    if let Err(error) = written.and_then(|written| written) {
-        tracing::error!(%error,
-            "the cluster's cache policies count on this node, but could not be kept in the pool: \
-             after a restart earlier ones count until the controller is reached");
+    let failed = written.and_then(|written| written).err();
+    let was_said = std::mem::replace(&mut kept.is_failing, failed.is_some());
+    if let Some(error) = failed {
+        kept.policies = Weak::new();
+        if !was_said {
+            tracing::error!(%error,
+                "the cluster's cache policies count on this node, but could not be kept in the \
+                 pool: after a restart earlier ones count until the controller is reached");
+        }
     }
+}
+
+/// Says once that commits wait for the policies.
+pub(super) fn say_missing(inner: &Inner) {
+    inner.policies_missing.call_once(|| {
+        tracing::warn!(
+            "a commit waits until this node knows the cluster's cache policies, and later ones \
+             do, too: check that the controller runs, is reached, and is as new as this driver"
+        );
+    });
 }

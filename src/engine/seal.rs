@@ -20,6 +20,7 @@ use super::layers::trash_unreferenced;
 use super::lifecycle::{Action, Lifecycle, Observation};
 use super::notice::{NotCommitted, say_not_committed};
 use super::pending::{deleted, trash_pending};
+use super::policies;
 use super::quiesce::until_unwritten;
 use super::shared::Inner;
 use super::state::State;
@@ -345,11 +346,10 @@ async fn await_outcome(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
 }
 
 /// Waits until this node knows the policies of the cluster, and gives the volume up if that takes
-/// too long. The wait for its outcome counts, too.
+/// too long.
 async fn await_policies(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
-    tracing::info!(layer = %key,
-        "a commit waits until this node knows the cluster's cache policies");
-    let waited = waited_before(inner, key, store::Wait::Outcome, uptime()).await;
+    policies::say_missing(inner);
+    let waited = waited_before(inner, key, store::Wait::Policies, uptime()).await;
     let patience = inner.config.outcome_wait.saturating_sub(waited);
     let are_known = |state: &mut State| state.policies.are_known().then_some(());
     let known = tokio::time::timeout(patience, inner.state.when(are_known)).await;

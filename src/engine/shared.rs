@@ -3,7 +3,7 @@
 //! subsystem belongs there.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -15,6 +15,7 @@ use super::counters::Counters;
 use super::error::{Context, Result};
 use super::lifetime::Lifetime;
 use super::notice::Notices;
+use super::policies::Kept;
 use super::pool::{self, Origin};
 use super::space_requests::SpaceRequests;
 use super::state::State;
@@ -130,8 +131,12 @@ pub(super) struct Inner {
     pub(super) teardown: Teardowns,
     pub(super) threads: ThreadPools,
     pub(super) lifetime: Lifetime,
+    /// Held while the policies are changed.
+    pub(super) policies_change: Mutex<()>,
     /// Held while the policies are written to the pool.
-    pub(super) policies_file: Mutex<()>,
+    pub(super) policies_file: tokio::sync::Mutex<Kept>,
+    /// It was said that commits wait for the policies.
+    pub(super) policies_missing: Once,
     pub(super) backend: Arc<dyn Backend>,
     origin: Origin,
     counters: Counters,
@@ -163,7 +168,9 @@ impl Inner {
             collector: Collector::default(),
             teardown: Teardowns::default(),
             lifetime,
-            policies_file: Mutex::default(),
+            policies_change: Mutex::default(),
+            policies_file: tokio::sync::Mutex::default(),
+            policies_missing: Once::new(),
             backend,
             origin,
             counters: Counters::default(),

@@ -100,7 +100,8 @@ impl State {
 
     /// How far content of this name is, in words; `None`: no volume becomes it.
     pub(super) fn coming(&self, name: &Name, asking: &PodUid) -> Option<String> {
-        self.volumes.coming(name, self.fences.least(name), asking)
+        let least = self.fences.least(name);
+        self.volumes.coming(name, least, asking, &self.policies)
     }
 
     /// Reserves a volume for one operation.

@@ -12,7 +12,8 @@ use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
 use super::name_changes::NameChanges;
 use super::types::{Measured, VolumeState};
 use crate::model::{
-    ArtifactId, Commit, LayerId, Name, Outcome, PodUid, SealPlan, Timestamp, VolumeId, VolumeRecord,
+    ArtifactId, Commit, CommitRight, LayerId, Name, Outcome, PodUid, Policies, SealPlan, Timestamp,
+    VolumeId, VolumeRecord,
 };
 
 /// An inline volume.
@@ -264,17 +265,36 @@ impl Volumes {
     }
 }
 
+/// Whether the policies as they are do not let this volume be committed.
+fn is_refused(record: &VolumeRecord, policies: &Policies) -> bool {
+    let account = record.pod.service_account.as_deref();
+    record.seal.as_ref().is_some_and(|plan| {
+        policies.commit(&plan.name(&record.tenant), account) == CommitRight::NotAllowed
+    })
+}
+
 /// Content that volumes are about to become.
 impl Volumes {
     /// The names of content that volumes may become and that other nodes may get, each with its
     /// fence; some twice.
-    pub(super) fn names_coming(&self) -> impl Iterator<Item = (Name, u64)> {
+    pub(super) fn names_coming(&self, policies: &Policies) -> impl Iterator<Item = (Name, u64)> {
         let seals = self.seals().map(|(_, volume, _)| volume);
         let records = seals.chain(self.live.values()).map(|volume| &volume.record);
+        let records = records.filter(|record| !is_refused(record, policies));
         records.filter_map(|record| {
             let plan = record.seal.as_ref().filter(|plan| !plan.never_shared)?;
             Some((plan.name(&record.tenant), plan.fence))
         })
+    }
+
+    /// Notes the names that volumes may become only before or only after this change.
+    pub(super) fn policies_changed(&mut self, before: &Policies, after: &Policies) {
+        for volume in self.live.values().chain(self.retiring.values()) {
+            let record = &volume.record;
+            if is_refused(record, before) != is_refused(record, after) {
+                self.changes.note_seal(record);
+            }
+        }
     }
 
     /// The lowest fence of a volume that may be committed.
@@ -290,14 +310,21 @@ impl Volumes {
 
     /// How far content of this name is, in words; `None`: no volume becomes it. A pod does not wait
     /// for itself: its own output is sealed only after its end. `least`: volumes with a lower fence
-    /// are not committed.
-    pub(super) fn coming(&self, name: &Name, least: u64, asking: &PodUid) -> Option<String> {
+    /// are not committed. Nor are those of pods that may not commit.
+    pub(super) fn coming(
+        &self,
+        name: &Name,
+        least: u64,
+        asking: &PodUid,
+        policies: &Policies,
+    ) -> Option<String> {
         let makes = |volume: &&Volume| {
             let record = &volume.record;
             let plan = record.seal.as_ref();
             record.tenant == name.tenant
                 && record.pod.uid != *asking
                 && plan.is_some_and(|it| it.reference == name.reference && it.fence >= least)
+                && !is_refused(record, policies)
         };
         let seals = self.seals().map(|(_, volume, _)| volume);
         let mut all = seals.chain(self.live.values()).filter(makes);

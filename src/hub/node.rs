@@ -282,8 +282,8 @@ impl Stream<'_> {
                     forgotten.map_err(|error| Status::internal(error.to_string()))?;
                     return self.say_applied().await;
                 }
-                To::Policies(part) => self.heard_policies(part).await?,
-                To::Policy(policy) => self.heard_policy(policy).await?,
+                To::Policies(part) => self.heard_policies(part)?,
+                To::Policy(policy) => self.heard_policy(policy)?,
                 _ => {}
             }
         }
@@ -405,8 +405,8 @@ impl Stream<'_> {
                 self.clear(&[fence]).await?;
                 self.say_applied().await?;
             }
-            Some(To::Policies(part)) => self.heard_policies(part).await?,
-            Some(To::Policy(policy)) => self.heard_policy(policy).await?,
+            Some(To::Policies(part)) => self.heard_policies(part)?,
+            Some(To::Policy(policy)) => self.heard_policy(policy)?,
             Some(To::CutOff(order)) => match messages::received_cut_off(&order) {
                 Ok((tenant, cut)) => self.engine.cut_off(tenant, cut),
                 Err(why) => tracing::warn!(why, "an order of the controller is malformed"),
@@ -418,26 +418,25 @@ impl Stream<'_> {
     }
 
     /// A part of all cache policies has come. They count when the last one has.
-    async fn heard_policies(&mut self, part: wire::Policies) -> Result<(), Status> {
+    fn heard_policies(&mut self, part: wire::Policies) -> Result<(), Status> {
         for policy in part.policies {
             self.policies.push(received_policy(policy)?);
         }
         if part.complete {
             let all = Policies::known(std::mem::take(&mut self.policies));
-            self.engine
-                .change_policies(|policies| *policies = all)
-                .await;
+            // The stream does not wait for the disk.
+            tokio::spawn(self.engine.change_policies(|policies| *policies = all));
             tracing::info!("the controller has told this node the cache policies");
         }
         Ok(())
     }
 
     /// The policies of a namespace have changed.
-    async fn heard_policy(&mut self, policy: wire::NamespacePolicy) -> Result<(), Status> {
+    fn heard_policy(&mut self, policy: wire::NamespacePolicy) -> Result<(), Status> {
         let (tenant, policy) = received_policy(policy)?;
         tracing::info!(%tenant, "the cache policies of a namespace have changed");
         let change = |policies: &mut Policies| policies.put(tenant, policy);
-        self.engine.change_policies(change).await;
+        tokio::spawn(self.engine.change_policies(change));
         Ok(())
     }
 

@@ -6,18 +6,19 @@
 //! have. It needs `get`, `list` and `watch` on `cachepolicies` and `namespaces`, and `patch` on
 //! `cachepolicies/status`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
 use kube::api::{Patch, PatchParams};
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -44,14 +45,22 @@ pub async fn keep(client: Client, nodes: Arc<dyn Policing>) {
     let (policies, writer) = reflector::store();
     let all: Api<CachePolicy> = Api::all(client.clone());
     let (signal, undefined) = (Arc::clone(&change), Arc::clone(&is_undefined));
+    let discovery = client.clone();
     let events = watcher(all, watcher::Config::default()).default_backoff();
     let watch_policies = reflector::reflector(writer, events).for_each(move |event| {
-        // Without the definition there is none.
-        let error = event.as_ref().err();
-        undefined.store(error.is_some_and(is_not_defined), Ordering::Relaxed);
-        said("CachePolicies", error);
-        signal.send_replace(());
-        std::future::ready(())
+        said("CachePolicies", event.as_ref().err());
+        let is_not_found = event.as_ref().err().is_some_and(is_not_found);
+        let (client, signal) = (discovery.clone(), Arc::clone(&signal));
+        let undefined = Arc::clone(&undefined);
+        async move {
+            // Without the definition there is none.
+            let is_undefined = is_not_found && {
+                let group = CachePolicy::api_version(&());
+                lists_none(client.list_api_group_resources(&group).await)
+            };
+            undefined.store(is_undefined, Ordering::Relaxed);
+            signal.send_replace(());
+        }
     });
     let (namespaces, writer) = reflector::store();
     let all: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
@@ -77,9 +86,20 @@ fn said(what: &str, error: Option<&watcher::Error>) {
     }
 }
 
-/// Whether the API server says that there is no such kind.
-fn is_not_defined(error: &watcher::Error) -> bool {
+/// Whether the kind may not exist. A proxy may say the same of anything.
+fn is_not_found(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+}
+
+/// Whether the API server lists the kinds of the group, and there is no such kind. Every other
+/// answer leaves it open.
+fn lists_none(listed: kube::Result<APIResourceList>) -> bool {
+    let (group, plural) = (CachePolicy::api_version(&()), CachePolicy::plural(&()));
+    listed.is_ok_and(|listed| {
+        listed.group_version == group
+            && !listed.resources.is_empty()
+            && listed.resources.iter().all(|kind| kind.name != plural)
+    })
 }
 
 struct Keeper {
@@ -174,12 +194,22 @@ struct Compiled {
 fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
     let mut policies: BTreeMap<Tenant, NamespacePolicy> = BTreeMap::new();
     let mut problems = Vec::new();
+    let mut closed = BTreeSet::new();
     for object in objects {
         let (policy, problem) = of_object(object, namespaces);
         problems.push(problem);
-        if let Ok(tenant) = object.namespace().unwrap_or_default().parse() {
-            policies.entry(tenant).or_default().add(policy);
+        let Ok(tenant) = object.namespace().unwrap_or_default().parse::<Tenant>() else {
+            continue;
+        };
+        if policy.is_none() {
+            closed.insert(tenant.clone());
         }
+        let all = policies.entry(tenant).or_default();
+        all.add(policy.unwrap_or_default());
+    }
+    // Its names would be open, or other rules would decide about them.
+    for tenant in closed {
+        policies.insert(tenant, NamespacePolicy::closed());
     }
     for (tenant, policy) in &mut policies {
         let size = serde_json::to_vec(policy).map_or(usize::MAX, |bytes| bytes.len());
@@ -204,8 +234,8 @@ fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
 }
 
 /// What an object says to the nodes, and what is wrong with it. The definition of the kind refuses
-/// most of that.
-fn of_object(object: &CachePolicy, namespaces: &Labels) -> (NamespacePolicy, Vec<String>) {
+/// most of that. `None`: the names of a rule are not known, so the namespace is closed.
+fn of_object(object: &CachePolicy, namespaces: &Labels) -> (Option<NamespacePolicy>, Vec<String>) {
     let mut problems = Vec::new();
     let spec = &object.spec;
     let mut bytes = |field: &str, text: Option<&String>| {
@@ -227,23 +257,29 @@ fn of_object(object: &CachePolicy, namespaces: &Labels) -> (NamespacePolicy, Vec
         let mut wrong = |why: String| problems.push(format!("rules[{number}].{why}"));
         of_rule(rule, namespaces, &mut wrong)
     });
-    let policy = NamespacePolicy {
-        rules: rules.collect(),
+    // All of them are looked at.
+    let rules: Vec<Option<Rule>> = rules.collect();
+    let rules: Option<Vec<Rule>> = rules.into_iter().collect();
+    let policy = rules.map(|rules| NamespacePolicy {
+        rules,
         cache_limit,
         output_limit,
-    };
+    });
     (policy, problems)
 }
 
-fn of_rule(rule: &PolicyRule, namespaces: &Labels, wrong: &mut impl FnMut(String)) -> Rule {
+/// `None`: one of its names cannot be read.
+fn of_rule(rule: &PolicyRule, namespaces: &Labels, wrong: &mut impl FnMut(String)) -> Option<Rule> {
     let mut names: Vec<NamePattern> = Vec::new();
     for name in &rule.names {
         match name.parse() {
             Ok(pattern) => names.push(pattern),
-            Err(error) => wrong(format!("names: {name:?} {error}")),
+            Err(error) => wrong(format!(
+                "names: {name:?} {error}, so no pod of the namespace may commit"
+            )),
         }
     }
-    let mut read = std::collections::BTreeSet::new();
+    let mut read = BTreeSet::new();
     let listed = rule.read.as_ref();
     for namespace in listed.map_or(&[][..], |it| &it.namespaces) {
         match namespace.parse::<Tenant>() {
@@ -260,11 +296,11 @@ fn of_rule(rule: &PolicyRule, namespaces: &Labels, wrong: &mut impl FnMut(String
         }
     }
     let commit = rule.commit.as_ref();
-    Rule {
+    (names.len() == rule.names.len()).then(|| Rule {
         names,
         commit: commit.map(|it| it.service_accounts.iter().cloned().collect()),
         read,
-    }
+    })
 }
 
 /// Why a selector selects nothing.
@@ -383,6 +419,28 @@ mod tests {
     }
 
     #[test]
+    fn only_a_list_of_the_group_without_the_kind_says_that_there_are_no_policies() {
+        const GROUP: &str = "baggageclaim.concourse-ci.org/v1alpha1";
+        let list = |group: &str, kinds: &[&str]| {
+            let kind = |name: &&str| {
+                json!({"name": name, "singularName": "", "namespaced": true,
+                                            "kind": "K", "verbs": []})
+            };
+            let kinds: Vec<_> = kinds.iter().map(kind).collect();
+            let list = json!({"kind": "APIResourceList", "apiVersion": "v1",
+                              "groupVersion": group, "resources": kinds});
+            serde_json::from_value(list).expect("a list")
+        };
+        assert!(lists_none(Ok(list(GROUP, &["pools", "cachepolicies.x"]))));
+        assert!(!lists_none(Ok(list(GROUP, &["pools", "cachepolicies"]))));
+        assert!(!lists_none(Ok(list(GROUP, &[]))));
+        assert!(!lists_none(Ok(list("v1", &["pods"]))));
+        assert!(!lists_none(Ok(APIResourceList::default())));
+        let not_found = kube::core::Status::failure("not found", "NotFound").with_code(404);
+        assert!(!lists_none(Err(kube::Error::Api(not_found.boxed()))));
+    }
+
+    #[test]
     fn a_selector_is_that_of_kubernetes() {
         let selector = |it| serde_json::from_value::<NamespaceSelector>(it).expect("a selector");
         let expression = |operator: &str, values: &[&str]| {
@@ -429,9 +487,18 @@ mod tests {
         ] {
             assert!(said.contains(field), "{said}");
         }
-        let policies = Policies::known(policies);
-        let right = policies.commit(&name("task-cache/good"), Some("x"));
-        assert_eq!(right, CommitRight::NotAllowed, "the rest has effect");
+        assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
+        // Whatever another object says.
+        let open = json!({"rules": [{"names": ["task-cache/*"],
+                                     "commit": {"serviceAccounts": ["x"]}}]});
+        for both in [
+            [all[0].clone(), object("ci", open.clone())],
+            [object("ci", open.clone()), all[0].clone()],
+        ] {
+            let Compiled { policies, problems } = compile(&both, &namespaces());
+            assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
+            assert_eq!(problems.iter().filter(|it| it.is_empty()).count(), 1);
+        }
 
         let first = condition(&all[0], &problems[0]);
         assert_eq!(

@@ -188,21 +188,23 @@ impl NamespacePolicy {
     }
 }
 
-/// What all rules with one pattern grant together.
-#[derive(Debug, Clone, Default)]
-struct Grant {
-    /// Service accounts, if any rule lists some.
+/// What one rule grants. All its patterns share it: a rule may have many of them.
+#[derive(Debug)]
+struct Rights {
     commit: Option<BTreeSet<String>>,
     read: BTreeSet<Tenant>,
 }
 
+/// What all rules with one pattern grant together.
+#[derive(Debug, Clone, Default)]
+struct Grant(Vec<Arc<Rights>>);
+
 impl Grant {
-    fn add(&mut self, rule: &Rule) {
-        if let Some(accounts) = &rule.commit {
-            let ours = self.commit.get_or_insert_default();
-            ours.extend(accounts.iter().cloned());
+    fn add(&mut self, rights: &Arc<Rights>) {
+        // A rule may have a pattern twice.
+        if !self.0.last().is_some_and(|last| Arc::ptr_eq(last, rights)) {
+            self.0.push(Arc::clone(rights));
         }
-        self.read.extend(rule.read.iter().cloned());
     }
 }
 
@@ -221,6 +223,10 @@ impl Rules {
     pub fn new<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
         let mut index = Self::default();
         for rule in rules {
+            let rights = Arc::new(Rights {
+                commit: rule.commit.clone(),
+                read: rule.read.clone(),
+            });
             for NamePattern {
                 kind,
                 text,
@@ -233,21 +239,26 @@ impl Rules {
                 } else {
                     index.exact.entry((*kind, text.clone())).or_default()
                 };
-                grant.add(rule);
+                grant.add(&rights);
             }
         }
         index
     }
 
-    /// The grants of the rules that select this name.
-    fn selecting(&self, reference: &Reference) -> impl Iterator<Item = &Grant> {
+    /// What the rules that select this name grant.
+    fn selecting<'a>(&'a self, reference: &'a Reference) -> impl Iterator<Item = &'a Rights> {
         let (kind, text) = parts(reference);
-        let exact = self.exact.get(&(kind, text.into()));
+        let exact = self.exact.get(&(kind, text.into())).into_iter();
+        let exact = exact.flat_map(|grant| grant.0.iter().map(Arc::as_ref));
+        exact.chain(self.covering(kind, text))
+    }
+
+    /// What the patterns with a `*` grant that fit all names that begin with this text.
+    fn covering<'a>(&'a self, kind: NameKind, text: &'a str) -> impl Iterator<Item = &'a Rights> {
         let lengths = self.prefixes.range((kind, 0)..=(kind, text.len()));
         // A length may end within a character; then no prefix of this length fits.
-        let prefixes =
-            lengths.filter_map(move |((_, length), prefixes)| prefixes.get(text.get(..*length)?));
-        exact.into_iter().chain(prefixes)
+        let grants = lengths.filter_map(|((_, length), it)| it.get(text.get(..*length)?));
+        grants.flat_map(|grant| grant.0.iter().map(Arc::as_ref))
     }
 
     /// Whether a pod with this service account may commit content under this name. Without a rule
@@ -271,14 +282,8 @@ impl Rules {
     /// pattern covers them.
     #[must_use]
     pub fn may_read_all(&self, prefix: &CacheKey, reader: &Tenant) -> bool {
-        let text = prefix.as_str();
-        let mut lengths = self
-            .prefixes
-            .range((NameKind::TaskCache, 0)..=(NameKind::TaskCache, text.len()));
-        lengths.any(|((_, length), patterns)| {
-            let pattern = text.get(..*length).and_then(|text| patterns.get(text));
-            pattern.is_some_and(|grant| grant.read.contains(reader))
-        })
+        let mut rights = self.covering(NameKind::TaskCache, prefix.as_str());
+        rights.any(|it| it.read.contains(reader))
     }
 
     /// Whether pods of this other namespace may read content of this name.
@@ -494,6 +499,27 @@ mod tests {
             let may = index.may_read_all(&prefix, &tenant(reader));
             assert_eq!(may, expected, "{prefix} {reader}");
         }
+    }
+
+    #[test]
+    fn all_names_of_a_rule_share_its_accounts_and_readers() {
+        let names: Vec<String> = (0..64).map(|it| format!("task-cache/{it}")).collect();
+        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+        names.extend(["task-cache/a*", "task-cache/0", "task-cache/0"]);
+        let rules = [
+            rule(&names, Some(&["release"]), &["pr"]),
+            rule(&names, Some(&["nightly"]), &[]),
+        ];
+        let index = Rules::new(&rules);
+        let mut found = std::collections::HashSet::new();
+        for name in &names {
+            let name = reference(&name.replace('*', "b"));
+            let rights: Vec<&Rights> = index.selecting(&name).collect();
+            assert_eq!(rights.len(), 2, "{name}");
+            found.extend(rights.into_iter().map(std::ptr::from_ref));
+            assert!(index.may_commit(&name, Some("nightly")), "{name}");
+        }
+        assert_eq!(found.len(), 2, "one for each rule");
     }
 
     #[test]

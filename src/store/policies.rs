@@ -1,7 +1,7 @@
 //! `policies.json`: the policies of all namespaces, as the controller told them last.
 //!
-//! It is written without fsync. A file that a power cut tore, or that does not parse, is none: the
-//! node then holds commits until the controller has told it the policies.
+//! It is replaced durably. A file that does not parse is none: the node then holds commits until the
+//! controller has told it the policies.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::records::{Unreadable, read_up_to};
 use crate::model::{NamespacePolicy, Policies, Tenant, layout};
-use crate::sys::{self, Dir};
+use crate::sys::{self, Dir, Errno};
 
 /// The format that this version reads and writes.
 const FORMAT: u32 = 1;
@@ -32,7 +32,15 @@ pub fn write_policies(root: &Dir, policies: &Policies) -> sys::Result<()> {
         namespaces,
     };
     let bytes = serde_json::to_vec(&file).expect("plain data serialises");
-    root.replace(layout::POLICIES_JSON, &bytes)
+    replace(root, &bytes, LIMIT)
+}
+
+/// Replaces the file, durably. What a start would not read is not written: EFBIG.
+fn replace(root: &Dir, bytes: &[u8], limit: usize) -> sys::Result<()> {
+    if bytes.len() > limit {
+        return Err(root.error("write", layout::POLICIES_JSON, Errno::EFBIG));
+    }
+    root.replace_durably(layout::POLICIES_JSON, bytes)
 }
 
 /// Reads the policies.
@@ -74,6 +82,10 @@ mod tests {
 
         let path = folder.path().join(layout::POLICIES_JSON);
         let whole = std::fs::read(&path).expect("read");
+        let error = replace(&root, &whole, whole.len() - 1).expect_err("it is too large");
+        assert!(error.is(Errno::EFBIG), "{error}");
+        replace(&root, &whole, whole.len()).expect("written");
+        assert_eq!(std::fs::read(&path).expect("it stays"), whole);
         for damaged in [
             b"".to_vec(),
             whole[..whole.len() - 1].to_vec(),

@@ -173,6 +173,8 @@ pub fn read_due(volume: &Dir) -> sys::Result<Option<Timestamp>> {
 pub enum Wait {
     /// Its pod's outcome.
     Outcome,
+    /// The cache policies of the cluster.
+    Policies,
     /// Disk space for a copy of it.
     Room,
 }
@@ -182,6 +184,7 @@ impl Wait {
     fn file(self) -> &'static str {
         match self {
             Self::Outcome => "awaited",
+            Self::Policies => "no-policies",
             Self::Room => "no-room",
         }
     }
@@ -357,6 +360,7 @@ mod tests {
         assert_eq!(since(Wait::Outcome, 1234), 1234);
         assert_eq!(since(Wait::Outcome, 5678), 1234);
         assert_eq!(since(Wait::Room, 5678), 5678, "it is another wait");
+        assert_eq!(since(Wait::Policies, 5679), 5679, "it is another wait");
         waits_no_more(&dir, Wait::Room).expect("forgotten");
         waits_no_more(&dir, Wait::Room).expect("it is already");
         assert_eq!(since(Wait::Room, 9012), 9012);

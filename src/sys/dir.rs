@@ -254,6 +254,23 @@ impl Dir {
         })
     }
 
+    /// The same, so that a power cut leaves the earlier file or this one.
+    pub fn replace_durably(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
+        let name = name.as_ref();
+        let temporary = self.free_temporary(name)?;
+        self.write_new(&temporary, bytes)?;
+        let opened = self.open_file_beneath(&temporary, OFlags::RDONLY, 0);
+        let synced = opened.and_then(|file| {
+            rustix::fs::fsync(&file).map_err(|errno| self.error("fsync", &temporary, errno))
+        });
+        let renamed = synced.and_then(|()| self.rename_over(&temporary, self, name));
+        renamed.inspect_err(|_| {
+            // Return the first error.
+            let _ = self.remove_file(&temporary);
+        })?;
+        self.sync()
+    }
+
     /// The temporary name of `name` while it is written; removes a killed process's leftover.
     pub fn free_temporary(&self, name: &Path) -> Result<OsString> {
         let mut temporary = OsString::from(".");

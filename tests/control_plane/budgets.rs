@@ -2,7 +2,7 @@
 //! while no controller runs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use baggageclaim::api::CachePolicy;
 use baggageclaim::kubelet_double::Kubelet;
@@ -10,9 +10,9 @@ use kube::Api;
 
 use crate::clears::{fences, has, the_namespace_goes};
 use crate::common::{Fs, require_lab};
-use crate::driver::{controller_with, kubelet};
+use crate::driver::{Process, controller_with, kubelet};
 use crate::eventually;
-use crate::peers::{hub_flag, is_told, knows, object, peer, publish, told, unpublish};
+use crate::peers::{hub_flag, is_told, knows, nodes, object, peer, publish, told, unpublish};
 use crate::plane::ControlPlane;
 
 const SIZE: usize = 256 << 10;
@@ -71,10 +71,7 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
     };
     let lab = require_lab!(Fs::Ext4);
     plane.kubectl(&["create", "namespace", "ci"]);
-    for number in 1..=2 {
-        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
-        plane.apply(&format!("node-{number}"), &node);
-    }
+    nodes(&plane, 2);
     let mut controller = controller_with(&plane, &[&hub_flag(&plane), "--usage-interval=1s"]);
     let pools = [lab.dir("one"), lab.dir("two")];
     let one = peer(&plane, "node-1", &pools[0]);
@@ -103,10 +100,11 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
     says(&plane, "used", "Valid", "False").await;
     let whole = (MADE * SIZE / 1024).to_string();
     eventually("all is counted", async || {
-        let used = policy(&plane, "used").await.status.and_then(|it| it.used);
-        used.is_some_and(|used| {
-            let bytes = baggageclaim::model::parse_bytes(&used.storage);
-            used.artifacts == MADE as i64 && bytes >= Some((MADE * SIZE) as u64 * 9 / 10)
+        let status = policy(&plane, "used").await.status;
+        status.and_then(|it| it.used).is_some_and(|all| {
+            let bytes = baggageclaim::model::parse_bytes(&all.storage);
+            usize::try_from(all.artifacts) == Ok(MADE)
+                && bytes >= Some((MADE * SIZE) as u64 * 9 / 10)
         })
     })
     .await;
@@ -147,14 +145,22 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
     unpublish(&user).await;
     says(&plane, "small", "OverBudget", "False").await;
     plane.kubectl(&["delete", "cachepolicies", "--all", "--namespace=ci"]);
+    goes_unseen(&plane, &mut controller, &kubelets[1], &pools).await;
+}
 
-    // The namespace goes while no controller sees it.
-    make(&plane, &kubelets[1], "node-2", "last").await;
+/// The namespace goes while no controller sees it.
+async fn goes_unseen(
+    plane: &ControlPlane,
+    controller: &mut Process,
+    kubelet: &Kubelet,
+    pools: &[PathBuf; 2],
+) {
+    make(plane, kubelet, "node-2", "last").await;
     has(&pools[1], "task-cache/last", true).await;
     controller.kill();
-    the_namespace_goes(&plane);
+    the_namespace_goes(plane);
     controller.start();
-    for pool in &pools {
+    for pool in pools {
         is_told(pool, true).await;
     }
     let cleared = async {
@@ -165,6 +171,6 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
     // The controller looks a minute after its start.
     let cleared = tokio::time::timeout(std::time::Duration::from_secs(150), cleared).await;
     assert!(cleared.is_ok(), "{}", controller.tail());
-    let made = fences(&plane).await;
+    let made = fences(plane).await;
     assert_eq!((made.len(), &*made[0].spec.namespace), (1, "ci"));
 }

@@ -12,7 +12,8 @@ use crate::common::{Fs, require_lab};
 use crate::driver::{Process, kubelet};
 use crate::eventually;
 use crate::peers::{
-    CACHE, MADE, READ, hub, is_told, knows, make, object, peer, publish, tells, told, unpublish,
+    CACHE, MADE, READ, hub, is_told, knows, make, nodes, object, peer, publish, tells, told,
+    unpublish,
 };
 use crate::plane::ControlPlane;
 
@@ -125,10 +126,7 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     };
     let lab = require_lab!(Fs::Ext4);
     plane.kubectl(&["create", "namespace", "ci"]);
-    for number in 1..=2 {
-        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
-        plane.apply(&format!("node-{number}"), &node);
-    }
+    nodes(&plane, 2);
     let mut controller = hub(&plane);
     let pools = [lab.dir("one"), lab.dir("two")];
     let one = peer(&plane, "node-1", &pools[0]);

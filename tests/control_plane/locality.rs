@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::common::{Fs, require_lab};
 use crate::driver::{Process, controller_with, kubelet};
 use crate::eventually;
-use crate::peers::{is_told, knows, peer, told};
+use crate::peers::{is_told, knows, nodes, peer, told};
 use crate::plane::{ControlPlane, daemon, free_port};
 
 const CACHE: &str = "{type: task-cache, key: go}";
@@ -189,10 +189,7 @@ async fn a_pod_prefers_the_node_that_has_its_content_and_is_always_created() {
     for namespace in ["ci", "other"] {
         plane.kubectl(&["create", "namespace", namespace]);
     }
-    for number in 1..=2 {
-        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
-        plane.apply(&format!("node-{number}"), &node);
-    }
+    nodes(&plane, 2);
     let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: baggageclaim-controller, \
                namespace: default}}";
     plane.apply("hub", map);

@@ -31,6 +31,14 @@ pub(crate) const READ: [(&str, &str); 3] =
     [("type", "task-cache"), ("key", "go"), ("commit", "never")];
 const READ_INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
 
+/// Makes the objects of nodes, from `node-1` on.
+pub(crate) fn nodes(plane: &ControlPlane, count: usize) {
+    for number in 1..=count {
+        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
+        plane.apply(&format!("node-{number}"), &node);
+    }
+}
+
 /// A node that is a peer, on its own port. No chance decides: every answer is waited for.
 pub(crate) fn peer(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
     let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
@@ -175,10 +183,7 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
     };
     let lab = require_lab!(Fs::Ext4);
     plane.kubectl(&["create", "namespace", "ci"]);
-    for number in 1..=3 {
-        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
-        plane.apply(&format!("node-{number}"), &node);
-    }
+    nodes(&plane, 3);
     let mut controller = hub(&plane);
     let pools = [lab.dir("one"), lab.dir("two"), lab.dir("three")];
     let one = peer(&plane, "node-1", &pools[0]);
@@ -232,9 +237,12 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
         is_told(pool, true).await;
     }
     assert!(controller.log().contains("a node's stream began"));
+    finds_by_beginnings(&plane, &three, &one, &pools[0]).await;
+}
 
-    // A beginning of keys finds the key of another node, and the pod's object gives the right to it.
-    let kubelet_three = kubelet(&plane, "node-3", &three).await;
+/// A beginning of keys finds the key of another node, and the pod's object gives the right to it.
+async fn finds_by_beginnings(plane: &ControlPlane, three: &Process, one: &Process, pool: &Path) {
+    let kubelet_three = kubelet(plane, "node-3", three).await;
     let begins = "{type: task-cache, key: new, restoreKeys: \"none-*, g*\"}";
     for (pod, volume, expected) in [
         (
@@ -249,8 +257,8 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
         ),
         ("begins", begins, Some("cache")),
     ] {
-        let refused = figures(&pools[0])["refused"].as_u64();
-        let uid = object(&plane, "ci", pod, "node-3", volume);
+        let refused = figures(pool)["refused"].as_u64();
+        let uid = object(plane, "ci", pod, "node-3", volume);
         let reader = kubelet_three.pod_with_uid("ci", pod, uid);
         let attributes = [
             ("type", "task-cache"),
@@ -262,7 +270,7 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
         let text = fs::read_to_string(target.join("text")).ok();
         assert_eq!(text.as_deref(), expected, "{pod}: {}", three.tail());
         unpublish(&reader).await;
-        let now = figures(&pools[0])["refused"].as_u64();
+        let now = figures(pool)["refused"].as_u64();
         assert_eq!(now > refused, expected.is_none(), "{pod}: {}", one.tail());
     }
 }

@@ -10,7 +10,9 @@ use kube::Api;
 use crate::common::{Fs, require_lab};
 use crate::driver::kubelet;
 use crate::eventually;
-use crate::peers::{CACHE, MADE, hub, is_told, knows, object, peer, publish, told, unpublish};
+use crate::peers::{
+    CACHE, MADE, hub, is_told, knows, nodes, object, peer, publish, told, unpublish,
+};
 use crate::plane::ControlPlane;
 
 fn policy(name: &str, account: &str) -> String {
@@ -73,10 +75,7 @@ async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
     plane.kubectl(&["create", "namespace", "ci"]);
     a_mistake_is_refused(&plane);
     plane.apply("policy", &policy("task-cache/*", "release"));
-    for number in 1..=2 {
-        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: node-{number}}}}}");
-        plane.apply(&format!("node-{number}"), &node);
-    }
+    nodes(&plane, 2);
     let mut controller = hub(&plane);
     let pools = [lab.dir("one"), lab.dir("two")];
     let mut one = peer(&plane, "node-1", &pools[0]);

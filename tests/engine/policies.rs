@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use baggageclaim::engine::notice::{NotCommitted, Notice, What};
-use baggageclaim::engine::{Error, Notices, PublishRequest, VolumeState};
-use baggageclaim::model::{NamespacePolicy, Outcome, Policies, Rule, Tenant, layout};
+use baggageclaim::engine::{Error, NameState, Notices, PublishRequest, VolumeState};
+use baggageclaim::model::{Name, NamespacePolicy, Outcome, Policies, Rule, Tenant, layout};
 use tokio::sync::mpsc::Receiver;
 
 use crate::common::bench::{Bench, eventually, soon};
@@ -262,8 +262,14 @@ async fn a_fresh_node_holds_commits_until_it_knows_the_policies() {
     eventually("all three wait", || waits(&bench) == 3).await;
     // A pod that waits for content of such a volume does not wait for an outcome.
     assert!(bench.artifact("task-cache/k").is_none());
-    // Also after a restart.
-    let bench = bench.restart().await;
+    // Also after a restart, however long ago their outcomes were missing.
+    let missed = |pool: &std::path::Path| {
+        for entry in fs::read_dir(pool.join("pending")).expect("it is there") {
+            let volume = entry.expect("an entry").path();
+            fs::write(volume.join("awaited"), "0\n").expect("noted");
+        }
+    };
+    let bench = bench.restart_after(missed).await;
     eventually("all three wait again", || waits(&bench) == 3).await;
     // A change of one namespace is not all there is to know.
     let change = |it: &mut Policies| it.put(tenant("ci"), NamespacePolicy::default());
@@ -520,5 +526,53 @@ async fn another_namespace_reads_what_rules_let_it_and_commits_in_its_own() {
         }
     }
     assert_eq!(names_of(&bench, "ci").len(), 4, "nothing was changed there");
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_does_not_wait_for_a_volume_whose_pod_may_not_commit() {
+    let bench = require_bench!();
+    let output = [("type", "output"), ("name", "made")];
+    let input = [("type", "input"), ("from", "artifact/made")];
+    let listing = |account| of_ci(vec![rule(&["artifact/*"], Some(&[account]), &[])]);
+    set(&bench, listing("pr")).await;
+    let watch = bench.engine.watch_names();
+    let maker = request(&bench, "maker", &output, Some("pr"));
+    bench.engine.publish(maker).await.expect("published");
+    let is_coming = |told: Vec<(Name, Option<NameState>)>| {
+        assert_eq!(told.len(), 1, "it has changed");
+        matches!(told[0].1, Some(NameState::Coming { .. }))
+    };
+    assert!(is_coming(watch.take()) && watch.all().len() == 1);
+
+    set(&bench, listing("release")).await;
+    assert!(!is_coming(watch.take()) && watch.all().is_empty());
+    let published = soon("an answer", bench.try_publish("user", "in", &input)).await;
+    let error = published.expect_err("it is missing");
+    assert!(matches!(&error, Error::NoSuchContent(_)), "{error}");
+
+    set(&bench, listing("pr")).await;
+    assert!(is_coming(watch.take()) && watch.all().len() == 1);
+    drop(watch);
+    bench.outcome("maker", Outcome::Succeeded).await;
+    bench.unpublish("maker").await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_engine_works_while_policies_are_changed() {
+    let bench = require_bench!();
+    let engine = bench.engine.clone();
+    let changing = tokio::spawn(async move {
+        let other = engine.clone();
+        let kept = engine.change_policies(move |it| {
+            // It needs the lock of the state.
+            assert!(other.policies().are_known());
+            *it = Policies::known([(tenant("ci"), NamespacePolicy::closed())]);
+        });
+        assert!(engine.policies().all().is_some_and(|all| all.len() == 1));
+        kept.await;
+    });
+    soon("the change", changing).await.expect("it ends");
     bench.finish().await;
 }
