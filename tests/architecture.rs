@@ -70,6 +70,7 @@ const ENGINE_TIERS: [Tier; 20] = [
             "error",
             "failpoint",
             "gc_cycles",
+            "kept_policies",
             "multiset",
             "name_changes",
             "notice",

@@ -52,6 +52,7 @@ mod gc_cycles;
 mod guard;
 mod health;
 mod hit;
+mod kept_policies;
 mod layers;
 mod lifecycle;
 mod lifetime;

@@ -11,15 +11,6 @@ use super::shared::Inner;
 use crate::model::{Policies, layout};
 use crate::store::{self, Unreadable};
 
-/// What is known of the file in the pool. Held while it is written.
-#[derive(Debug, Default)]
-pub(super) struct Kept {
-    /// The policies that were written last by this process.
-    policies: Weak<Policies>,
-    /// The last write failed, which was said.
-    is_failing: bool,
-}
-
 /// The policies that a start finds.
 pub(super) fn found(inner: &Inner) -> Policies {
     if !inner.config.policies {
@@ -45,7 +36,7 @@ pub(super) fn found(inner: &Inner) -> Policies {
 /// The policies that this change makes count when this returns. Commits are not held up meanwhile:
 /// indexes are built, and dropped, without the lock of the state.
 pub(super) fn set(inner: &Inner, change: impl FnOnce(&mut Policies)) {
-    let one_at_a_time = inner.policies_change.lock();
+    let one_at_a_time = inner.policies.change.lock();
     let before = Arc::clone(&inner.state.lock().policies);
     let mut after = Policies::clone(&before);
     change(&mut after);
@@ -63,7 +54,7 @@ pub(super) fn set(inner: &Inner, change: impl FnOnce(&mut Policies)) {
 /// Keeps the policies that count now for the next start. If that fails, it begins with earlier
 /// ones. Calls that wait for each other write the file once.
 pub(super) async fn keep(inner: Arc<Inner>) {
-    let mut kept = inner.policies_file.lock().await;
+    let mut kept = inner.policies.file.lock().await;
     let policies = Arc::clone(&inner.state.lock().policies);
     if Weak::ptr_eq(&kept.policies, &Arc::downgrade(&policies)) {
         return;
@@ -89,7 +80,7 @@ pub(super) async fn keep(inner: Arc<Inner>) {
 
 /// Says once that commits wait for the policies.
 pub(super) fn say_missing(inner: &Inner) {
-    inner.policies_missing.call_once(|| {
+    inner.policies.missing.get_or_init(|| {
         tracing::warn!(
             "a commit waits until this node knows the cluster's cache policies, and later ones \
              do, too: check that the controller runs, is reached, and is as new as this driver"

@@ -3,19 +3,18 @@
 //! subsystem belongs there.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::clock::Clock;
 use super::collector::Collector;
 use super::counters::Counters;
 use super::error::{Context, Result};
+use super::kept_policies::KeptPolicies;
 use super::lifetime::Lifetime;
 use super::notice::Notices;
-use super::policies::Kept;
 use super::pool::{self, Origin};
 use super::space_requests::SpaceRequests;
 use super::state::State;
@@ -131,12 +130,8 @@ pub(super) struct Inner {
     pub(super) teardown: Teardowns,
     pub(super) threads: ThreadPools,
     pub(super) lifetime: Lifetime,
-    /// Held while the policies are changed.
-    pub(super) policies_change: Mutex<()>,
-    /// Held while the policies are written to the pool.
-    pub(super) policies_file: tokio::sync::Mutex<Kept>,
-    /// It was said that commits wait for the policies.
-    pub(super) policies_missing: Once,
+    /// What is known of the policies in the pool.
+    pub(super) policies: KeptPolicies,
     pub(super) backend: Arc<dyn Backend>,
     origin: Origin,
     counters: Counters,
@@ -168,9 +163,7 @@ impl Inner {
             collector: Collector::default(),
             teardown: Teardowns::default(),
             lifetime,
-            policies_change: Mutex::default(),
-            policies_file: tokio::sync::Mutex::default(),
-            policies_missing: Once::new(),
+            policies: KeptPolicies::default(),
             backend,
             origin,
             counters: Counters::default(),
