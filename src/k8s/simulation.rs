@@ -38,6 +38,8 @@ const CLAIMS: usize = 4;
 const STEPS: usize = 120;
 const SCHEDULES: u64 = 2_000;
 const ROUGH_SCHEDULES: u64 = 1_500;
+/// Beyond these, schedules that have found something once.
+const FOUND: [u64; 1] = [43_269];
 
 /// A small generator: the seed is the whole schedule.
 struct Random(u64);
@@ -551,7 +553,7 @@ fn run(is_rough: bool) {
     let schedules = std::env::var("BAGGAGECLAIM_TEST_SCHEDULES").ok();
     let schedules = schedules.map(|text| text.parse().expect("a number"));
     let usual = if is_rough { ROUGH_SCHEDULES } else { SCHEDULES };
-    for seed in 1..=schedules.unwrap_or(usual) {
+    for seed in (1..=schedules.unwrap_or(usual)).chain(FOUND) {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut world = World::new(seed, is_rough);
         for _ in 0..STEPS {
