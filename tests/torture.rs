@@ -10,8 +10,7 @@
 //! | `full` | full disks |
 //! | `tenant` | a hostile tenant |
 //! | `transfer` | content that leaves as an archive and comes back |
-//! | `tier`, `tier_model` | two nodes with one shared tier and its collector of garbage, or as peers |
-//! | `peers` | the keys of drivers that are peers |
+//! | `tier`, `tier_model` | two nodes that share content: by a tier with its collector, as peers |
 //! | `leaks` | the same operations many times |
 //! | `figures`, `random` | the counters, and the random numbers |
 //!
@@ -43,8 +42,6 @@ mod full;
 mod kills;
 #[path = "torture/leaks.rs"]
 mod leaks;
-#[path = "torture/peers.rs"]
-mod peers;
 #[path = "torture/tenant.rs"]
 mod tenant;
 #[path = "torture/tier.rs"]

@@ -1,5 +1,5 @@
-//! What the rows of the tier and of peers have in common: their trees, waits for a state of content,
-//! and the way of a commit to another node. Where content goes is `tier` and `peers`.
+//! What the rows of the tier and of peers have in common: their trees, waits for a state of
+//! content, and the way of a commit to another node. Where content goes is `tier` and `peers`.
 
 #![expect(
     clippy::disallowed_methods,
@@ -62,8 +62,8 @@ pub async fn until(driver: &mut Driver, reference: &str, is_it: impl Fn(&api::Ar
     }
 }
 
-/// Gives one in [`UNCHANGED`] files new content, each its own; `content` is that of the last one. It
-/// does not compress, so bytes on the way can be compared with bytes in files.
+/// Gives one in [`UNCHANGED`] files new content, each its own; `content` is that of the last one.
+/// It does not compress, so bytes on the way can be compared with bytes in files.
 pub fn change(dir: &Path, changed: usize, content: &mut [u8]) {
     for number in 0..changed {
         getrandom::fill(content).expect("random bytes");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::model::{Clear, Fence, Fences, Timestamp, counted};
 
-use super::list::ToldCache;
+use super::names::ToldCache;
 use super::packed::{Key, Packed};
 use super::{
     Catalog, Entry, KEEP, Kind, MAX_INCOMPLETE, NameHash, Session, SessionId, State, Version,
@@ -30,7 +30,7 @@ pub struct Hello<'a> {
 pub struct Report {
     /// New and changed entries.
     pub put: Vec<Entry>,
-    /// The new entries that are caches, for lists.
+    /// The new entries that are caches, with their names.
     pub caches: Vec<ToldCache>,
     /// Names that the node no longer has.
     pub drop: Vec<NameHash>,

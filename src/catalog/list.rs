@@ -1,118 +1,15 @@
 //! What the catalog has, for people: the caches by name, and every node that has a name. Only reads
-//! the catalog, apart from the names of caches, their authors and last uses, which it keeps.
+//! the catalog.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::model::{CacheKey, KeyIndex, Name, Reference, Tenant, Timestamp, counted};
+use crate::model::{Name, Tenant, Timestamp};
 
 use super::find::current;
-use super::{Answer, Asked, Catalog, Entry, NameHash, Session, Version};
-
-/// The most names of caches that are kept. Keys that change with every build would fill the memory.
-pub const MAX_NAMED: usize = 100_000;
-
-/// What a node tells of a cache beside its entry, for people only. No decision uses it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ToldCache {
-    /// Its name.
-    pub name: Name,
-    /// Which content: [`Version::tie`](super::Version::tie) of its entry.
-    pub tie: u32,
-    /// Who committed this content; `None`: not known.
-    pub author: Option<Box<Author>>,
-    /// When the node last used it; 0: not known.
-    pub used: Timestamp,
-}
-
-/// Who committed content.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Author {
-    /// The pod's service account.
-    pub account: Option<Box<str>>,
-    /// The pod.
-    pub pod: Box<str>,
-    /// Their node.
-    pub node: Option<Box<str>>,
-}
-
-/// A cache by its name, with the facts for people.
-#[derive(Debug)]
-struct Named {
-    name: Name,
-    /// The author of the content that has this tie.
-    author: Option<(u32, Box<Author>)>,
-    /// The last use on any node; 0: not known.
-    used: Timestamp,
-}
-
-/// The names of caches: entries have digests only.
-#[derive(Debug, Default)]
-pub(super) struct CacheNames {
-    all: BTreeMap<NameHash, Named>,
-    /// The task caches among them that had content. A version may be higher than that of the content
-    /// that counts now, never lower: `newest` lowers it.
-    newest: KeyIndex<Version>,
-}
-
-impl CacheNames {
-    /// The name of a cache, which is kept unless there are too many. `current`: the content that
-    /// counts now.
-    fn keep(
-        &mut self,
-        hash: NameHash,
-        name: &Name,
-        current: Option<Version>,
-    ) -> Option<&mut Named> {
-        if self.all.len() >= MAX_NAMED && !self.all.contains_key(&hash) {
-            return None;
-        }
-        if let (Some(version), Reference::TaskCache(key)) = (current, &name.reference)
-            && self.newest.get(&name.tenant, key) < current
-        {
-            self.newest.set(&name.tenant, key, version);
-        }
-        let new = || Named {
-            name: name.clone(),
-            author: None,
-            used: Timestamp::default(),
-        };
-        Some(self.all.entry(hash).or_insert_with(new))
-    }
-
-    pub(super) fn forget(&mut self, hash: &NameHash) {
-        if let Some(named) = self.all.remove(hash) {
-            self.lower(&named.name, None);
-        }
-    }
-
-    /// Forgets the names that no node has.
-    pub(super) fn retain(&mut self, is_there: impl Fn(NameHash) -> bool) {
-        let gone = self.all.keys().filter(|hash| !is_there(**hash));
-        let gone: Vec<NameHash> = gone.copied().collect();
-        for hash in gone {
-            self.forget(&hash);
-        }
-    }
-
-    /// The key with the highest version of all that begin so.
-    pub(super) fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<(CacheKey, Version)> {
-        let (key, version) = self.newest.newest(tenant, prefix)?;
-        Some((key.clone(), version))
-    }
-
-    /// Corrects the version of a name; `None`: it has no content.
-    pub(super) fn lower(&mut self, name: &Name, version: Option<Version>) {
-        let Reference::TaskCache(key) = &name.reference else {
-            return;
-        };
-        match version {
-            Some(version) => self.newest.set(&name.tenant, key, version),
-            None => self.newest.remove(&name.tenant, key),
-        }
-    }
-}
+use super::names::{Author, Named};
+use super::{Answer, Asked, Catalog, Entry, NameHash, Session};
 
 /// A cache of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -182,21 +79,6 @@ impl Catalog {
             }
         }
         Part { caches, next: None }
-    }
-
-    /// Keeps what a node tells of a cache, after its entry is there. `time` is the cluster's time.
-    pub(super) fn keep_name(&mut self, told: &ToldCache, time: Timestamp) {
-        let hash = NameHash::of(&told.name);
-        let current = current(&told.name, &self.valid(hash, &told.name));
-        let version = current.first().map(|(_, entry)| entry.version);
-        let is_current = version.is_some_and(|version| version.tie == told.tie);
-        if let Some(named) = self.names.keep(hash, &told.name, version) {
-            named.used = named.used.max(counted(told.used, time));
-            // Older content of another node does not hide the author of the content that counts.
-            if is_current && let Some(author) = &told.author {
-                named.author = Some((told.tie, author.clone()));
-            }
-        }
     }
 
     fn listed(&self, hash: NameHash, named: &Named) -> Option<Listed> {

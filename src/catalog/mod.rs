@@ -17,6 +17,7 @@
 //! - `list`: what people ask for: all caches, and every node that has a name.
 //! - `held`: questions that wait for another answer.
 //! - `usage`: what namespaces use on the nodes, and what goes for their limits.
+//! - `names`: the names of caches, and who committed them.
 //! - `name`: names as digests. `packed`: an entry in few bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::{Clear, Fences, NamespaceUsage, Reference, Tenant, Timestamp};
-use list::CacheNames;
+use names::CacheNames;
 use packed::{Key, Packed};
 
 mod apply;
@@ -32,6 +33,7 @@ mod find;
 mod held;
 mod list;
 mod name;
+mod names;
 mod newest;
 mod packed;
 mod usage;
@@ -39,8 +41,9 @@ mod usage;
 pub use apply::{Changes, Hello, Report, Supersede};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use held::Held;
-pub use list::{Author, Explained, Listed, MAX_NAMED, OfNode, Part, ToldCache};
+pub use list::{Explained, Listed, OfNode, Part};
 pub use name::NameHash;
+pub use names::{Author, MAX_NAMED, ToldCache};
 pub use newest::Newest;
 pub use usage::{MOST_NAMESPACES, Within};
 
@@ -88,8 +91,8 @@ pub enum State {
 pub struct Version {
     /// When it was committed, in the cluster's time. A node gives each stamp once.
     pub stamp: Timestamp,
-    /// Decides between two commits of one millisecond: the first 32 bits of the artifact's id, which
-    /// all copies share.
+    /// Decides between two commits of one millisecond: the first 32 bits of the artifact's id,
+    /// which all copies share.
     pub tie: u32,
 }
 

@@ -1,10 +1,10 @@
 //! The newest of all task caches whose key begins in one way: a restore key that ends in `*`.
 //!
 //! The catalog knows the keys of [`MAX_NAMED`](super::MAX_NAMED) caches; others are not found so.
-//! The index of keys has a version of each that is never lower than that of the content that counts.
-//! It may be higher: content may be gone with its node, or be cleared. So the highest one is looked
-//! up, and corrected if it is too high, until one is right. Each is corrected once, and one question
-//! corrects [`MOST`] at most.
+//! The index of keys has a version of each that is never lower than that of the content that
+//! counts. It may be higher: content may be gone with its node, or be cleared. So the highest one
+//! is looked up, and corrected if it is too high, until one is right. Each is corrected once, and
+//! one question corrects [`MOST`] at most.
 
 use crate::model::{CacheKey, Name, Reference, Tenant, Timestamp};
 
@@ -21,7 +21,8 @@ pub enum Newest {
     Of(Name),
     /// No key that is known begins so and has content.
     Nothing,
-    /// Not known yet: accounts are missing, a clear is being repeated, or very much content is gone.
+    /// Not known yet: accounts are missing, a clear is being repeated, or very much content is
+    /// gone.
     Incomplete,
 }
 

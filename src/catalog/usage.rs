@@ -35,8 +35,8 @@ impl Session {
 }
 
 impl Catalog {
-    /// A node has reported what a namespace uses there. Without artifacts, it uses nothing. `false`:
-    /// the node has too many namespaces.
+    /// A node has reported what a namespace uses there. Without artifacts, it uses nothing.
+    /// `false`: the node has too many namespaces.
     pub fn used(&mut self, id: SessionId, namespace: Tenant, usage: NamespaceUsage) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else {
             return true;

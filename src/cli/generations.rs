@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::Namespace;
 use super::human::bytes;
 use super::rows::{Now, Row as _, digits, short};
-use super::run::{Done, Failure, artifacts, now, print};
-use super::show::{WIDTH, data};
+use super::run::{Done, Failure, artifacts, now, only, print};
+use super::show::{Thing, WIDTH, data};
 use super::table::Table;
 use crate::admin as socket;
 use crate::config::{self, PlainOutput};
@@ -81,22 +81,13 @@ pub(super) async fn rollback(what: Rollback) -> Done {
     let all = artifacts(&mut client, Some(&tenant)).await?;
     let mut rows = generations(all, &what.reference);
     rows.retain(|row| row.id.starts_with(&what.to) || digits(&row.id).starts_with(&what.to));
-    let earlier = match &rows[..] {
-        [one] => one.id.clone(),
-        [] => return Err(Failure::NothingCalled(what.to)),
-        many => {
-            let ids: Vec<&str> = many.iter().map(|row| &*row.id).collect();
-            return Err(Failure::ManyCalled {
-                what: what.to,
-                count: many.len(),
-                some: ids.join(", "),
-            });
-        }
-    };
+    let found: Vec<Thing<'_>> = rows.iter().map(Thing::Artifact).collect();
+    let earlier = only(&found, &what.to)?;
+    let (_, earlier) = earlier.place();
     let request = admin::RollbackRequest {
         tenant: tenant.to_string(),
         reference: what.reference.to_string(),
-        artifact_id: earlier.clone(),
+        artifact_id: earlier.to_owned(),
     };
     let made = client.rollback(request).await?.into_inner();
     let name = printable(&what.reference);
@@ -104,7 +95,7 @@ pub(super) async fn rollback(what: Rollback) -> Done {
         writeln!(
             to,
             "{name} of namespace {tenant} has the content of {} again, as artifact {}.",
-            short(&earlier),
+            short(earlier),
             short(&made.artifact_id)
         )
     })?;

@@ -64,8 +64,8 @@ pub struct Controller {
         default_value_t = 100
     )]
     pub mirror_caches: usize,
-    /// How often the nodes report what each namespace uses, at most. The controller compares it with
-    /// the budgets of CachePolicies four times as often
+    /// How often the nodes report what each namespace uses, at most; at least 1s. The controller
+    /// compares it with the budgets of CachePolicies four times as often
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_USAGE_INTERVAL", default_value = "1m",
         value_parser = parse_duration)]
     pub usage_interval: Duration,

@@ -60,11 +60,11 @@ pub struct Shared {
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_SHARED_DRAIN", default_value = "30s",
         value_parser = parse_duration)]
     pub shared_drain: Duration,
-    /// Where content comes from that is not on this node, the preferred source first: `peers,shared`,
-    /// `shared,peers`, or one of the two. If both have the same content, it comes from the first, and
-    /// from the other one what is missing. The order does not decide which content is the newest:
-    /// both are asked at the same time. A source that is left out is not asked for content. The tier
-    /// still gets commits, and peers still get content of this node
+    /// Where content comes from that is not on this node, the preferred source first:
+    /// `peers,shared`, `shared,peers`, or one of the two. If both have the same content, it comes
+    /// from the first, and from the other one what is missing. The order does not decide which
+    /// content is the newest: both are asked at the same time. A source that is left out is not
+    /// asked for content. The tier still gets commits, and peers still get content of this node
     #[arg(
         long,
         value_name = "ORDER",

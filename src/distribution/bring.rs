@@ -102,29 +102,22 @@ fn reader(request: &PublishRequest) -> Reader {
     }
 }
 
-/// Whether the volume is committed, and its content uploaded.
-fn is_shared(request: &PublishRequest) -> bool {
-    let keep = request.spec.kind.committed_as().map(|(_, keep)| keep);
-    let is_kept = keep.is_some_and(|keep| keep.commit != Commit::Never);
-    request.share && !request.read_only && is_kept
-}
-
 /// What a volume needs of each name that it may start from.
 fn want(request: &PublishRequest, sources: Sources) -> Option<Want> {
     match &request.spec.kind {
         VolumeKind::Scratch | VolumeKind::Import { .. } => None,
         VolumeKind::Input { .. } => Some(Want::Input),
         VolumeKind::ResourceCache { .. } => Some(Want::ResourceCache),
-        VolumeKind::TaskCache { .. } => {
-            let freshness = request.spec.freshness.unwrap_or_default();
-            let is_tier_asked = sources.has_tier();
-            Some(Want::TaskCache(if is_tier_asked {
-                freshness
-            } else {
-                Freshness::Local
-            }))
+        VolumeKind::TaskCache { .. } if !sources.has_tier() => {
+            Some(Want::TaskCache(Freshness::Local))
         }
-        VolumeKind::Output { .. } => is_shared(request).then_some(Want::Number),
+        VolumeKind::TaskCache { .. } => {
+            Some(Want::TaskCache(request.spec.freshness.unwrap_or_default()))
+        }
+        VolumeKind::Output { keep, .. } => {
+            let is_shared = request.share && !request.read_only && keep.commit != Commit::Never;
+            is_shared.then_some(Want::Number)
+        }
     }
 }
 
@@ -155,20 +148,15 @@ impl Bringer {
             None => Ok(()),
             Some(Want::Input) => self.bring_input(request).await,
             Some(Want::Number) => {
-                self.find_base(request).await;
+                if let Some((reference, _)) = request.spec.kind.committed_as() {
+                    let name = request.name(&reference);
+                    request.base = self.number(&name).await;
+                }
                 Ok(())
             }
             Some(want @ (Want::ResourceCache | Want::TaskCache(_))) => {
                 self.bring_cache(request, want).await
             }
-        }
-    }
-
-    /// The number that the commit of a volume follows, if the tier answers soon.
-    async fn find_base(&self, request: &mut PublishRequest) {
-        if let Some((reference, _)) = request.spec.kind.committed_as() {
-            let name = request.name(&reference);
-            request.base = self.number(&name).await;
         }
     }
 
@@ -261,8 +249,8 @@ impl Bringer {
         Ok(true)
     }
 
-    /// What the volume may start from, up to the first that is on this node, with the answers of the
-    /// peers and the tier. All questions are asked at once.
+    /// What the volume may start from, up to the first that is on this node, with the answers of
+    /// the peers and the tier. All questions are asked at once.
     async fn look(&self, request: &PublishRequest, want: Want) -> Vec<Candidate> {
         let mut options = Vec::new();
         for origin in request.origins() {
@@ -344,10 +332,10 @@ impl Bringer {
         }
     }
 
-    /// The name of the newest commit of all task caches whose key begins so, on other nodes. `None`:
-    /// there is none, or none is known in time.
+    /// The name of the newest commit of all task caches whose key begins so, on other nodes.
+    /// `None`: there is none, or none is known in time.
     async fn newest(&self, tenant: Tenant, prefix: &CacheKey, until: Instant) -> Option<Name> {
-        let peers = self.context.peers.as_ref()?;
+        let peers = self.context.asked_peers()?;
         let newest = peers.newest(&tenant, prefix);
         let key = timeout_at(until, newest).await.ok().flatten()?;
         let reference = Reference::TaskCache(key);
@@ -457,7 +445,7 @@ impl Bringer {
             if let Ok(search::Found { answer, makers, .. }) = answer {
                 state = self.state_of(&answer, &makers);
                 let has_failed = matches!(answer, Answer::Failed(_));
-                let is_alone = self.context.peers.is_none();
+                let is_alone = self.context.asked_peers().is_none();
                 if has_failed && is_alone && self.context.health.permanent_of(&name.tenant) {
                     // Asking again is of no use until a person changes something.
                     return self.gives_up(reference, state, began);
@@ -482,7 +470,7 @@ impl Bringer {
                 }
             }
             // A question that the controller has held for a while needs no pause after it.
-            let is_told = self.context.peers.as_ref().is_some_and(|it| it.is_told());
+            let is_told = self.context.asked_peers().is_some_and(|it| it.is_told());
             let was_held = is_told && took >= pause + HELD;
             let longest = if was_held { FIRST } else { LONGEST };
             pause = (began.elapsed() / 20).clamp(FIRST, longest);
@@ -512,7 +500,7 @@ impl Bringer {
                 // Each caller limits how long it waits. A tier that hangs must not keep the
                 // peers from being asked again.
                 let settings = &context.settings;
-                let limit = match context.peers {
+                let limit = match context.asked_peers() {
                     None => settings.input_wait,
                     Some(_) => settings.ask,
                 };
@@ -531,8 +519,7 @@ impl Bringer {
     /// How far the search for an input is, in words.
     fn state_of(&self, answer: &Answer, makers: &[NodeId]) -> String {
         let context = &self.context;
-        let has_tier = context.settings.sources.has_tier();
-        let (tier, peers) = (context.store.as_ref().filter(|_| has_tier), &context.peers);
+        let (tier, peers) = (context.asked_tier(), context.asked_peers());
         let is_there = matches!(answer, Answer::Content { .. });
         if let (Some(maker), false) = (makers.first(), is_there) {
             return format!("a step on node {} is making it", maker.as_str());

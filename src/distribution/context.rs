@@ -29,10 +29,8 @@ pub(super) struct Context {
     pub(super) engine: Engine,
     /// The shared tier, if there is one.
     pub(super) store: Option<Store>,
-    /// The other nodes, if they are asked.
+    /// The other nodes. They may ask this one, whether it asks them or not.
     pub(super) peers: Option<Arc<dyn Peers>>,
-    /// The other nodes, for their counters: they may ask, and not be asked.
-    pub(super) figures: Option<Arc<dyn Peers>>,
     pub(super) settings: Settings,
     pub(super) health: Health,
     pub(super) counters: Counters,
@@ -94,8 +92,7 @@ impl Context {
         Self {
             engine,
             store,
-            figures: peers.clone(),
-            peers: peers.filter(|_| settings.sources.has_peers()),
+            peers,
             settings,
             health: Health::default(),
             counters: Counters::default(),
@@ -114,9 +111,17 @@ impl Context {
         store.expect("uploads, clears and questions begin only with a tier")
     }
 
-    /// The tier as a source, if there is one.
-    pub(super) fn bucket(&self) -> Option<Bucket> {
-        self.store.clone().map(Bucket::new)
+    /// The other nodes, if content may come from them.
+    pub(super) fn asked_peers(&self) -> Option<&Arc<dyn Peers>> {
+        let sources = self.settings.sources;
+        self.peers.as_ref().filter(|_| sources.has_peers())
+    }
+
+    /// The tier, if content may come from it.
+    pub(super) fn asked_tier(&self) -> Option<Bucket> {
+        let sources = self.settings.sources;
+        let store = self.store.as_ref().filter(|_| sources.has_tier());
+        store.cloned().map(Bucket::new)
     }
 
     pub(super) fn workers(&self, name: &'static str, most: usize) -> Workers {

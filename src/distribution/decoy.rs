@@ -1,5 +1,5 @@
-//! Names and keys that nothing has. They are asked about in the place of those that a volume may not
-//! read, so that the answer, its time and all messages are those of missing content.
+//! Names and keys that nothing has. They are asked about in the place of those that a volume may
+//! not read, so that the answer, its time and all messages are those of missing content.
 
 use crate::model::{CacheKey, Name, Reference};
 

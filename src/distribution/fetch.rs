@@ -273,8 +273,7 @@ impl Fetcher {
     ) -> Result<Arc<Table>> {
         let context = &self.context;
         let layer: &LayerRef = &found.manifest.layers[index];
-        let has_tier = context.settings.sources.has_tier();
-        let sources = found.sources(context.bucket().filter(|_| has_tier));
+        let sources = found.sources(context.asked_tier());
         let sources: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
         let stop = || context.is_stopping() || (place.stop)();
         let mut pause = PAUSE;

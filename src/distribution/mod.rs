@@ -237,7 +237,7 @@ impl Distribution {
             damage_reported: value(&counters.damage_reported),
             permanent_error: self.context.health.is_unusable(),
             has_tier,
-            peers: self.context.figures.as_ref().map(|it| it.figures()),
+            peers: self.context.peers.as_ref().map(|it| it.figures()),
         }
     }
 

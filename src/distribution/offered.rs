@@ -106,10 +106,11 @@ impl Offered {
 
     /// The same as a message says it. The first peers are the ones that are asked first.
     pub(super) fn from(&self) -> String {
+        if self.source() == ContentSource::Shared {
+            return "the shared tier".to_owned();
+        }
         let names: Vec<&str> = self.holders.iter().map(|(name, _)| &**name).collect();
         match names[..] {
-            _ if self.prefers_tier => "the shared tier".to_owned(),
-            [] => "the shared tier".to_owned(),
             [name] => format!("peer {name}"),
             [one, two, _, _, ..] => format!("peers {one}, {two} and {} more", names.len() - 2),
             _ => format!("peers {}", names.join(", ")),

@@ -31,8 +31,8 @@ fn unasked() -> Answer {
 }
 
 /// Asks about a name until `until`. `here`: the content on this node that has the name. With some,
-/// no peer is asked: a peer must not delay a pod whose content is here. `patience`: what peers do if
-/// there is no content.
+/// no peer is asked: a peer must not delay a pod whose content is here. `patience`: what peers do
+/// if there is no content.
 pub(super) async fn search(
     context: &Context,
     asker: &Arc<Asker>,
@@ -50,7 +50,7 @@ pub(super) async fn search(
         Detail::Number
     };
     let ask = asker.ask(name, detail);
-    let peers = context.peers.as_ref().filter(|_| here.is_none());
+    let peers = context.asked_peers().filter(|_| here.is_none());
     let Some(peers) = peers else {
         let answer = timeout_at(until, ask).await.unwrap_or_else(|_| unasked());
         let tier = answer.there();

@@ -83,7 +83,7 @@ pub struct Entered {
 }
 
 impl Entered {
-    /// It waits for no peer and not for the tier any more. Only the engine knows what it waits for.
+    /// It no longer waits for a peer or the tier. Only the engine knows what it waits for.
     pub fn brought(&self) {
         if let Some(listed) = self.waiting.0.lock().get_mut(&self.volume) {
             *listed = None;

@@ -74,14 +74,11 @@ impl Catalog {
         &self.names
     }
 
-    /// The newest commit of all task caches whose key begins so. The cost does not grow with the
-    /// number of caches that begin so, but with a small part of it ([`KeyIndex`]).
+    /// The newest commit of all task caches whose key begins so. The cost is bounded, however many
+    /// keys begin so ([`KeyIndex`]).
     pub(super) fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<&Sealed> {
-        let (key, _) = self.keys.newest(tenant, prefix)?;
-        self.owner(&Name {
-            tenant: tenant.clone(),
-            reference: Reference::TaskCache(key.clone()),
-        })
+        let (_, (_, id)) = self.keys.newest(tenant, prefix)?;
+        self.artifacts.get(&id)
     }
 
     /// The artifact that this name points at.

@@ -65,7 +65,9 @@ pub(super) async fn keep(inner: Arc<Inner>) {
         engine.with_reserve(|| store::write_policies(&engine.dirs.root, &policies))?;
         Ok::<_, crate::sys::Error>(())
     });
-    let written = written.await.map(|written| written.context("write them"));
+    let written = written
+        .await
+        .map(|written| written.context("write the cache policies"));
     let failed = written.and_then(|written| written).err();
     let was_said = std::mem::replace(&mut kept.is_failing, failed.is_some());
     if let Some(error) = failed {

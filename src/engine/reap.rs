@@ -1,11 +1,12 @@
 //! Garbage collection: cycles that free space, and the walks after them.
 //!
 //! What frees space runs in rounds, on a thread of its own and in this order: expired and unnamed
-//! artifacts, those beyond their namespace's limits, layers that nothing refers to, the trash, eviction when space is short, deferred
-//! teardowns, the reserve. Calls that found no space wait for a round, so its length must not
-//! depend on a tenant's trees. Steps that walk trees run after each round, on the thread for walks:
-//! sizes that are not known yet, then stacks that grew long (`flatten`). An artifact leaves the
-//! index before its layers leave their place; a layer leaves its place before it is deleted.
+//! artifacts, those beyond their namespace's limits, layers that nothing refers to, the trash,
+//! eviction when space is short, deferred teardowns, the reserve. Calls that found no space wait
+//! for a round, so its length must not depend on a tenant's trees. Steps that walk trees run after
+//! each round, on the thread for walks: sizes that are not known yet, then stacks that grew long
+//! (`flatten`). An artifact leaves the index before its layers leave their place; a layer leaves
+//! its place before it is deleted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -260,11 +260,10 @@ async fn decide(
     if plan.fence < state.fences.least(&name) {
         return Ok(Verdict::GiveUp(NotCommitted::Cleared));
     }
-    let account = record.pod.service_account.as_deref();
-    Ok(match state.policies.commit(&name, account) {
+    Ok(match state.policies.commit_of(plan, record) {
         CommitRight::Allowed => Verdict::Seal,
         CommitRight::NotAllowed => Verdict::GiveUp(NotCommitted::NotAllowed {
-            account: account.map(str::to_owned),
+            account: record.pod.service_account.clone(),
         }),
         CommitRight::Unknown => {
             let volumes = &mut state.volumes;
@@ -450,8 +449,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             return Err(Error::Cleared(name));
         }
         // So may a change of the policies.
-        let account = record.pod.service_account.as_deref();
-        if state.policies.commit(&name, account) != CommitRight::Allowed {
+        if state.policies.commit_of(plan, record) != CommitRight::Allowed {
             return Err(Error::CommitNotAllowed(name));
         }
         state.catalog.add_artifact(artifact);

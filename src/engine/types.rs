@@ -83,9 +83,7 @@ impl PublishRequest {
             reference: reference.clone(),
         }
     }
-}
 
-impl PublishRequest {
     /// The name that an input reads: in the namespace of the volume, or in the one that its pod
     /// names.
     #[must_use]

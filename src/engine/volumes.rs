@@ -267,10 +267,8 @@ impl Volumes {
 
 /// Whether the policies as they are do not let this volume be committed.
 fn is_refused(record: &VolumeRecord, policies: &Policies) -> bool {
-    let account = record.pod.service_account.as_deref();
-    record.seal.as_ref().is_some_and(|plan| {
-        policies.commit(&plan.name(&record.tenant), account) == CommitRight::NotAllowed
-    })
+    let plan = record.seal.as_ref();
+    plan.is_some_and(|plan| policies.commit_of(plan, record) == CommitRight::NotAllowed)
 }
 
 /// Content that volumes are about to become.
@@ -330,8 +328,11 @@ impl Volumes {
         let mut all = seals.chain(self.live.values()).filter(makes);
         all.next().map(|volume| {
             let pod = &volume.record.pod.name;
+            let plan = volume.record.seal.as_ref();
+            let needs_outcome = volume.outcome().is_none()
+                && plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess);
             match volume.state() {
-                VolumeState::AwaitingOutcome if volume.outcome().is_some() => {
+                VolumeState::AwaitingOutcome if !needs_outcome => {
                     "this node does not know the cluster's cache policies yet".to_owned()
                 }
                 VolumeState::AwaitingOutcome => {

@@ -1,5 +1,6 @@
 //! Limits of namespaces over all nodes: what the nodes report, and the orders to evict, to those
-//! nodes that have such content. `catalog` decides; `k8s` knows the limits, and asks again and again.
+//! nodes that have such content. `catalog` decides; `k8s` knows the limits, and asks again and
+//! again.
 
 use std::sync::Arc;
 

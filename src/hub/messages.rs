@@ -81,7 +81,8 @@ fn object_name(text: &str) -> Option<Box<str>> {
     is_name.then(|| text.into())
 }
 
-/// A cache that a node reports, for people. A name that is not the entry's would be shown to them.
+/// A cache that a node reports, with its name. It must be the name of the entry: lists show it, and
+/// beginnings of keys find it.
 fn cache(entry: &wire::Entry) -> Result<ToldCache, &'static str> {
     let asked = wire::FindRequest {
         tenant: entry.tenant.clone(),

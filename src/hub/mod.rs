@@ -2,8 +2,9 @@
 //! where content is. `docs/catalog.md` says what is guaranteed, `proto/hub.proto` is the protocol.
 //!
 //! ```text
-//! engine names ─▶ node ─▶ TLS, pinned key ─▶ serve ─▶ Catalog
-//! peer::client ─▶ node ─▶ Find ────────────▶ serve ─▶ Catalog
+//! engine names ─▶ node ─▶ TLS, pinned key ─▶ serve ─────▶ Catalog
+//! peer::client ─▶ node ─▶ Find ────────────▶ questions ─▶ Catalog
+//! k8s ─▶ chain, policies, budgets ─▶ serve ─▶ node ─▶ engine
 //! ```
 //!
 //! `catalog` decides, without I/O. This module has the streams and the clocks.

@@ -1,7 +1,7 @@
-//! The node's side: one stream to the controller, over which it reports its names as they change,
-//! and now and then what namespaces use. It follows the controller's time, gives up outputs that
-//! another node made again, and evicts what the controller orders. And questions where the content
-//! of a name is.
+//! The node's side: one stream to the controller. The node reports its names as they change, and
+//! now and then what namespaces use. It follows the controller's time, applies its clears and cache
+//! policies, gives up outputs that another node made again, and evicts what the controller orders.
+//! It also asks the controller where the content of a name is.
 //!
 //! Without a controller nothing here fails: the node asks all its peers.
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use prost::Message as _;
 
 use super::messages::to_node;
-use super::serve::{Inner, State};
+use super::serve::{Inner, State, WAITING};
 use crate::catalog::SessionId;
 use crate::distribution::roster::Policing;
 use crate::model::{NamespacePolicy, Rule, Tenant};
@@ -17,6 +17,9 @@ use wire::to_node::Kind as To;
 /// A part of all policies is sent as soon as it is so large. A namespace adds at most as much
 /// (`NamespacePolicy::MOST_BYTES`), so a part is smaller than a message may be.
 const PART: usize = 256 << 10;
+/// With more changed namespaces than this, all policies are sent: a part has many of them, and a
+/// stream takes [`WAITING`] messages only.
+const MOST_CHANGES: usize = WAITING / 8;
 
 /// The policies of a hub. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
@@ -25,10 +28,10 @@ pub struct PolicyBook(pub(super) Arc<Inner>);
 impl Policing for PolicyBook {
     fn set(&self, policies: BTreeMap<Tenant, NamespacePolicy>) {
         let mut state = self.0.state.lock();
-        let before = state.policies.take();
-        let messages = match &before {
-            Some(before) => changes(before, &policies),
-            None => parts(&policies),
+        let changed = state.policies.take().map(|it| changes(&it, &policies));
+        let messages = match changed {
+            Some(changed) if changed.len() <= MOST_CHANGES => changed,
+            _ => parts(&policies),
         };
         state.policies = Some(policies);
         // The others get them with their Welcome.

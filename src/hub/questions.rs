@@ -1,5 +1,5 @@
-//! The controller's side: questions where content is. The catalog decides; a question that finds
-//! nothing waits here for a change.
+//! The controller's side: questions of nodes, and of the locality webhook, where content is. The
+//! catalog decides; a question that finds nothing waits here for a change.
 
 use std::future::Future;
 use std::sync::atomic::Ordering;
@@ -49,17 +49,19 @@ impl Inner {
     ) -> Result<Response<wire::FindResponse>, Status> {
         let mut wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
         let names = if request.prefix {
-            let asked = messages::prefix(request).map_err(Status::invalid_argument)?;
+            let (tenant, prefix) = messages::prefix(request).map_err(Status::invalid_argument)?;
+            self.questions.fetch_add(1, Ordering::Relaxed);
             wait = Duration::ZERO;
-            match self.newest(&asked.0, &asked.1) {
+            match self.newest(&tenant, &prefix) {
                 Newest::Of(name) => vec![name],
                 Newest::Nothing => return Ok(nothing(&Answer::Nothing)),
                 Newest::Incomplete => return Ok(nothing(&Answer::Incomplete)),
             }
         } else {
-            messages::names(request).map_err(Status::invalid_argument)?
+            let names = messages::names(request).map_err(Status::invalid_argument)?;
+            self.questions.fetch_add(1, Ordering::Relaxed);
+            names
         };
-        self.questions.fetch_add(1, Ordering::Relaxed);
         let asked = Asked::new(names.clone(), &self.members.zone(node));
         let answer = self.find(asked, wait).await;
         Ok(Response::new(messages::response(&names, &answer)))

@@ -1,5 +1,7 @@
-//! The controller's side: the streams of the nodes, and answers to their questions. It finds out
-//! which node calls from the key of the connection, and passes on what the catalog decides.
+//! The controller's side: the streams of the nodes, their messages, and the passing of time. It
+//! finds out which node calls from the key of the connection, and passes on what the catalog
+//! decides. Parts of what a stream carries have files of their own: `chain`, `policies`, `budgets`.
+//! Calls of `Find` are in `questions`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -74,8 +76,8 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Binds the address, and makes a key for this run. The nodes report what namespaces use at most
-    /// once in `usage`.
+    /// Binds the address, and makes a key for this run. The nodes report what namespaces use at
+    /// most once in `usage`.
     pub async fn open(
         listen: SocketAddr,
         members: Arc<dyn Members>,
@@ -321,8 +323,8 @@ impl Inner {
         state.held.retain(|asker| !asker.is_closed());
     }
 
-    /// Ends the streams of nodes whose Pool was deleted, or has another key now. The keys are looked
-    /// up without the lock: there may be many.
+    /// Ends the streams of nodes whose Pool was deleted, or has another key now. The keys are
+    /// looked up without the lock: there may be many.
     fn end_withdrawn(&self) {
         let state = self.state.lock();
         let streams = state.streams.values();

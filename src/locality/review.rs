@@ -175,9 +175,9 @@ impl Question {
         &self.uid
     }
 
-    /// The content that the volumes of this driver start from, for each volume in the order in which
-    /// it is tried. Each list is there once. A volume with wrong attributes has none: the node
-    /// refuses it later, with the reason.
+    /// The content that the volumes of this driver start from, for each volume in the order in
+    /// which it is tried. Each list is there once. A volume with wrong attributes has none: the
+    /// node refuses it later, with the reason.
     pub(super) fn origins(&self, driver: &str) -> BTreeSet<Vec<TenantOrigin>> {
         let tenant = self.namespace.as_deref().and_then(|it| it.parse().ok());
         let (Some(spec), Some(tenant)) = (self.pod(), tenant) else {

@@ -124,19 +124,16 @@ impl Limits {
             artifacts = artifacts.saturating_add(node.artifacts);
             unused.extend_from_slice(&node.unused);
         }
-        let is_unused = unused
-            .iter()
-            .fold((0_u64, 0_u64), |(bytes, count), bucket| {
-                (
-                    bytes.saturating_add(bucket.bytes),
-                    count.saturating_add(bucket.artifacts),
-                )
-            });
+        let sum = |of: fn(&Bucket) -> u64| {
+            let each = unused.iter().map(of);
+            each.fold(0, u64::saturating_add)
+        };
+        let (unused_bytes, unused_artifacts) = (sum(|it| it.bytes), sum(|it| it.artifacts));
         let exceeds = |used: u64, unused: u64, limit: Option<u64>| {
             limit.is_some_and(|limit| used.saturating_sub(unused) > limit)
         };
-        let over_budget = exceeds(bytes, is_unused.0, self.bytes)
-            || exceeds(artifacts, is_unused.1, self.artifacts);
+        let over_budget = exceeds(bytes, unused_bytes, self.bytes)
+            || exceeds(artifacts, unused_artifacts, self.artifacts);
         let mut need_bytes = excess(bytes, self.bytes);
         let mut need = excess(artifacts, self.artifacts);
         unused.sort_unstable_by_key(|bucket| bucket.last_used_before);

@@ -49,7 +49,7 @@ pub use persistent_volume::{
     SnapshotId, Ttl,
 };
 pub use place::{Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
-pub use policy::{CommitRight, NamePattern, NamespacePolicy, PatternError, Policies, Rule, Rules};
+pub use policy::{CommitRight, NamePattern, NamespacePolicy, PatternError, Policies, Rule};
 pub use quantity::{parse_bytes, quantity, readable_bytes};
 pub use root::RootAttributes;
 pub use time::{Timestamp, readable_age};

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::name::{CacheKey, Name, NameError, Reference, Tenant};
+use super::volume::{SealPlan, VolumeRecord};
 
 /// Names that a rule selects: `task-cache/main`, or `task-cache/main-*`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -160,7 +161,8 @@ impl NamespacePolicy {
     /// The longest that it may be as JSON, in bytes, so that it fits in one message to a node.
     pub const MOST_BYTES: usize = 512 << 10;
 
-    /// No pod may commit anything: what holds where the real policies cannot be used.
+    /// What holds where the real policies cannot be used: no pod may commit anything, no other
+    /// namespace may read, and there is no size limit.
     #[must_use]
     pub fn closed() -> Self {
         let kinds = [
@@ -188,83 +190,74 @@ impl NamespacePolicy {
     }
 }
 
-/// What one rule grants. All its patterns share it: a rule may have many of them.
+/// Places of rules in [`NamespacePolicy::rules`].
+type Places = Vec<usize>;
+
+/// The policy of a namespace, with an index of its rules: a decision looks at the patterns that fit
+/// a name, not at all of them.
 #[derive(Debug)]
-struct Rights {
-    commit: Option<BTreeSet<String>>,
-    read: BTreeSet<Tenant>,
-}
-
-/// What all rules with one pattern grant together.
-#[derive(Debug, Clone, Default)]
-struct Grant(Vec<Arc<Rights>>);
-
-impl Grant {
-    fn add(&mut self, rights: &Arc<Rights>) {
-        // A rule may have a pattern twice.
-        if !self.0.last().is_some_and(|last| Arc::ptr_eq(last, rights)) {
-            self.0.push(Arc::clone(rights));
-        }
-    }
-}
-
-/// The rules of all policies of a namespace. A decision looks at the patterns that fit a name, not
-/// at all of them.
-#[derive(Debug, Clone, Default)]
-pub struct Rules {
-    exact: HashMap<(NameKind, Box<str>), Grant>,
+struct Indexed {
+    policy: NamespacePolicy,
+    exact: HashMap<(NameKind, Box<str>), Places>,
     /// By length, so that a name is compared with one prefix of each length.
-    prefixes: BTreeMap<(NameKind, usize), HashMap<Box<str>, Grant>>,
+    prefixes: BTreeMap<(NameKind, usize), HashMap<Box<str>, Places>>,
 }
 
-impl Rules {
-    /// Builds the index.
-    #[must_use]
-    pub fn new<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
-        let mut index = Self::default();
-        for rule in rules {
-            let rights = Arc::new(Rights {
-                commit: rule.commit.clone(),
-                read: rule.read.clone(),
-            });
+impl Indexed {
+    fn new(policy: NamespacePolicy) -> Self {
+        let (mut exact, mut prefixes) = (HashMap::new(), BTreeMap::new());
+        for (place, rule) in policy.rules.iter().enumerate() {
             for NamePattern {
                 kind,
                 text,
                 is_prefix,
             } in &rule.names
             {
-                let grant = if *is_prefix {
-                    let length = index.prefixes.entry((*kind, text.len())).or_default();
+                let places: &mut Places = if *is_prefix {
+                    let length: &mut HashMap<_, _> =
+                        prefixes.entry((*kind, text.len())).or_default();
                     length.entry(text.clone()).or_default()
                 } else {
-                    index.exact.entry((*kind, text.clone())).or_default()
+                    exact.entry((*kind, text.clone())).or_default()
                 };
-                grant.add(&rights);
+                // A rule may have a pattern twice.
+                if places.last() != Some(&place) {
+                    places.push(place);
+                }
             }
         }
-        index
+        Self {
+            policy,
+            exact,
+            prefixes,
+        }
     }
 
-    /// What the rules that select this name grant.
-    fn selecting<'a>(&'a self, reference: &'a Reference) -> impl Iterator<Item = &'a Rights> {
+    /// The rules that select this name.
+    fn selecting<'a>(&'a self, reference: &'a Reference) -> impl Iterator<Item = &'a Rule> {
         let (kind, text) = parts(reference);
         let exact = self.exact.get(&(kind, text.into())).into_iter();
-        let exact = exact.flat_map(|grant| grant.0.iter().map(Arc::as_ref));
+        let exact = exact.flat_map(|places| self.rules(places));
         exact.chain(self.covering(kind, text))
     }
 
-    /// What the patterns with a `*` grant that fit all names that begin with this text.
-    fn covering<'a>(&'a self, kind: NameKind, text: &'a str) -> impl Iterator<Item = &'a Rights> {
+    /// The rules with a pattern with a `*` that fits all names that begin with this text.
+    fn covering<'a>(&'a self, kind: NameKind, text: &'a str) -> impl Iterator<Item = &'a Rule> {
         let lengths = self.prefixes.range((kind, 0)..=(kind, text.len()));
         // A length may end within a character; then no prefix of this length fits.
-        let grants = lengths.filter_map(|((_, length), it)| it.get(text.get(..*length)?));
-        grants.flat_map(|grant| grant.0.iter().map(Arc::as_ref))
+        let places = lengths.filter_map(|((_, length), it)| it.get(text.get(..*length)?));
+        places.flat_map(|places| self.rules(places))
+    }
+
+    fn rules<'a>(&'a self, places: &'a [usize]) -> impl Iterator<Item = &'a Rule> {
+        places
+            .iter()
+            .filter_map(|place| self.policy.rules.get(*place))
     }
 
     /// Whether a pod with this service account may commit content under this name. Without a rule
     /// that lists accounts, every pod of the namespace may.
-    #[must_use]
-    pub fn may_commit(&self, reference: &Reference, account: Option<&str>) -> bool {
+    fn may_commit(&self, reference: &Reference, account: Option<&str>) -> bool {
         let mut is_listed = false;
         for accounts in self
             .selecting(reference)
@@ -280,15 +273,13 @@ impl Rules {
 
     /// Whether pods of this other namespace may read all task caches whose key begins so: a rule's
     /// pattern covers them.
-    #[must_use]
-    pub fn may_read_all(&self, prefix: &CacheKey, reader: &Tenant) -> bool {
+    fn may_read_all(&self, prefix: &CacheKey, reader: &Tenant) -> bool {
         let mut rights = self.covering(NameKind::TaskCache, prefix.as_str());
         rights.any(|it| it.read.contains(reader))
     }
 
     /// Whether pods of this other namespace may read content of this name.
-    #[must_use]
-    pub fn may_read(&self, reference: &Reference, reader: &Tenant) -> bool {
+    fn may_read(&self, reference: &Reference, reader: &Tenant) -> bool {
         self.selecting(reference).any(|it| it.read.contains(reader))
     }
 }
@@ -302,13 +293,6 @@ pub enum CommitRight {
     NotAllowed,
     /// The policies are not known yet: the decision waits, as for a late outcome.
     Unknown,
-}
-
-/// The policies of a namespace with the index of their rules.
-#[derive(Debug)]
-struct Indexed {
-    policy: NamespacePolicy,
-    rules: Rules,
 }
 
 /// The policies of all namespaces, as a node knows them. Cheap to change: the namespaces are
@@ -341,8 +325,7 @@ impl Policies {
         if policy == NamespacePolicy::default() {
             all.remove(&tenant);
         } else {
-            let rules = Rules::new(&policy.rules);
-            all.insert(tenant, Arc::new(Indexed { policy, rules }));
+            all.insert(tenant, Arc::new(Indexed::new(policy)));
         }
     }
 
@@ -364,31 +347,39 @@ impl Policies {
             return CommitRight::Unknown;
         }
         match self.of(&name.tenant) {
-            Some(it) if !it.rules.may_commit(&name.reference, account) => CommitRight::NotAllowed,
+            Some(it) if !it.may_commit(&name.reference, account) => CommitRight::NotAllowed,
             _ => CommitRight::Allowed,
         }
+    }
+
+    /// Whether a volume may be committed as its plan says.
+    #[must_use]
+    pub fn commit_of(&self, plan: &SealPlan, record: &VolumeRecord) -> CommitRight {
+        let account = record.pod.service_account.as_deref();
+        self.commit(&plan.name(&record.tenant), account)
     }
 
     /// Whether a rule selects this name.
     #[must_use]
     pub fn select(&self, name: &Name) -> bool {
         let indexed = self.of(&name.tenant);
-        indexed.is_some_and(|it| it.rules.selecting(&name.reference).next().is_some())
+        indexed.is_some_and(|it| it.selecting(&name.reference).next().is_some())
     }
 
     /// Whether a pod of this namespace may read content of this name. Its own namespace always
     /// may; another one only by a known rule.
     #[must_use]
     pub fn may_read(&self, name: &Name, reader: &Tenant) -> bool {
-        let by_rule = |it: &Indexed| it.rules.may_read(&name.reference, reader);
+        let by_rule = |it: &Indexed| it.may_read(&name.reference, reader);
         *reader == name.tenant || self.of(&name.tenant).is_some_and(by_rule)
     }
 
     /// Whether a pod of the namespace `reader` may read all task caches of `owner` whose key begins
-    /// so. Where some of them are not for it, the pattern finds none: the answer would tell of them.
+    /// so. Where some of them are not for it, the pattern finds none: the answer would tell of
+    /// them.
     #[must_use]
     pub fn may_read_all(&self, owner: &Tenant, prefix: &CacheKey, reader: &Tenant) -> bool {
-        let by_rule = |it: &Indexed| it.rules.may_read_all(prefix, reader);
+        let by_rule = |it: &Indexed| it.may_read_all(prefix, reader);
         reader == owner || self.of(owner).is_some_and(by_rule)
     }
 
@@ -417,6 +408,13 @@ mod tests {
             commit: commit.map(|accounts| accounts.iter().map(ToString::to_string).collect()),
             read: read.iter().map(|name| tenant(name)).collect(),
         }
+    }
+
+    fn index(rules: impl IntoIterator<Item = Rule>) -> Indexed {
+        Indexed::new(NamespacePolicy {
+            rules: rules.into_iter().collect(),
+            ..NamespacePolicy::default()
+        })
     }
 
     fn reference(text: &str) -> Reference {
@@ -459,7 +457,7 @@ mod tests {
         ];
         for turn in 0..rules.len() {
             let turned = rules.iter().cycle().skip(turn).take(rules.len());
-            let index = Rules::new(turned);
+            let index = index(turned.cloned());
             for (name, account, expected) in [
                 ("task-cache/main", Some("release"), true),
                 ("task-cache/main", Some("nightly"), true),
@@ -482,7 +480,7 @@ mod tests {
 
     #[test]
     fn all_keys_that_begin_so_are_read_only_by_a_pattern_that_covers_them() {
-        let index = Rules::new(&[
+        let index = index([
             rule(&["task-cache/main-*"], None, &["pr"]),
             rule(&["task-cache/next-1"], None, &["pr"]),
             rule(&["resource-cache/*"], None, &["pr"]),
@@ -510,13 +508,13 @@ mod tests {
             rule(&names, Some(&["release"]), &["pr"]),
             rule(&names, Some(&["nightly"]), &[]),
         ];
-        let index = Rules::new(&rules);
+        let index = index(rules);
         let mut found = std::collections::HashSet::new();
         for name in &names {
             let name = reference(&name.replace('*', "b"));
-            let rights: Vec<&Rights> = index.selecting(&name).collect();
-            assert_eq!(rights.len(), 2, "{name}");
-            found.extend(rights.into_iter().map(std::ptr::from_ref));
+            let selecting: Vec<&Rule> = index.selecting(&name).collect();
+            assert_eq!(selecting.len(), 2, "{name}");
+            found.extend(selecting.into_iter().map(std::ptr::from_ref));
             assert!(index.may_commit(&name, Some("nightly")), "{name}");
         }
         assert_eq!(found.len(), 2, "one for each rule");
@@ -524,7 +522,7 @@ mod tests {
 
     #[test]
     fn prefixes_and_names_of_many_bytes_a_character_meet() {
-        let index = Rules::new(&[rule(&["task-cache/ü*", "task-cache/a*"], Some(&[]), &[])]);
+        let index = index([rule(&["task-cache/ü*", "task-cache/a*"], Some(&[]), &[])]);
         for (key, expected) in [("ü", false), ("über", false), ("鍵", true), ("a鍵", false)] {
             let name = reference(&format!("task-cache/{key}"));
             assert_eq!(index.may_commit(&name, None), expected, "{key}");

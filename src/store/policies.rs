@@ -1,7 +1,7 @@
 //! `policies.json`: the policies of all namespaces, as the controller told them last.
 //!
-//! It is replaced durably. A file that does not parse is none: the node then holds commits until the
-//! controller has told it the policies.
+//! It is replaced durably. A file that does not parse is none: the node then holds commits until
+//! the controller has told it the policies.
 
 use std::collections::BTreeMap;
 

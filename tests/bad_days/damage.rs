@@ -7,13 +7,12 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::engine::{Engine, Error};
-use baggageclaim::model::{ClaimParameters, MutableParameters, Outcome};
+use baggageclaim::model::Outcome;
 use baggageclaim::store::{Change, Index, PoolDirs};
 use baggageclaim::sys::Dir;
 
-use crate::common::bench::{Bench, Ground, eventually, names, open_again, request};
+use crate::common::bench::{Bench, Ground, empty_claim, eventually, names, open_again, request};
 use crate::common::{Fs, Snapshot, assert_same, require_bench};
 
 /// A pool of some history: caches, outputs, a flattened chain, a name that moved, two tenants.
@@ -537,14 +536,7 @@ async fn a_place_that_cannot_be_read_is_a_finding_and_hides_no_other_one() {
         .await;
     bench.engine.reap().await.expect("reap");
     bench.publish("pod", "live", &[]).await;
-    let claim = CreateClaim {
-        name: "claim".to_owned(),
-        required_bytes: 0,
-        limit_bytes: None,
-        parameters: ClaimParameters::default(),
-        mutable: MutableParameters::default(),
-        source: None,
-    };
+    let claim = empty_claim("claim");
     let claim = bench.engine.create_claim(claim).await.expect("made");
     bench.assert_whole().await;
 

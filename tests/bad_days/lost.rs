@@ -6,7 +6,7 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
 use std::time::Instant;
 
-use crate::common::bench::{Bench, NEVER, eventually};
+use crate::common::bench::{Bench, NEVER, empty_claim, eventually};
 use crate::common::disk::{Broken, SmallDisk, fill, require_small_disk, sync};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
@@ -202,12 +202,8 @@ async fn nor_when_another_process_got_the_report() {
 async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
     let (disk, bench) = require_small_disk!();
     let make = |name: &str, source| CreateClaim {
-        name: name.to_owned(),
-        required_bytes: 0,
-        limit_bytes: None,
-        parameters: ClaimParameters::default(),
-        mutable: MutableParameters::default(),
         source,
+        ..empty_claim(name)
     };
     let mounted = async |bench: &Bench, claim: &PersistentVolume| {
         let target = bench.target(claim.name.as_str());

@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use baggageclaim::engine::claims::{CreateClaim, MountClaim};
+use baggageclaim::engine::claims::MountClaim;
 use baggageclaim::engine::{Config, Engine, Error};
-use baggageclaim::model::{ClaimParameters, MutableParameters, PersistentVolume};
+use baggageclaim::model::PersistentVolume;
 use rustix::fs::IFlags;
 
-use crate::common::bench::{Bench, NEVER, names, open_again, request, require_bench};
+use crate::common::bench::{Bench, NEVER, empty_claim, names, open_again, request, require_bench};
 use crate::common::disk::sync;
 
 const BASE: [(&str, &str); 2] = [("type", "output"), ("name", "base")];
@@ -65,14 +65,7 @@ async fn unmount(bench: &Bench, claim: &PersistentVolume) {
 }
 
 async fn create_claim(bench: &Bench) -> PersistentVolume {
-    let request = CreateClaim {
-        name: "claim".to_owned(),
-        required_bytes: 0,
-        limit_bytes: None,
-        parameters: ClaimParameters::default(),
-        mutable: MutableParameters::default(),
-        source: None,
-    };
+    let request = empty_claim("claim");
     bench.engine.create_claim(request).await.expect("made")
 }
 

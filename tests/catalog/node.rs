@@ -109,7 +109,8 @@ pub(crate) struct Node {
     fault: Option<Fault>,
 }
 
-/// Decides between two commits of one millisecond on two nodes. In a cluster, the artifacts' ids do.
+/// Decides between two commits of one millisecond on two nodes. In a cluster, the artifacts' ids
+/// do.
 fn tie(node: &str) -> u32 {
     node.bytes().map(u32::from).sum()
 }

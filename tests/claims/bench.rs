@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
+use crate::common::bench::empty_claim;
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::{Config, Engine, Error, Result};
-use baggageclaim::model::{
-    ClaimParameters, ClaimSource, MutableParameters, PersistentVolume, Snapshot,
-};
+use baggageclaim::model::{ClaimSource, PersistentVolume, Snapshot};
 
 use super::common::{self, Fs, Lab};
 
@@ -31,14 +30,7 @@ pub(crate) struct Bench {
 
 /// A request for an empty claim.
 pub(crate) fn request(name: &str) -> CreateClaim {
-    CreateClaim {
-        name: name.to_owned(),
-        required_bytes: 0,
-        limit_bytes: None,
-        parameters: ClaimParameters::default(),
-        mutable: MutableParameters::default(),
-        source: None,
-    }
+    empty_claim(name)
 }
 
 /// Repeats a busy call, as kubelet and the sidecars do. Other tests start processes, and between

@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::engine::{
     ArtifactRow, Config, Engine, Error, OutcomeReport, PublishRequest, Published, VolumeRow,
     VolumeState,
 };
+use baggageclaim::model::{ClaimParameters, MutableParameters};
 use baggageclaim::model::{Outcome, Pod, PodUid, VolumeId, VolumeSpec};
 use baggageclaim::store::PoolDirs;
 
@@ -310,6 +312,18 @@ pub fn names(path: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// A request for an empty claim without limits.
+pub fn empty_claim(name: &str) -> CreateClaim {
+    CreateClaim {
+        name: name.to_owned(),
+        required_bytes: 0,
+        limit_bytes: None,
+        parameters: ClaimParameters::default(),
+        mutable: MutableParameters::default(),
+        source: None,
+    }
 }
 
 /// Waits until the condition holds.

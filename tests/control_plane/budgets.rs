@@ -12,22 +12,13 @@ use crate::clears::{fences, has, the_namespace_goes};
 use crate::common::{Fs, require_lab};
 use crate::driver::{Process, controller_with, kubelet};
 use crate::eventually;
-use crate::peers::{hub_flag, is_told, knows, nodes, object, peer, publish, told, unpublish};
+use crate::peers::{
+    commit, hub_flag, is_told, knows, nodes, object, peer, publish, told, unpublish,
+};
 use crate::plane::ControlPlane;
 
 const SIZE: usize = 256 << 10;
 const MADE: usize = 12;
-
-/// A pod on a node that makes a cache of this name.
-async fn make(plane: &ControlPlane, kubelet: &Kubelet, node: &str, key: &str) {
-    let volume = format!("{{type: task-cache, key: {key}}}");
-    let uid = object(plane, "ci", key, node, &volume);
-    let pod = kubelet.pod_with_uid("ci", key, uid);
-    let attributes = [("type", "task-cache"), ("key", key), ("commit", "always")];
-    let target = publish(&pod, &attributes).await;
-    fs::write(target.join("file"), vec![7; SIZE]).expect("write");
-    unpublish(&pod).await;
-}
 
 /// The caches that a node has.
 fn caches(pool: &Path) -> Vec<String> {
@@ -86,7 +77,8 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
     }
     for number in 0..MADE {
         let node = format!("node-{}", number % 2 + 1);
-        make(&plane, &kubelets[number % 2], &node, &format!("k{number}")).await;
+        let key = format!("k{number}");
+        commit(&plane, &kubelets[number % 2], (&node, &key), (&key, SIZE)).await;
     }
     // The oldest cache of all is in use.
     let volume = "{type: input, from: task-cache/k0}";
@@ -155,7 +147,7 @@ async fn goes_unseen(
     kubelet: &Kubelet,
     pools: &[PathBuf; 2],
 ) {
-    make(plane, kubelet, "node-2", "last").await;
+    commit(plane, kubelet, ("node-2", "last"), ("last", SIZE)).await;
     has(&pools[1], "task-cache/last", true).await;
     controller.kill();
     the_namespace_goes(plane);

@@ -11,24 +11,13 @@ use crate::clears::{fences, has};
 use crate::common::{Fs, require_lab};
 use crate::driver::{controller_with, kubelet};
 use crate::eventually;
-use crate::peers::{hub_flag, is_told, object, peer, publish, unpublish};
+use crate::peers::{commit, hub_flag, is_told, object, peer, publish, unpublish};
 use crate::plane::ControlPlane;
 
 async fn objects(plane: &ControlPlane) -> Vec<Cache> {
     let caches: Api<Cache> = Api::namespaced(plane.client.clone(), "ci");
     let list = caches.list(&ListParams::default()).await;
     list.expect("a list").items
-}
-
-/// A pod commits a task cache.
-async fn commit(plane: &ControlPlane, kubelet: &Kubelet, pod: &str, key: &str) {
-    let volume = format!("{{type: task-cache, key: \"{key}\", commit: always}}");
-    let uid = object(plane, "ci", pod, "node-1", &volume);
-    let pod = kubelet.pod_with_uid("ci", pod, uid);
-    let attributes = [("type", "task-cache"), ("key", key), ("commit", "always")];
-    let target = publish(&pod, &attributes).await;
-    fs::write(target.join("text"), vec![7; 20_000]).expect("write");
-    unpublish(&pod).await;
 }
 
 /// The line of `kubectl get caches` that begins so, as its words.
@@ -57,11 +46,17 @@ async fn task_caches_are_shown_as_objects_and_deleting_one_clears_it() {
     is_told(&pool, true).await;
 
     // The third one takes the place of the first.
-    commit(&plane, &kubelet, "build-1", "first").await;
+    commit(&plane, &kubelet, ("node-1", "build-1"), ("first", 20_000)).await;
     has(&pool, "task-cache/first", true).await;
     eventually("it has an object", async || line(&plane, "first").is_some()).await;
-    commit(&plane, &kubelet, "build-2", "go").await;
-    commit(&plane, &kubelet, "build-3", "Go Tests/main").await;
+    commit(&plane, &kubelet, ("node-1", "build-2"), ("go", 20_000)).await;
+    commit(
+        &plane,
+        &kubelet,
+        ("node-1", "build-3"),
+        ("Go Tests/main", 20_000),
+    )
+    .await;
     eventually("the two newest ones have objects", async || {
         let keys: Vec<String> = objects(&plane)
             .await
@@ -99,7 +94,7 @@ async fn task_caches_are_shown_as_objects_and_deleting_one_clears_it() {
     })
     .await;
     assert_eq!(line(&plane, "go "), None);
-    commit(&plane, &kubelet, "build-4", "go").await;
+    commit(&plane, &kubelet, ("node-1", "build-4"), ("go", 20_000)).await;
     eventually("it is shown again", async || {
         line(&plane, "go ").is_some_and(|words| words.contains(&"default/build-4".to_owned()))
     })

@@ -118,6 +118,22 @@ pub(crate) async fn unpublish(pod: &Pod) {
     pod.remove().expect("removed");
 }
 
+/// A pod on a node commits a task cache of so many bytes.
+pub(crate) async fn commit(
+    plane: &ControlPlane,
+    kubelet: &Kubelet,
+    (node, pod): (&str, &str),
+    (key, size): (&str, usize),
+) {
+    let volume = format!("{{type: task-cache, key: \"{key}\", commit: always}}");
+    let uid = object(plane, "ci", pod, node, &volume);
+    let pod = kubelet.pod_with_uid("ci", pod, uid);
+    let attributes = [("type", "task-cache"), ("key", key), ("commit", "always")];
+    let target = publish(&pod, &attributes).await;
+    fs::write(target.join("file"), vec![7; size]).expect("write");
+    unpublish(&pod).await;
+}
+
 /// Both pods of node 1 end, and what they made is durable.
 pub(crate) async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
     for (name, volume, attributes) in [("cache", CACHE, MADE[0]), ("output", OUTPUT, MADE[1])] {

@@ -4,12 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use baggageclaim::engine::claims::CreateClaim;
-use baggageclaim::model::{
-    Bucket, ClaimParameters, CutOff, MutableParameters, NamespaceUsage, Outcome, Tenant, Timestamp,
-};
+use baggageclaim::model::{Bucket, CutOff, NamespaceUsage, Outcome, Tenant, Timestamp};
 
-use crate::common::bench::{Bench, Ground, request};
+use crate::common::bench::{Bench, Ground, empty_claim, request};
 use crate::common::require_bench;
 
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o"), ("ttl", "1h")];
@@ -76,14 +73,7 @@ async fn a_cut_off_evicts_exactly_what_is_unused_and_older_and_nothing_else() {
     for ground in Ground::ALL {
         let bench = require_bench!(on ground);
         make_elsewhere(&bench).await;
-        let claim = CreateClaim {
-            name: "claim".to_owned(),
-            required_bytes: 0,
-            limit_bytes: None,
-            parameters: ClaimParameters::default(),
-            mutable: MutableParameters::default(),
-            source: None,
-        };
+        let claim = empty_claim("claim");
         let claim = bench.engine.create_claim(claim).await.expect("made");
         let snapshot = bench.engine.create_snapshot("s", claim.id.as_str()).await;
         let snapshot = snapshot.expect("taken");

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::{CreateClaim, MountClaim};
-use baggageclaim::model::{ClaimParameters, MutableParameters, Outcome, layout};
+use baggageclaim::engine::claims::MountClaim;
+use baggageclaim::model::{Outcome, layout};
 use rustix::fs::{CWD, FileType, IFlags, Mode, RenameFlags, XattrFlags};
 
-use crate::common::bench::{Bench, Ground, soon};
+use crate::common::bench::{Bench, Ground, empty_claim, soon};
 use crate::common::{Fs, Snapshot, assert_same, require_bench};
 use crate::{INPUT, LOG, OUTPUT, destroy, seen};
 
@@ -262,14 +262,7 @@ async fn what_may_not_be_changed_is_sealed_forked_and_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_root_that_may_not_be_changed_when_it_is_snapshotted_stops_nothing() {
     let bench = require_bench!(on Ground(BackendKind::Btrfs, Fs::Btrfs));
-    let request = CreateClaim {
-        name: "c".to_owned(),
-        required_bytes: 0,
-        limit_bytes: None,
-        parameters: ClaimParameters::default(),
-        mutable: MutableParameters::default(),
-        source: None,
-    };
+    let request = empty_claim("c");
     let claim = bench.engine.create_claim(request).await.expect("made");
     let target = bench.target("claim");
     let mount = MountClaim {

@@ -1,5 +1,5 @@
-//! A controller that knows which node has what: nodes report to it over real connections, and ask it
-//! before they ask peers.
+//! A controller that knows which node has what: nodes report to it over real connections, and ask
+//! it before they ask peers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -380,7 +380,7 @@ async fn a_restore_key_with_a_star_finds_the_last_commit_of_all_nodes() {
     hub.knows(3).await;
     let restores = |keys: &'static str| [TASK[0], TASK[1], ("restoreKeys", keys)];
     let new = restores("x-*, main-*, other");
-    // The node with older content of such a key starts from that: it asks nobody.
+    // The node with older content of such a key starts from that: it asks no other node.
     assert_eq!(nodes[0].sees("here", &new).await, text("main-1"));
     assert_eq!(nodes[0].figures().questions, 0);
     let c = &mut nodes[2];

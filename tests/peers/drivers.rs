@@ -7,9 +7,9 @@ use std::process::{Child, Command, Output, Stdio};
 
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::common::bench::eventually;
+use crate::common::peer_keys::PeerKeys;
 use crate::common::process::PATIENCE;
 use crate::common::{Fs, Lab, Snapshot, assert_same, require_lab};
 
@@ -42,7 +42,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    async fn start(lab: &Lab, keys: &Keys, index: usize, more: &[&str]) -> Self {
+    async fn start(lab: &Lab, keys: &PeerKeys, index: usize, more: &[&str]) -> Self {
         Self::start_by(Command::new(BINARY), lab, keys, index, more).await
     }
 
@@ -50,7 +50,7 @@ impl Driver {
     pub(crate) async fn start_by(
         mut command: Command,
         lab: &Lab,
-        keys: &Keys,
+        keys: &PeerKeys,
         index: usize,
         more: &[&str],
     ) -> Self {
@@ -68,12 +68,7 @@ impl Driver {
             .arg(&pool)
             .arg("--socket")
             .arg(&socket)
-            .arg("--peers")
-            .arg(keys.dir.path().join("peers"))
-            .arg("--peer-key")
-            .arg(keys.path(index))
-            .arg("--peer-listen")
-            .arg(&keys.addresses[index])
+            .args(keys.arguments(&format!("node-{index}")))
             .args(more)
             .stderr(Stdio::inherit())
             .spawn()
@@ -99,40 +94,16 @@ impl Drop for Driver {
     }
 }
 
-/// Keys of nodes, and the list that all have.
-pub(crate) struct Keys {
-    dir: TempDir,
-    addresses: Vec<String>,
+/// The keys of the nodes at these addresses: `node-0` and so on.
+pub(crate) fn keys(addresses: impl IntoIterator<Item = String>) -> PeerKeys {
+    let addresses = addresses.into_iter().enumerate();
+    let nodes = addresses.map(|(index, address)| (format!("node-{index}"), address));
+    PeerKeys::new(Path::new(BINARY), nodes.collect())
 }
 
-impl Keys {
-    fn new() -> Self {
-        let addresses = [port(), port()].map(|port| format!("127.0.0.1:{port}"));
-        Self::at(addresses.to_vec())
-    }
-
-    pub(crate) fn at(addresses: Vec<String>) -> Self {
-        let keys = Self {
-            dir: tempfile::tempdir().expect("a temporary directory"),
-            addresses,
-        };
-        let lines = keys.addresses.iter().enumerate().map(|(index, address)| {
-            let path = keys.path(index);
-            let made = verb(&["peer-key", "--peer-key", path.to_str().expect("text")]);
-            assert!(made.status.success(), "{made:?}");
-            let key = String::from_utf8(made.stdout).expect("text");
-            format!("node-{index} {address} {key}")
-        });
-        let list: String = std::iter::once("# all nodes\n".to_owned())
-            .chain(lines)
-            .collect();
-        fs::write(keys.dir.path().join("peers"), list).expect("write");
-        keys
-    }
-
-    fn path(&self, index: usize) -> PathBuf {
-        self.dir.path().join(format!("key-{index}"))
-    }
+/// Those of two nodes on this machine.
+fn two_keys() -> PeerKeys {
+    keys([port(), port()].map(|port| format!("127.0.0.1:{port}")))
 }
 
 /// Publishes a volume of a pod; returns its path.
@@ -160,7 +131,7 @@ pub(crate) fn end(lab: Lab) {
 #[tokio::test]
 async fn what_one_machine_makes_the_other_one_mounts_byte_by_byte() {
     let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
-    let keys = Keys::new();
+    let keys = two_keys();
     let first = Driver::start(&one, &keys, 0, &[]).await;
     let second = Driver::start(&two, &keys, 1, &[]).await;
     let made = publish(&first, "makes", &OUTPUT).await;
@@ -194,7 +165,7 @@ async fn what_one_machine_makes_the_other_one_mounts_byte_by_byte() {
 #[tokio::test]
 async fn restore_keys_with_and_without_a_star_work_in_one_list_and_after_a_restart() {
     let one = require_lab!(Fs::Ext4);
-    let keys = Keys::new();
+    let keys = two_keys();
     let step = async |driver: &Driver, pod: &str, key: &str, restore_keys: &str| {
         let cache = [
             ("type", "task-cache"),
@@ -256,7 +227,7 @@ async fn restore_keys_with_and_without_a_star_work_in_one_list_and_after_a_resta
 #[tokio::test]
 async fn a_receiver_that_is_killed_leaves_nothing_and_fetches_again() {
     let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
-    let keys = Keys::new();
+    let keys = two_keys();
     let first = Driver::start(&one, &keys, 0, &["--peer-bandwidth", "2Mi"]).await;
     let content = crate::nodes::random(3 << 20);
     let made = publish(&first, "makes", &OUTPUT).await;

@@ -12,8 +12,9 @@ use serde_json::Value;
 use tonic::Code;
 
 use crate::common::bench::eventually;
+use crate::common::peer_keys::PeerKeys;
 use crate::common::{Fs, Lab, require_lab};
-use crate::drivers::{Driver, INPUT, Keys, OUTPUT, end, json, publish, unpublish, verb};
+use crate::drivers::{Driver, INPUT, OUTPUT, end, json, keys, publish, unpublish, verb};
 
 /// The longest frame, and its record.
 const FRAME: u64 = (1 << 20) + (64 << 10);
@@ -93,12 +94,11 @@ impl Net {
         format!("10.99.0.{}", index + 1)
     }
 
-    fn keys(&self) -> Keys {
-        let addresses = (0..self.nodes.len()).map(|index| format!("{}:9810", Self::address(index)));
-        Keys::at(addresses.collect())
+    fn keys(&self) -> PeerKeys {
+        keys((0..self.nodes.len()).map(|index| format!("{}:9810", Self::address(index))))
     }
 
-    async fn start(&self, lab: &Lab, keys: &Keys, index: usize) -> Driver {
+    async fn start(&self, lab: &Lab, keys: &PeerKeys, index: usize) -> Driver {
         let command = self.nodes[index].command(env!("CARGO_BIN_EXE_baggageclaim"));
         let more = ["--peer-bandwidth=2Mi", "--input-wait=8s"];
         Driver::start_by(command, lab, keys, index, &more).await

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -19,12 +20,12 @@ use tonic::Code;
 
 use crate::caller::{again_at, cannot};
 use crate::common::Fs;
+use crate::common::peer_keys::PeerKeys;
 use crate::common::random::Random;
 use crate::content;
 use crate::driver::{Ground, PATIENCE, Place, Wire, entries, nothing_left};
 use crate::figures::{Fault, Figures, Stop, add, count};
 use crate::kills::Life;
-use crate::peers::Peers;
 use crate::tier_model::{KEYS, Model, NODES, Since, Written};
 
 const GROUNDS: [Ground; 3] = [
@@ -351,8 +352,8 @@ impl Node {
         Ok(())
     }
 
-    /// Brings everything to its end: no step runs, all is durable and uploaded, and nothing is being
-    /// fetched.
+    /// Brings everything to its end: no step runs, all is durable and uploaded, and nothing is
+    /// being fetched.
     async fn settle(&mut self, model: &Model, wire: &Wire) -> Result<(), Stop> {
         for worker in &mut self.workers {
             worker.end(model, wire).await?;
@@ -402,10 +403,23 @@ impl Node {
     }
 }
 
+/// The keys of all nodes. Each has a loopback address of its own, so no port is taken by other
+/// programs.
+fn keys(random: &mut Random) -> PeerKeys {
+    let (second, third) = (1 + random.below(254), random.below(255));
+    let address = |index| format!("127.{second}.{third}.{}:9810", index + 1);
+    let names = NODES.into_iter().chain([FRESH]).enumerate();
+    let nodes = names.map(|(index, name)| (name.to_owned(), address(index)));
+    PeerKeys::new(
+        Path::new(env!("CARGO_BIN_EXE_baggageclaim")),
+        nodes.collect(),
+    )
+}
+
 /// How the nodes of an episode share content: by a tier, as peers, or both.
 struct Ties {
     tier: Option<Tier>,
-    peers: Option<Peers>,
+    peers: Option<PeerKeys>,
 }
 
 /// A shared tier, as the test itself sees it.
@@ -522,10 +536,9 @@ impl<'a> Episode<'a> {
     ) -> Result<Self, Fault> {
         let mut random = Random::new(seed);
         let has_tier = !has_peers || random.percent(50);
-        let names = [NODES[0], NODES[1], FRESH];
         let ties = Ties {
             tier: has_tier.then(|| Tier::new(on)).transpose()?,
-            peers: has_peers.then(|| Peers::new(&names, &mut random)),
+            peers: has_peers.then(|| keys(&mut random)),
         };
         // A pool that counts as full makes no tables, so its node uploads nothing.
         let evicting = [false, random.percent(35)];
@@ -682,7 +695,8 @@ fn episodes(
             Ok(episode) => episode,
             Err(fault) => {
                 figures.note(&fault);
-                return crate::say(&format!("tier: FAULT: {fault}"));
+                let ties = if has_peers { "peers" } else { "tier" };
+                return crate::say(&format!("{ties}: FAULT: {fault}"));
             }
         };
         let ties = episode.ties.to_string();

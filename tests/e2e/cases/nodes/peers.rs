@@ -1,6 +1,7 @@
 //! The nodes as peers: deploy/ with the components, as docs/peers.md and docs/locality.md show
-//! them. What a step on one node commits, a step on another node starts from. The controller says where
-//! it is, new pods prefer the node that has it, and a deleted `Cache` is cleared on all nodes.
+//! them. What a step on one node commits, a step on another node starts from. The controller says
+//! where it is, new pods prefer the node that has it, and a deleted `Cache` is cleared on all
+//! nodes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
