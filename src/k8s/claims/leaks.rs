@@ -106,7 +106,7 @@ impl Cluster {
         let mark = json!({ "metadata": { "annotations": { BOUND: "true" } } });
         let params = PatchParams::default();
         match self.volumes.0.patch(id, &params, &Patch::Merge(mark)).await {
-            Err(kube::Error::Api(gone)) if gone.code == 404 => Ok(()),
+            Err(error) if has_code(&error, 404) => Ok(()),
             done => done.map(drop).map_err(|error| failed(&error)),
         }
     }
