@@ -1,6 +1,9 @@
 //! The controller of a cluster: the CSI services for the sidecars in the same pod, over the
 //! volumes of all nodes (`k8s::claims`). It has no pool and needs no privilege.
 //!
+//! With `--hub-listen` it also serves the catalog (`hub`), and keeps clears, cache policies,
+//! budgets and `Cache` objects (`k8s`). With `--webhook-listen` it serves the locality webhook.
+//!
 //! It is one replica without leader election. Two at a time do no harm, since each write is
 //! conditional. Its state is in the API server, so it can be killed at any time.
 
@@ -310,10 +313,16 @@ async fn serve_hub(served: Served, client: kube::Client, drain: Drain) -> Result
     let pools = ClusterMembers::new(Arc::clone(&cluster));
     let pools = Box::new(move || pools.with_pools());
     let chain = Arc::new(hub.chain());
-    let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror);
-    let policies = k8s::policies::keep(client.clone(), Arc::new(hub.policies()));
+    // Several parts read these objects.
+    let (policies, watch_policies) = k8s::Watched::open(client.clone(), "CachePolicies");
+    let (namespaces, watch_namespaces) = k8s::Namespaces::open(client.clone(), "namespaces");
+    let seen = namespaces.clone();
+    let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror, seen);
     let limits = Arc::new(hub.budgets());
-    let budgets = k8s::budgets::keep(client.clone(), limits, usage_interval, budgets);
+    let seen = policies.clone();
+    let budgets = k8s::budgets::keep(client.clone(), seen, limits, usage_interval, budgets);
+    let nodes = Arc::new(hub.policies());
+    let policies = k8s::policies::keep(client.clone(), policies, namespaces, nodes);
     let publish = async {
         cluster.ready().await;
         k8s::endpoint::publish(client, place, began).await;
@@ -321,6 +330,8 @@ async fn serve_hub(served: Served, client: kube::Client, drain: Drain) -> Result
     tokio::select! {
         served = hub.serve(drain) => Ok(served?),
         () = publish => Ok(()),
+        () = watch_policies => Err(Error::Exited("watch over CachePolicies")),
+        () = watch_namespaces => Err(Error::Exited("watch over namespaces")),
         () = clears => Err(Error::Exited("clears")),
         () = policies => Err(Error::Exited("cache policies")),
         () = budgets => Err(Error::Exited("budgets")),

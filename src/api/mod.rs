@@ -1,11 +1,15 @@
-//! The objects by which the controller and the nodes talk through the API server: [`Volume`],
-//! [`Snapshot`] and [`Pool`]. And those by which names are cleared on all nodes: [`Cache`] and
-//! [`Fence`]. And the limits and rights of a namespace: [`CachePolicy`]. `deploy/crds/` is
-//! generated from these types (`make crds`).
+//! The objects by which users, the controller and the nodes talk through the API server.
+//! `deploy/crds/` is generated from these types (`make crds`).
 //!
-//! Each field has one writer: the controller writes `spec`, the node writes `status`. A
-//! [`CachePolicy`] is written by users, and its `status` by the controller. Deleting an
-//! object never deletes data, except a [`Cache`]: else only [`Wanted::Absent`] does.
+//! | objects | for | `spec` by | `status` by |
+//! |---|---|---|---|
+//! | [`Volume`], [`Snapshot`] | orders to nodes | controller | node |
+//! | [`Pool`] | what a node offers | node | node |
+//! | [`Fence`] | clears on all nodes | controller | none |
+//! | [`Cache`] | a handle to clear caches | users and controller (mirror) | controller |
+//! | [`CachePolicy`] | limits and rights of a namespace | users | controller |
+//!
+//! Deletion of an object deletes data only for a [`Cache`]. Otherwise only [`Wanted::Absent`] does.
 //!
 //! Types and their conversions only; `k8s` decides what happens with them.
 

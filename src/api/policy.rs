@@ -217,36 +217,9 @@ pub struct PolicyCondition {
     pub observed_generation: i64,
 }
 
-/// A positive quantity, without exponents.
+/// A quantity without sign and exponent.
 const QUANTITY: &str = r"^[0-9]{1,19}(\.[0-9]{1,9})?(k|[MGTPE]|[KMGTPE]i)?$";
 /// Whole seconds, in units.
 const DURATION: &str = "^([0-9]{1,9} ?(s|m|h|d|w) ?)+$";
 /// A kind, and a name or, with a star (x2a), the beginning of names.
 const NAMES: &str = r"^(artifact/[-a-z0-9]{0,63}|(resource|task)-cache/[^\x2a]{0,256})\x2a?$";
-
-impl CachePolicy {
-    /// The conditions with this one in the place of the one of its type; `None`: it is there
-    /// already. It keeps the time of the one that it replaces if `status` is the same.
-    #[must_use]
-    pub fn with_condition(&self, new: PolicyCondition) -> Option<Vec<PolicyCondition>> {
-        let status = self.status.as_ref();
-        let mut all = status.map_or_else(Vec::new, |status| status.conditions.clone());
-        let Some(old) = all.iter_mut().find(|it| it.of == new.of) else {
-            all.push(new);
-            return Some(all);
-        };
-        let new = PolicyCondition {
-            last_transition_time: if old.status == new.status {
-                old.last_transition_time.clone()
-            } else {
-                new.last_transition_time
-            },
-            ..new
-        };
-        if *old == new {
-            return None;
-        }
-        *old = new;
-        Some(all)
-    }
-}

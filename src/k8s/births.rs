@@ -1,10 +1,10 @@
 //! Whether content is from before its namespace was made: then a namespace of the same name was
 //! deleted while no controller ran, and the content is not the new one's.
 //!
-//! **Clocks.** Content is dated by the cluster's time, a namespace by the API server's clock. The two
-//! may differ, so ages are compared, each by the clock that gave the date. What remains is a clock
-//! that was set meanwhile: a new controller on another machine, or another API server. [`SKEW`] is
-//! the margin for that.
+//! **Clocks.** Content is dated by the cluster's time, a namespace by the API server's clock. The
+//! two may differ, so ages are compared, each by the clock that gave the date. What remains is a
+//! clock that was set meanwhile: a new controller on another machine, or another API server.
+//! [`SKEW`] is the margin for that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use super::clears::Error;
 
 /// How much older than its namespace content must be. Kubernetes allows for as much between the
 /// clocks of its machines: its controller dates the certificates that it signs 5 minutes back. What
-/// is cleared wrongly is lost. What is cleared too late is content of the last minutes of a namespace
-/// that had no older content.
+/// is cleared wrongly is lost. What is cleared too late is content of the last minutes of a
+/// namespace that had no older content.
 const SKEW: Duration = Duration::from_secs(5 * 60);
 
 /// A point in time by the API server's clock.
@@ -34,11 +34,12 @@ pub(super) fn birth(namespace: &PartialObjectMeta<Namespace>) -> Option<ApiTime>
     made.map(|made| made.0)
 }
 
-/// The namespaces that a watch shows, and when each was made. `None`: it shows none yet.
+/// When the namespaces were made that a watch shows. `None`: it shows none yet.
 pub(super) fn births(
     namespaces: &[Arc<PartialObjectMeta<Namespace>>],
-) -> Option<HashMap<String, Option<ApiTime>>> {
-    let births = namespaces.iter().map(|it| (it.name_any(), birth(it)));
+) -> Option<HashMap<String, ApiTime>> {
+    let births = namespaces.iter();
+    let births = births.filter_map(|it| Some((it.name_any(), birth(it)?)));
     // There is always one: that of the controller.
     (!namespaces.is_empty()).then(|| births.collect())
 }

@@ -1,7 +1,7 @@
 //! The limits of namespaces: `CachePolicy` objects, read for the catalog, and their status.
 //!
 //! Each look takes what the nodes have reported, and orders them to evict again what exceeds a
-//! limit. So nothing is remembered, and an order that is lost does no harm.
+//! limit. So no order is remembered, and one that is lost does no harm.
 //!
 //! It needs `get`, `list` and `watch` on `cachepolicies`, and `patch` on their status.
 
@@ -9,17 +9,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
-use kube::runtime::reflector::{self, Store};
-use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
-use serde_json::json;
 use tokio::time::MissedTickBehavior;
 
-use crate::api::{CachePolicy, CachePolicySpec, CachePolicyStatus, PolicyCondition, number};
+use super::conditions;
+use super::watched::Watched;
+use crate::api::{CachePolicy, CachePolicySpec, CachePolicyStatus, number};
 use crate::distribution::roster::{Budgets, Used};
 use crate::model::{Limits, Tenant, parse_bytes, quantity};
 use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
@@ -42,10 +38,13 @@ struct OfNamespace {
 }
 
 impl Figures {
-    fn set(&self, mut all: Vec<(Tenant, Limits, Used)>) {
-        all.sort_by_key(|(_, _, used)| std::cmp::Reverse(used.bytes));
-        all.truncate(MOST_SHOWN);
-        *self.0.lock() = all;
+    fn set(&self, all: &BTreeMap<Tenant, (Limits, Used)>) {
+        let mut most: Vec<(&Tenant, &(Limits, Used))> = all.iter().collect();
+        most.sort_by_key(|(_, (_, used))| std::cmp::Reverse(used.bytes));
+        most.truncate(MOST_SHOWN);
+        let most = most.into_iter();
+        let most = most.map(|(tenant, (limits, used))| (tenant.clone(), *limits, *used));
+        *self.0.lock() = most.collect();
     }
 
     /// Adds them to the controller's metrics.
@@ -91,16 +90,13 @@ impl Figures {
 }
 
 /// Keeps namespaces within their limits, until it is dropped. The nodes report once in `every`.
-pub async fn keep(client: Client, budgets: Arc<dyn Budgets>, every: Duration, figures: Figures) {
-    let (policies, writer) = reflector::store();
-    let all: Api<CachePolicy> = Api::all(client.clone());
-    let events = watcher(all, watcher::Config::default()).default_backoff();
-    let watch = reflector::reflector(writer, events).for_each(|event| {
-        if let Err(error) = event {
-            tracing::warn!(%error, "the watch over CachePolicies failed; retrying");
-        }
-        std::future::ready(())
-    });
+pub async fn keep(
+    client: Client,
+    policies: Watched<CachePolicy>,
+    budgets: Arc<dyn Budgets>,
+    every: Duration,
+    figures: Figures,
+) {
     let keeper = Keeper {
         client,
         policies,
@@ -109,12 +105,12 @@ pub async fn keep(client: Client, budgets: Arc<dyn Budgets>, every: Duration, fi
         figures,
         written: HashMap::new(),
     };
-    tokio::join!(watch, keeper.run());
+    keeper.run().await;
 }
 
 struct Keeper {
     client: Client,
-    policies: Store<CachePolicy>,
+    policies: Watched<CachePolicy>,
     budgets: Arc<dyn Budgets>,
     every: Duration,
     figures: Figures,
@@ -124,9 +120,7 @@ struct Keeper {
 
 impl Keeper {
     async fn run(mut self) {
-        if self.policies.wait_until_ready().await.is_err() {
-            return;
-        }
+        self.policies.listed().await;
         let mut looks = tokio::time::interval(self.every / LOOKS);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -136,7 +130,7 @@ impl Keeper {
     }
 
     async fn look(&mut self) {
-        let policies = self.policies.state();
+        let policies = self.policies.all();
         let mut limits: BTreeMap<Tenant, Limits> = BTreeMap::new();
         for policy in &policies {
             if let Some(tenant) = tenant(policy) {
@@ -144,16 +138,12 @@ impl Keeper {
                 *all = all.and(limits_of(&policy.spec).0);
             }
         }
-        let used = limits.iter().map(|(tenant, limits)| {
-            let used = self.budgets.keep_within(tenant, limits);
-            (tenant.clone(), *limits, used)
+        let known = limits.into_iter().map(|(tenant, limits)| {
+            let used = self.budgets.keep_within(&tenant, &limits);
+            (tenant, (limits, used))
         });
-        let used: Vec<(Tenant, Limits, Used)> = used.collect();
-        let known: HashMap<Tenant, (Limits, Used)> = used
-            .iter()
-            .map(|(tenant, limits, used)| (tenant.clone(), (*limits, *used)))
-            .collect();
-        self.figures.set(used);
+        let known: BTreeMap<Tenant, (Limits, Used)> = known.collect();
+        self.figures.set(&known);
         let is_incomplete = self.budgets.is_incomplete();
         self.written.retain(|uid, _| {
             let mut policies = policies.iter();
@@ -170,16 +160,14 @@ impl Keeper {
         }
     }
 
-    /// Writes the status of a policy, if that is news: once in the time of a report, and at once for
-    /// another specification.
+    /// Writes the status of a policy, if that is news: once in the time of a report, and at once
+    /// for another specification.
     async fn tell(
         &mut self,
         policy: &CachePolicy,
         used: Option<&(Limits, Used)>,
     ) -> Result<(), kube::Error> {
-        let now = Timestamp::from_second(Timestamp::now().as_second());
-        let now = now.unwrap_or_default().to_string();
-        let status = status_of(policy, used, &now);
+        let status = status_of(policy, used, &conditions::now());
         let uid = policy.uid().unwrap_or_default();
         let generation = policy.metadata.generation;
         let is_recent = self
@@ -189,26 +177,10 @@ impl Keeper {
         if is_recent || !is_news(policy.status.as_ref(), &status) {
             return Ok(());
         }
-        // Others write conditions, too, and a list is written as a whole.
-        let patch = json!({
-            "metadata": {"resourceVersion": policy.metadata.resource_version},
-            "status": status,
-        });
-        let namespace = policy.namespace().unwrap_or_default();
-        let policies: Api<CachePolicy> = Api::namespaced(self.client.clone(), &namespace);
-        let (name, params) = (policy.name_any(), PatchParams::default());
-        match policies
-            .patch_status(&name, &params, &Patch::Merge(patch))
-            .await
-        {
-            // It was deleted, or it is newer than the watch: the next look shows it.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-            Err(error) => Err(error),
-            Ok(_) => {
-                self.written.insert(uid, (Instant::now(), generation));
-                Ok(())
-            }
+        if conditions::write(&self.client, policy, &status).await? {
+            self.written.insert(uid, (Instant::now(), generation));
         }
+        Ok(())
     }
 }
 
@@ -265,51 +237,35 @@ fn limits_of(spec: &CachePolicySpec) -> (Limits, Vec<String>) {
 /// The status that a policy should have. `used`: the limits of its namespace, and what the
 /// namespace uses; `None`: not known now, so what was written stays.
 fn status_of(policy: &CachePolicy, used: Option<&(Limits, Used)>, now: &str) -> CachePolicyStatus {
-    let old = policy.status.as_ref();
-    let condition = |of: &str, is_true: bool, reason: &str, message: String| {
-        let status = if is_true { "True" } else { "False" };
-        let mut before = old.iter().flat_map(|old| &old.conditions);
-        let before = before.find(|one| one.of == of && one.status == status);
-        PolicyCondition {
-            of: of.to_owned(),
-            status: status.to_owned(),
-            reason: reason.to_owned(),
-            message,
-            last_transition_time: before
-                .map_or(now, |one| &one.last_transition_time)
-                .to_owned(),
-            observed_generation: policy.metadata.generation.unwrap_or_default(),
-        }
+    let condition = |of: &str, is_true: bool, reason: &str, message: &str| {
+        conditions::condition(policy, of, is_true, reason, message, now)
     };
+    let mut status = policy.status.clone().unwrap_or_default();
     let problems = limits_of(&policy.spec).1;
     let is_valid = problems.is_empty();
     let reason = if is_valid { "Valid" } else { "Invalid" };
-    let mut conditions = vec![condition(VALID, is_valid, reason, problems.join("; "))];
-    let has_budget = |limits: &Limits| limits.bytes.is_some() || limits.artifacts.is_some();
-    if let Some((_, used)) = used.filter(|(limits, _)| has_budget(limits)) {
-        conditions.push(if used.over_budget {
-            let message = "volumes use more content of the namespace than the budget allows; it \
-                           goes when their pods end";
-            condition(OVER_BUDGET, true, "ContentInUse", message.to_owned())
-        } else {
-            condition(OVER_BUDGET, false, "WithinBudget", String::new())
-        });
-    }
-    let is_kept = |one: &&PolicyCondition| match &*one.of {
-        VALID => false,
-        OVER_BUDGET => used.is_none(),
-        _ => true,
+    let valid = condition(VALID, is_valid, reason, &problems.join("; "));
+    conditions::set(&mut status.conditions, valid);
+    let Some((limits, used)) = used else {
+        return status;
     };
-    let kept = old.iter().flat_map(|old| &old.conditions).filter(is_kept);
-    conditions.extend(kept.cloned());
-    let told = used.map(|(_, used)| crate::api::Used {
+    status.used = Some(crate::api::Used {
         storage: quantity(used.bytes),
         artifacts: number(used.artifacts),
     });
-    CachePolicyStatus {
-        used: told.or_else(|| old.and_then(|old| old.used.clone())),
-        conditions,
+    if limits.bytes.is_none() && limits.artifacts.is_none() {
+        status.conditions.retain(|one| one.of != OVER_BUDGET);
+        return status;
     }
+    let over_budget = if used.over_budget {
+        let message = "volumes use more content of the namespace than the budget allows; it \
+                       goes when their pods end";
+        condition(OVER_BUDGET, true, "ContentInUse", message)
+    } else {
+        condition(OVER_BUDGET, false, "WithinBudget", "")
+    };
+    conditions::set(&mut status.conditions, over_budget);
+    status
 }
 
 /// Whether a status says something else than the one before. The number of artifacts changes with
@@ -325,12 +281,13 @@ fn is_news(old: Option<&CachePolicyStatus>, new: &CachePolicyStatus) -> bool {
         }
         (old, new) => old != new,
     };
-    let is_known = |one: &PolicyCondition| old.conditions.contains(one);
-    are_used || old.conditions.len() != new.conditions.len() || !new.conditions.iter().all(is_known)
+    are_used || old.conditions != new.conditions
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::telemetry::metrics;
 
@@ -446,9 +403,9 @@ mod tests {
         };
         let all = (0..200).map(|number: u64| {
             let tenant = format!("ci-{number}").parse().expect("a label");
-            (tenant, limits, used(number, 1, false))
+            (tenant, (limits, used(number, 1, false)))
         });
-        figures.set(all.collect());
+        figures.set(&all.collect());
         let mut registry = metrics::registry();
         figures.register(&mut registry);
         let text = metrics::encode(&registry);

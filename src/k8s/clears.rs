@@ -5,9 +5,9 @@
 //! chain: the one that loses reads the other's fence and tries the next name. The oldest fence is
 //! deleted after a week, when all nodes with a `Pool` have applied it; the newest one stays.
 //!
-//! A Fence that cannot be read in its place of the chain stops the chain: no later fence can be made,
-//! and nodes that miss one clear all they have. One outside of the chain was made by no controller,
-//! and is left out. Both are told in the log and in a metric.
+//! A Fence that cannot be read in its place of the chain stops the chain: no later fence can be
+//! made, and nodes that miss one clear all they have. One outside of the chain was made by no
+//! controller, and is left out. Both are told in the log and in a metric.
 //!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
 //! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
@@ -23,13 +23,13 @@ use kube::api::{
     Preconditions,
 };
 use kube::core::PartialObjectMeta;
-use kube::runtime::reflector::{self, Store};
-use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
+use super::client::has_code;
 use super::mirror::{self, Mirror};
+use super::watched::{self, Namespaces, Watched};
 use crate::api::{self, CLEAR, Cache};
 use crate::distribution::roster::{ClearOrder, Fencing};
 use crate::model::{Clear, Coverage, Fence, Fences, Tenant};
@@ -77,10 +77,6 @@ pub(super) fn failed(what: &'static str) -> impl FnOnce(kube::Error) -> Error {
     }
 }
 
-fn has_code(error: &kube::Error, code: u16) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == code)
-}
-
 /// The nodes that must have applied a fence before it is deleted; `None`: not known yet.
 pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
 
@@ -92,36 +88,17 @@ pub async fn keep(
     pools: Pools,
     orders: mpsc::Receiver<ClearOrder>,
     mirror: Mirror,
+    namespaces: Namespaces,
 ) {
-    let (change, changed) = watch::channel(());
-    let change = Arc::new(change);
+    let (change, fences_changed) = watch::channel(());
     let fences: Api<api::Fence> = Api::all(client.clone());
-    let signal = Arc::clone(&change);
     // Without the content: one that cannot be read must not hide the others.
     let all: Api<PartialObjectMeta<api::Fence>> = Api::all(client.clone());
-    let events = watcher(all, watcher::Config::default()).default_backoff();
-    let watch_fences = events.for_each(move |event| {
-        said("Fences", event.as_ref().err());
-        signal.send_replace(());
-        std::future::ready(())
-    });
-    let (caches, writer) = reflector::store();
-    let signal = Arc::clone(&change);
-    let all: Api<Cache> = Api::all(client.clone());
-    let events = watcher(all, watcher::Config::default()).default_backoff();
-    let watch_caches = reflector::reflector(writer, events).for_each(move |event| {
-        said("Caches", event.as_ref().err());
-        signal.send_replace(());
-        std::future::ready(())
-    });
-    let (namespaces, writer) = reflector::store();
-    let all: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
-    let events = watcher(all, watcher::Config::default()).default_backoff();
-    let watch_namespaces = reflector::reflector(writer, events).for_each(move |event| {
-        said("namespaces", event.as_ref().err());
+    let watch_fences = watched::events(all, "Fences").for_each(move |_| {
         change.send_replace(());
         std::future::ready(())
     });
+    let (caches, watch_caches) = Watched::open(client.clone(), "Caches");
     let mirror = mirror::keep(client.clone(), caches.clone(), mirror);
     let kind = ApiResource::erase::<api::Fence>(&());
     let keeper = Keeper {
@@ -144,16 +121,9 @@ pub async fn keep(
     tokio::join!(
         watch_fences,
         watch_caches,
-        watch_namespaces,
         mirror,
-        keeper.run(changed)
+        keeper.run(fences_changed)
     );
-}
-
-fn said(what: &str, error: Option<&watcher::Error>) {
-    if let Some(error) = error {
-        tracing::warn!(%error, "the watch over {what} failed; retrying");
-    }
 }
 
 /// The fences of the API server.
@@ -232,8 +202,8 @@ struct Keeper {
     client: Client,
     chain: Arc<dyn Fencing>,
     pools: Pools,
-    caches: Store<Cache>,
-    namespaces: Store<PartialObjectMeta<Namespace>>,
+    caches: Watched<Cache>,
+    namespaces: Namespaces,
     /// The uids of Caches that are cleared, and still have their finalizer; and of namespaces that
     /// are cleared, and still there.
     cleared: HashSet<String>,
@@ -247,10 +217,13 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn run(mut self, mut changed: watch::Receiver<()>) {
+    async fn run(mut self, mut fences: watch::Receiver<()>) {
+        let (mut caches, mut namespaces) = (self.caches.changes(), self.namespaces.changes());
         let mut owed = self.chain.changes();
         loop {
-            changed.mark_unchanged();
+            fences.mark_unchanged();
+            caches.mark_unchanged();
+            namespaces.mark_unchanged();
             owed.mark_unchanged();
             let again = tokio::time::sleep(AGAIN);
             let done = self.step().await;
@@ -261,7 +234,9 @@ impl Keeper {
             }
             let change = async {
                 tokio::select! {
-                    _ = changed.changed() => {}
+                    _ = fences.changed() => {}
+                    _ = caches.changed() => {}
+                    _ = namespaces.changed() => {}
                     _ = owed.changed() => {}
                     () = tokio::time::sleep(LOOK) => {}
                 }
@@ -297,9 +272,9 @@ impl Keeper {
         let objects = self.read().await?;
         // One object that cannot be changed must not keep the others waiting.
         let mut failure = self.mend().await.err();
-        let caches = self.caches.state();
+        let caches = self.caches.all();
         let mut uids: HashSet<String> = caches.iter().filter_map(|cache| cache.uid()).collect();
-        uids.extend(self.namespaces.state().iter().filter_map(|it| it.uid()));
+        uids.extend(self.namespaces.all().iter().filter_map(|it| it.uid()));
         self.cleared.retain(|uid| uids.contains(uid));
         for cache in caches {
             failure = self.look_at_cache(&cache).await.err().or(failure);
@@ -469,10 +444,11 @@ impl Keeper {
     /// Clears all names of a namespace that is being deleted, once for all its Caches. They do not
     /// hold it up. Returns whether it is being deleted.
     async fn is_cleared_with_namespace(&mut self, name: &str) -> Result<bool, Error> {
-        let is_it = |it: &PartialObjectMeta<Namespace>| {
-            it.name_any() == name && it.metadata.deletion_timestamp.is_some()
-        };
-        let ending = self.namespaces.find(is_it).and_then(|it| it.uid());
+        let namespaces = self.namespaces.all();
+        let mut ending = namespaces
+            .iter()
+            .filter(|it| it.name_any() == name && it.metadata.deletion_timestamp.is_some());
+        let ending = ending.next().and_then(|it| it.uid());
         let (Some(uid), Ok(tenant)) = (ending, name.parse()) else {
             return Ok(false);
         };
@@ -485,7 +461,7 @@ impl Keeper {
 
     /// The namespaces that the watch shows, with their uids.
     fn namespaces_now(&self) -> BTreeMap<String, String> {
-        let namespaces = self.namespaces.state();
+        let namespaces = self.namespaces.all();
         let namespaces = namespaces.iter();
         namespaces
             .map(|it| (it.name_any(), it.uid().unwrap_or_default()))
@@ -528,7 +504,7 @@ impl Keeper {
             return Ok(());
         }
         self.next_look = now + LOOK;
-        let Some(seen) = births(&self.namespaces.state()) else {
+        let Some(seen) = births(&self.namespaces.all()) else {
             return Ok(());
         };
         let ages = self.chain.ages();
@@ -538,7 +514,7 @@ impl Keeper {
         let time = api_time(&self.client).await?;
         let is_suspect = |(tenant, age): &(Tenant, Duration)| {
             let born = seen.get(&tenant.to_string());
-            is_older(*age, born.copied().flatten(), time)
+            is_older(*age, born.copied(), time)
         };
         let suspects = ages.into_iter().filter(is_suspect).take(MOST_CLEARED);
         let live: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());

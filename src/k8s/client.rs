@@ -1,5 +1,6 @@
 //! The client of the API server, from the pod's service account or from a kubeconfig. It refuses a
-//! kubeconfig that runs a program for credentials: the driver executes no program.
+//! kubeconfig that runs a program for credentials: the driver executes no program. And what an answer
+//! of the API server says.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -47,6 +48,11 @@ fn spread() -> f64 {
     // Without randomness there is no jitter, but retries go on.
     let _ = getrandom::fill(&mut byte);
     f64::from(byte[0]) / 256.0
+}
+
+/// Whether the API server has answered with this HTTP status.
+pub(super) fn has_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -11,6 +11,7 @@
 //! | `outcomes` | reports outcomes to the engine, from the watch and by request |
 //! | `events` | the engine's notices as events on pods |
 //! | `client` | the client of the API server |
+//! | `watched` | all objects of one kind, from a watch that several parts share |
 //! | `agent` | the controller's orders for this node's persistent volumes, carried out |
 //! | `endpoint` | where the controller is: published by it, watched by the nodes |
 //! | `peers` | the other nodes as peers, and the rights of each |
@@ -21,6 +22,7 @@
 //! | `policies` | the controller's side: cache policies, for all nodes |
 //! | `births` | whether content is from before its namespace was made |
 //! | `budgets` | the controller's side: the limits of namespaces |
+//! | `conditions` | the status of a cache policy: its conditions, and how it is written |
 //!
 //! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot
 //! limit that to a node), and `create` and `patch` on `events` of `events.k8s.io`.
@@ -32,6 +34,7 @@ pub mod checked;
 pub mod claims;
 pub mod clears;
 mod client;
+mod conditions;
 pub mod endpoint;
 mod events;
 pub mod mirror;
@@ -41,6 +44,7 @@ mod pod;
 pub mod policies;
 #[cfg(test)]
 mod simulation;
+mod watched;
 mod watcher;
 
 use std::future::Future;
@@ -58,6 +62,7 @@ use crate::engine::{Engine, Notice};
 pub use client::connect;
 pub use outcomes::PodOutcomes;
 pub use pod::{OUTCOME, OUTCOME_CONTAINER};
+pub use watched::{Namespaces, Watched};
 
 /// The default interval for outcomes that the watch did not report.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(10);

@@ -17,12 +17,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{self, Store};
-use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 
-use super::client;
+use super::{client, watched};
 use crate::api::Pool;
 use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
 use crate::model::{KUBELET, NodeId, Sha256, Tenant, TenantOrigin, VolumeSpec};
@@ -78,20 +78,14 @@ impl Peers {
 }
 
 async fn watch(client: Client, writer: Writer<Pool>) {
-    let events = watcher(Api::all(client), watcher::Config::default()).default_backoff();
+    let events = watched::events(Api::all(client), "the Pools of peers");
     // Only the peer is read, and the rest is long.
     let events = events.modify(|pool: &mut Pool| {
-        pool.managed_fields_mut().clear();
         if let Some(status) = &mut pool.status {
             status.orphans = crate::api::Orphans::default();
         }
     });
-    let fill = reflector::reflector(writer, events).for_each(|event| {
-        if let Err(error) = event {
-            tracing::warn!(%error, "the watch over the Pools of peers failed; retrying");
-        }
-        std::future::ready(())
-    });
+    let fill = reflector::reflector(writer, events).for_each(|_| std::future::ready(()));
     fill.await;
 }
 
@@ -176,7 +170,8 @@ fn is_pod_name(text: &str) -> bool {
 }
 
 /// Whether a peer may read what it asks for, given the pod of that name in the namespace that the
-/// peer tells. Whether that namespace may read the content, the policies say. The error is the reason.
+/// peer tells. Whether that namespace may read the content, the policies say. The error is the
+/// reason.
 fn may_read(driver: &str, peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Result<(), String> {
     let (tenant, name) = (&asked.reader, &asked.pod.name);
     let because = |why: &str| Err(format!("pod {name} of namespace {tenant} {why}"));

@@ -8,87 +8,45 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use futures_util::{FutureExt as _, StreamExt as _};
-use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
-use kube::api::{Patch, PatchParams};
-use kube::core::PartialObjectMeta;
-use kube::runtime::reflector::{self, Store};
-use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Resource as _, ResourceExt as _};
-use serde_json::json;
-use tokio::sync::watch;
+use kube::{Client, Resource as _, ResourceExt as _};
 
-use crate::api::{CachePolicy, LabelOperator, NamespaceSelector, PolicyCondition, PolicyRule};
+use super::conditions;
+use super::watched::{Namespaces, Watched};
+use crate::api::{CachePolicy, CachePolicyStatus, LabelOperator, NamespaceSelector, PolicyRule};
 use crate::distribution::roster::Policing;
 use crate::model::{NamePattern, NamespacePolicy, Rule, Tenant, parse_bytes};
 
 /// How long changes are gathered, and how often the controller looks without one.
 const GATHER: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_secs(60);
-/// The longest message of a condition.
-const MOST_MESSAGE: usize = 1024;
 /// The condition. Others of the same object are not ours.
-const VALID: &str = "RulesValid";
+const RULES_VALID: &str = "RulesValid";
+/// Why a namespace is closed whose policies are not too long.
+const UNREADABLE: &str = "a rule of a CachePolicy of the namespace has a name that cannot be read";
+/// What [`NamespacePolicy::closed`] does.
+const CLOSED: &str = "none of the namespace's rules and size limits count: no pod may commit there, \
+                      and no other namespace may read";
 
 /// The labels of all namespaces.
 type Labels = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Keeps the nodes' policies up to date, until it is dropped.
-pub async fn keep(client: Client, nodes: Arc<dyn Policing>) {
-    let (change, changed) = watch::channel(());
-    let change = Arc::new(change);
-    let is_undefined = Arc::new(AtomicBool::new(false));
-    let (policies, writer) = reflector::store();
-    let all: Api<CachePolicy> = Api::all(client.clone());
-    let (signal, undefined) = (Arc::clone(&change), Arc::clone(&is_undefined));
-    let discovery = client.clone();
-    let events = watcher(all, watcher::Config::default()).default_backoff();
-    let watch_policies = reflector::reflector(writer, events).for_each(move |event| {
-        said("CachePolicies", event.as_ref().err());
-        let is_not_found = event.as_ref().err().is_some_and(is_not_found);
-        let (client, signal) = (discovery.clone(), Arc::clone(&signal));
-        let undefined = Arc::clone(&undefined);
-        async move {
-            // Without the definition there is none.
-            let is_undefined = is_not_found && {
-                let group = CachePolicy::api_version(&());
-                lists_none(client.list_api_group_resources(&group).await)
-            };
-            undefined.store(is_undefined, Ordering::Relaxed);
-            signal.send_replace(());
-        }
-    });
-    let (namespaces, writer) = reflector::store();
-    let all: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
-    let events = watcher(all, watcher::Config::default()).default_backoff();
-    let watch_namespaces = reflector::reflector(writer, events).for_each(move |event| {
-        said("namespaces", event.as_ref().err());
-        change.send_replace(());
-        std::future::ready(())
-    });
+pub async fn keep(
+    client: Client,
+    policies: Watched<CachePolicy>,
+    namespaces: Namespaces,
+    nodes: Arc<dyn Policing>,
+) {
     let keeper = Keeper {
         client,
         nodes,
         policies,
-        is_undefined,
         namespaces,
     };
-    tokio::join!(watch_policies, watch_namespaces, keeper.run(changed));
-}
-
-fn said(what: &str, error: Option<&watcher::Error>) {
-    if let Some(error) = error {
-        tracing::warn!(%error, "the watch over {what} failed; retrying");
-    }
-}
-
-/// Whether the kind may not exist. A proxy may say the same of anything.
-fn is_not_found(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+    keeper.run().await;
 }
 
 /// Whether the API server lists the kinds of the group, and there is no such kind. Every other
@@ -105,33 +63,33 @@ fn lists_none(listed: kube::Result<APIResourceList>) -> bool {
 struct Keeper {
     client: Client,
     nodes: Arc<dyn Policing>,
-    policies: Store<CachePolicy>,
-    /// The kind is not defined at the API server.
-    is_undefined: Arc<AtomicBool>,
-    namespaces: Store<PartialObjectMeta<Namespace>>,
+    policies: Watched<CachePolicy>,
+    namespaces: Namespaces,
 }
 
 impl Keeper {
-    async fn run(self, mut changed: watch::Receiver<()>) {
+    async fn run(self) {
+        let (mut policies, mut namespaces) = (self.policies.changes(), self.namespaces.changes());
         loop {
-            changed.mark_unchanged();
+            policies.mark_unchanged();
+            namespaces.mark_unchanged();
             self.step().await;
             tokio::select! {
-                _ = changed.changed() => tokio::time::sleep(GATHER).await,
+                _ = policies.changed() => tokio::time::sleep(GATHER).await,
+                _ = namespaces.changed() => tokio::time::sleep(GATHER).await,
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
     }
 
     async fn step(&self) {
-        let is_listed = |ready: Option<_>| matches!(ready, Some(Ok(())));
-        let policies = is_listed(self.policies.wait_until_ready().now_or_never());
-        let namespaces = is_listed(self.namespaces.wait_until_ready().now_or_never());
-        if !namespaces || !(policies || self.is_undefined.load(Ordering::Relaxed)) {
+        let are_known =
+            self.namespaces.is_listed() && (self.policies.is_listed() || self.is_undefined().await);
+        if !are_known {
             return;
         }
-        let objects = self.policies.state();
-        let labels = self.namespaces.state();
+        let objects = self.policies.all();
+        let labels = self.namespaces.all();
         let labels: Labels = labels
             .iter()
             .map(|it| (it.name_any(), it.labels().clone()))
@@ -146,43 +104,36 @@ impl Keeper {
         }
     }
 
+    /// Whether the kind is not defined at the API server. Then there is no policy.
+    async fn is_undefined(&self) -> bool {
+        self.policies.is_not_found() && {
+            let group = CachePolicy::api_version(&());
+            lists_none(self.client.list_api_group_resources(&group).await)
+        }
+    }
+
     /// Writes the condition of an object, if it is another one.
     async fn say(&self, object: &CachePolicy, problems: &[String]) -> kube::Result<()> {
-        let Some(conditions) = object.with_condition(condition(object, problems)) else {
-            return Ok(());
-        };
-        let namespace = object.namespace().unwrap_or_default();
-        let api: Api<CachePolicy> = Api::namespaced(self.client.clone(), &namespace);
-        let patch = json!({
-            "metadata": {"resourceVersion": object.metadata.resource_version},
-            "status": {"conditions": conditions},
-        });
-        let (name, params) = (object.name_any(), PatchParams::default());
-        match api.patch_status(&name, &params, &Patch::Merge(patch)).await {
-            // The next change shows it again.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-            written => written.map(drop),
+        let status = status_of(object, problems, &conditions::now());
+        if object.status.as_ref() != Some(&status) {
+            conditions::write(&self.client, object, &status).await?;
         }
+        Ok(())
     }
 }
 
-fn condition(object: &CachePolicy, problems: &[String]) -> PolicyCondition {
-    let (status, reason, message) = if problems.is_empty() {
-        ("True", "Valid", "all rules have effect".to_owned())
+/// The status that an object should have.
+fn status_of(object: &CachePolicy, problems: &[String], now: &str) -> CachePolicyStatus {
+    let (reason, message) = if problems.is_empty() {
+        ("Valid", "all rules have effect".to_owned())
     } else {
-        ("False", "Invalid", problems.join("; "))
+        ("Invalid", problems.join("; "))
     };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or_default();
-    let now = k8s_openapi::jiff::Timestamp::from_second(now).unwrap_or_default();
-    PolicyCondition {
-        of: VALID.to_owned(),
-        status: status.to_owned(),
-        reason: reason.to_owned(),
-        message: super::pod::cut(&message, MOST_MESSAGE).to_owned(),
-        last_transition_time: now.to_string(),
-        observed_generation: object.metadata.generation.unwrap_or_default(),
-    }
+    let is_valid = problems.is_empty();
+    let valid = conditions::condition(object, RULES_VALID, is_valid, reason, &message, now);
+    let mut status = object.status.clone().unwrap_or_default();
+    conditions::set(&mut status.conditions, valid);
+    status
 }
 
 /// The policies of all namespaces, and what is wrong with each object, in the order of the objects.
@@ -194,41 +145,41 @@ struct Compiled {
 fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
     let mut policies: BTreeMap<Tenant, NamespacePolicy> = BTreeMap::new();
     let mut problems = Vec::new();
-    let mut closed = BTreeSet::new();
+    // The namespaces whose policies cannot be used, and why.
+    let mut closed: BTreeMap<Tenant, String> = BTreeMap::new();
     for object in objects {
         let (policy, problem) = of_object(object, namespaces);
         problems.push(problem);
         let Ok(tenant) = object.namespace().unwrap_or_default().parse::<Tenant>() else {
             continue;
         };
+        // Its names would be open, or other rules would decide about them.
         if policy.is_none() {
-            closed.insert(tenant.clone());
+            closed.insert(tenant.clone(), UNREADABLE.to_owned());
         }
         let all = policies.entry(tenant).or_default();
         all.add(policy.unwrap_or_default());
     }
-    // Its names would be open, or other rules would decide about them.
-    for tenant in closed {
-        policies.insert(tenant, NamespacePolicy::closed());
-    }
-    for (tenant, policy) in &mut policies {
+    for (tenant, policy) in &policies {
         let size = serde_json::to_vec(policy).map_or(usize::MAX, |bytes| bytes.len());
-        if size <= NamespacePolicy::MOST_BYTES {
-            continue;
-        }
-        *policy = NamespacePolicy::closed();
-        let problem = format!(
-            "the policies of the namespace have {size} bytes together, and more than {} with the \
-             namespaces that they select, so no pod may commit",
-            NamespacePolicy::MOST_BYTES
-        );
-        let of_tenant = objects.iter().zip(&mut problems);
-        for (_, problems) in
-            of_tenant.filter(|(it, _)| it.namespace().as_deref() == Some(tenant.as_str()))
-        {
-            problems.push(problem.clone());
+        if size > NamespacePolicy::MOST_BYTES {
+            let why = format!(
+                "the policies of the namespace have {size} bytes together, with the namespaces \
+                 that they select, and may have {}",
+                NamespacePolicy::MOST_BYTES
+            );
+            closed.entry(tenant.clone()).or_insert(why);
         }
     }
+    for (object, problems) in objects.iter().zip(&mut problems) {
+        let tenant = object.namespace().unwrap_or_default().parse::<Tenant>();
+        if let Some(why) = tenant.ok().and_then(|tenant| closed.get(&tenant)) {
+            // A long message is cut at its end.
+            problems.insert(0, format!("{why}, so {CLOSED}"));
+        }
+    }
+    let closed = closed.into_keys();
+    policies.extend(closed.map(|tenant| (tenant, NamespacePolicy::closed())));
     policies.retain(|_, policy| *policy != NamespacePolicy::default());
     Compiled { policies, problems }
 }
@@ -274,9 +225,7 @@ fn of_rule(rule: &PolicyRule, namespaces: &Labels, wrong: &mut impl FnMut(String
     for name in &rule.names {
         match name.parse() {
             Ok(pattern) => names.push(pattern),
-            Err(error) => wrong(format!(
-                "names: {name:?} {error}, so no pod of the namespace may commit"
-            )),
+            Err(error) => wrong(format!("names: {name:?} {error}")),
         }
     }
     let mut read = BTreeSet::new();
@@ -335,8 +284,13 @@ fn selects(selector: &NamespaceSelector, labels: &BTreeMap<String, String>) -> b
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::model::{CommitRight, Name, Policies};
+
+    const NOW: &str = "2026-11-25T17:00:00Z";
+    const LATER: &str = "2026-11-25T17:01:00Z";
 
     fn object(namespace: &str, spec: serde_json::Value) -> Arc<CachePolicy> {
         let spec = serde_json::from_value(spec).expect("a specification");
@@ -497,23 +451,29 @@ mod tests {
         ] {
             let Compiled { policies, problems } = compile(&both, &namespaces());
             assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
-            assert_eq!(problems.iter().filter(|it| it.is_empty()).count(), 1);
+            for problems in problems {
+                let why = format!("{UNREADABLE}, so {CLOSED}");
+                assert_eq!(problems[0], why);
+            }
         }
 
-        let first = condition(&all[0], &problems[0]);
+        let mut written = CachePolicy::clone(&all[0]);
+        let first = status_of(&written, &problems[0], NOW);
+        let [condition] = &first.conditions[..] else {
+            panic!("{first:?}");
+        };
         assert_eq!(
-            (first.status.as_str(), first.observed_generation),
+            (condition.status.as_str(), condition.observed_generation),
             ("False", 3)
         );
-        let mut written = CachePolicy::clone(&all[0]);
-        let conditions = written.with_condition(first.clone()).expect("it is new");
-        written.status = Some(crate::api::CachePolicyStatus {
-            used: None,
-            conditions,
-        });
-        assert_eq!(written.with_condition(first), None, "it is there");
-        let fine = written.with_condition(condition(&written, &[]));
-        assert_eq!(fine.expect("it is another one")[0].status, "True");
+        written.status = Some(first.clone());
+        assert_eq!(status_of(&written, &problems[0], LATER), first, "it stays");
+        let fine = &status_of(&written, &[], LATER).conditions;
+        assert_eq!(fine.len(), 1);
+        assert_eq!(
+            (&*fine[0].status, &*fine[0].last_transition_time),
+            ("True", LATER)
+        );
 
         let accounts: Vec<String> = (0..100)
             .map(|it| format!("{it}-{}", "a".repeat(240)))
@@ -526,7 +486,7 @@ mod tests {
         ];
         let Compiled { policies, problems } = compile(&all, &namespaces());
         assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
-        assert!(problems[0][0].contains("no pod may commit"), "{problems:?}");
+        assert!(problems[0][0].ends_with(CLOSED), "{problems:?}");
         assert!(problems[1].is_empty() && policies.contains_key(&tenant("other")));
     }
 }

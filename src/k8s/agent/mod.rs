@@ -36,7 +36,7 @@ use crate::engine::{self, Engine};
 use crate::model::{MutableChange, Node, Ttl};
 use crate::server::{code_name, code_of, may_go_on, message_of};
 
-use super::client;
+use super::client::{self, has_code};
 use decide::{SnapshotStep, VolumeStep};
 pub use pool::Peering;
 
@@ -122,7 +122,7 @@ enum Error {
 
 fn retry<K>(_: Arc<K>, error: &Error, _: Arc<Agent>) -> Action {
     let is_busy = matches!(error, Error::Engine(engine::Error::Busy(_)));
-    let changed = matches!(error, Error::Api(kube::Error::Api(status)) if status.code == 409);
+    let changed = matches!(error, Error::Api(error) if has_code(error, 409));
     Action::requeue(if is_busy || changed { SOON } else { TRY_AGAIN })
 }
 
@@ -267,7 +267,7 @@ where
     let params = PatchParams::default();
     match api.patch_status(name, &params, &Patch::Merge(patch)).await {
         // A deleted object changes nothing on the node.
-        Err(kube::Error::Api(gone)) if gone.code == 404 => Ok(()),
+        Err(error) if has_code(&error, 404) => Ok(()),
         done => Ok(done.map(drop)?),
     }
 }

@@ -10,7 +10,7 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client};
 use serde_json::json;
 
-use super::{Error, names};
+use super::{Error, has_code, names};
 use crate::api::{
     self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus, Volume,
     number,
@@ -188,7 +188,7 @@ async fn write(pools: &Api<Pool>, name: &str, status: &PoolStatus) -> Result<(),
     let patch = Patch::Merge(json!({ "status": status }));
     let params = PatchParams::default();
     match pools.patch_status(name, &params, &patch).await {
-        Err(kube::Error::Api(none)) if none.code == 404 => {
+        Err(error) if has_code(&error, 404) => {
             let pool = Pool::new(name, PoolSpec {});
             pools.create(&PostParams::default(), &pool).await?;
             pools.patch_status(name, &params, &patch).await?;

@@ -9,8 +9,9 @@ use kube::error::DiscoveryError;
 use kube::{Api, Client};
 use serde_json::Value;
 
-use super::objects::{failed, has_code};
+use super::objects::failed;
 use crate::engine::Result;
+use crate::k8s::client::has_code;
 
 /// The API groups and kinds.
 const KINDS: [(&str, &str); 2] = [

@@ -24,6 +24,7 @@ use super::volumes::absent;
 use crate::api::{BOUND, Volume, Wanted};
 use crate::engine::claims::claim_id;
 use crate::engine::{Error, Result};
+use crate::k8s::client::has_code;
 
 /// The shortest and the longest time between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
@@ -106,7 +107,7 @@ impl Cluster {
         let mark = json!({ "metadata": { "annotations": { BOUND: "true" } } });
         let params = PatchParams::default();
         match self.volumes.0.patch(id, &params, &Patch::Merge(mark)).await {
-            Err(kube::Error::Api(gone)) if gone.code == 404 => Ok(()),
+            Err(error) if has_code(&error, 404) => Ok(()),
             done => done.map(drop).map_err(|error| failed(&error)),
         }
     }

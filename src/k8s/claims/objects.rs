@@ -12,14 +12,11 @@ use tonic::Code;
 
 use super::decide::refusal;
 use crate::engine::{Error, Result};
+use crate::k8s::client::has_code;
 
 /// The error for an answer of the API server that is no decision.
 pub(super) fn failed(error: &kube::Error) -> Error {
     refusal(Code::Unavailable, format!("the API server: {error}"))
-}
-
-pub(super) fn has_code(error: &kube::Error, wanted: u16) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == wanted)
 }
 
 /// The objects of one kind, in the API server.

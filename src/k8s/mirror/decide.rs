@@ -53,8 +53,9 @@ pub(super) fn is_shown(listed: &Listed) -> bool {
     matches!(listed.name.reference, Reference::TaskCache(_)) && listed.content.is_some()
 }
 
-/// The writes that bring the objects to what the catalog has, in their order. Namespaces take turns,
-/// from the one after `last` on. So a namespace whose keys change all the time delays no other.
+/// The writes that bring the objects to what the catalog has, in their order. Namespaces take
+/// turns, from the one after `last` on. So a namespace whose keys change all the time delays no
+/// other.
 pub(super) fn plan(
     listed: &[Listed],
     objects: &[Arc<Cache>],

@@ -1,25 +1,26 @@
-//! The mirror: the newest task caches of the catalog as `Cache` objects, for people. It is never the
-//! catalog's truth: nothing reads it but people.
+//! The mirror: the newest task caches of the catalog as `Cache` objects, for people. It is never
+//! the catalog's truth: nothing reads it but people.
 //!
 //! What keeps it small: a cap per namespace, a cap in all, and a pace of writes. Keys that change
 //! with every build cost no more than the pace. A key need not be among the newest for a while
 //! before it is shown: with the pace, that would only make the mirror late. `decide` says what is
 //! to be written; this module reads and writes.
 //!
-//! It deletes its own objects only, and takes their finalizer away before. So its cleaning clears no
-//! cache. It needs `create`, `patch` and `delete` on `caches`, and `patch` on `caches/status`.
+//! It deletes its own objects only, and takes their finalizer away before. So its cleaning clears
+//! no cache. It needs `create`, `patch` and `delete` on `caches`, and `patch` on `caches/status`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Interval, MissedTickBehavior};
 
+use super::client::has_code;
+use super::watched::Watched;
 use crate::api::{CLEAR, Cache, CacheStatus};
 use crate::catalog::Listed;
 use crate::distribution::roster::{ClearOrder, Overview};
@@ -49,7 +50,7 @@ pub struct Mirror {
 }
 
 /// Keeps the mirror, until it is dropped. `caches` are the objects of all namespaces.
-pub(super) async fn keep(client: Client, caches: Store<Cache>, mirror: Mirror) {
+pub(super) async fn keep(client: Client, caches: Watched<Cache>, mirror: Mirror) {
     let pace = if mirror.most == 0 { PACE_TO_NONE } else { PACE };
     let mut pace = tokio::time::interval(pace);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -61,10 +62,7 @@ pub(super) async fn keep(client: Client, caches: Store<Cache>, mirror: Mirror) {
         last: String::new(),
     };
     loop {
-        if keeper.caches.wait_until_ready().await.is_err() {
-            // The watch has ended for good.
-            return std::future::pending().await;
-        }
+        keeper.caches.listed().await;
         let began = Instant::now();
         let pause = match keeper.look().await {
             Ok(()) => LOOK.saturating_sub(began.elapsed()),
@@ -82,7 +80,7 @@ pub(super) async fn keep(client: Client, caches: Store<Cache>, mirror: Mirror) {
 
 struct Keeper {
     client: Client,
-    caches: Store<Cache>,
+    caches: Watched<Cache>,
     mirror: Mirror,
     pace: Interval,
     /// The namespace of the last write: the next look begins with the one after.
@@ -100,7 +98,7 @@ impl Keeper {
             each: self.mirror.most,
             all: MOST,
         };
-        let writes = decide::plan(&listed, &self.caches.state(), limits, &self.last);
+        let writes = decide::plan(&listed, &self.caches.all(), limits, &self.last);
         let (mut failure, mut failed) = (None, HashSet::new());
         for write in writes {
             if began.elapsed() > LOOK {
@@ -226,6 +224,8 @@ impl Keeper {
     }
 
     /// Someone has deleted an object in the moment when it had no finalizer: that is an order, too.
+    /// Of two controllers at once, the other one's deletion looks the same. Then a cache is cleared
+    /// that was only no longer shown.
     async fn obey_late(&self, cache: &Cache) {
         let Ok(covers) = cache.covers() else {
             return;
@@ -244,10 +244,6 @@ impl Keeper {
             );
         }
     }
-}
-
-fn has_code(error: &kube::Error, code: u16) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
 /// Whether the namespace or the object is gone, or the namespace is being deleted.

@@ -1,5 +1,5 @@
-//! Tests of the plan: limits, turns, whose objects are changed, and the names of objects. A test may
-//! carry the plan out on a list of objects.
+//! Tests of the plan: limits, turns, whose objects are changed, and the names of objects. A test
+//! may carry the plan out on a list of objects.
 
 use std::collections::BTreeSet;
 

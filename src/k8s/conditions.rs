@@ -1,0 +1,78 @@
+//! The status of a `CachePolicy`, which two parts of the controller write: `policies` and `budgets`.
+//! Each has conditions of its own, and leaves all others as they are.
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+
+use super::client::has_code;
+use crate::api::{CachePolicy, CachePolicyStatus, PolicyCondition};
+
+/// The longest message of a condition, in bytes.
+const MOST_MESSAGE: usize = 1024;
+
+/// What this machine's clock says, to the second, as conditions have it.
+pub(super) fn now() -> String {
+    let now = Timestamp::from_second(Timestamp::now().as_second());
+    now.unwrap_or_default().to_string()
+}
+
+/// A condition of a policy as it is now.
+pub(super) fn condition(
+    policy: &CachePolicy,
+    of: &str,
+    is_true: bool,
+    reason: &str,
+    message: &str,
+    now: &str,
+) -> PolicyCondition {
+    PolicyCondition {
+        of: of.to_owned(),
+        status: if is_true { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message: super::pod::cut(message, MOST_MESSAGE).to_owned(),
+        last_transition_time: now.to_owned(),
+        observed_generation: policy.metadata.generation.unwrap_or_default(),
+    }
+}
+
+/// Puts a condition in the place of the one of its type. It keeps the time of that one if `status`
+/// is the same.
+pub(super) fn set(all: &mut Vec<PolicyCondition>, mut new: PolicyCondition) {
+    let Some(old) = all.iter_mut().find(|it| it.of == new.of) else {
+        all.push(new);
+        return;
+    };
+    if old.status == new.status {
+        new.last_transition_time
+            .clone_from(&old.last_transition_time);
+    }
+    *old = new;
+}
+
+/// Writes the status of a policy. Returns whether it was written: not if the policy was changed or
+/// deleted since the watch has shown it. The next event shows it again.
+pub(super) async fn write(
+    client: &Client,
+    policy: &CachePolicy,
+    status: &CachePolicyStatus,
+) -> kube::Result<bool> {
+    let namespace = policy.namespace().unwrap_or_default();
+    let policies: Api<CachePolicy> = Api::namespaced(client.clone(), &namespace);
+    // The other part writes conditions, too, and a list is written as a whole.
+    let patch = json!({
+        "metadata": {"resourceVersion": policy.metadata.resource_version},
+        "status": status,
+    });
+    let (name, params, patch) = (
+        policy.name_any(),
+        PatchParams::default(),
+        Patch::Merge(patch),
+    );
+    match policies.patch_status(&name, &params, &patch).await {
+        Ok(_) => Ok(true),
+        Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
