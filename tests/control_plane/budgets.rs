@@ -1,7 +1,6 @@
 //! The limits of a namespace over two nodes, by a `CachePolicy`; and a namespace that is deleted
 //! while no controller runs.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use baggageclaim::api::CachePolicy;
