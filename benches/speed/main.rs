@@ -25,6 +25,8 @@ mod commits;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 mod driver;
+mod headline;
+mod hub;
 mod nodes;
 mod peers;
 #[path = "../../tests/shared/server.rs"]
@@ -58,6 +60,10 @@ pub struct Plan {
     pub committed: usize,
     /// Successive commits.
     pub commits: usize,
+    /// Files of the cache that README shows.
+    pub headline: usize,
+    /// How long the nodes of a large cluster commit, and how many there are.
+    pub cluster: (Duration, usize),
     /// Bytes of a file that is packed.
     pub large: u64,
     /// How long the many callers call.
@@ -72,8 +78,11 @@ pub struct Plan {
     pub only: Vec<String>,
 }
 
+/// The family that needs no filesystem.
+const HUB: &str = "hub";
+
 /// Families of rows; arguments select from them.
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 15] = [
     "fork",
     "scratch",
     "unpublish",
@@ -85,6 +94,8 @@ const FAMILIES: [&str; 13] = [
     "archives",
     "tier",
     "peers",
+    "headline",
+    HUB,
     "start",
     "memory",
 ];
@@ -98,6 +109,8 @@ const USUAL: Plan = Plan {
     claimed: 4 << 30,
     committed: 50_000,
     commits: 100,
+    headline: 80_000,
+    cluster: (Duration::from_secs(60), 1_000),
     large: 2 << 30,
     burst: Duration::from_secs(2),
     sealed: 10_000,
@@ -115,6 +128,8 @@ const QUICK: Plan = Plan {
     claimed: 64 << 20,
     committed: 5_000,
     commits: 20,
+    headline: 5_000,
+    cluster: (Duration::from_secs(5), 100),
     large: 256 << 20,
     burst: Duration::from_millis(500),
     sealed: 1_000,
@@ -148,6 +163,12 @@ fn room(bytes: u64) -> Result<PathBuf, String> {
 #[tokio::main(flavor = "current_thread")]
 #[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn main() -> ExitCode {
+    if let [serve, members] = &std::env::args().skip(1).collect::<Vec<_>>()[..]
+        && serve == hub::SERVE
+    {
+        hub::serve(members).await;
+        return ExitCode::SUCCESS;
+    }
     let mut plan = USUAL;
     let (mut kinds, mut only) = (Vec::new(), Vec::new());
     for argument in std::env::args().skip(1) {
@@ -169,7 +190,8 @@ async fn main() -> ExitCode {
         }
     }
     plan.only = only;
-    if kinds.is_empty() {
+    let is_of_disks = plan.only.is_empty() || plan.only.iter().any(|only| only != HUB);
+    if kinds.is_empty() && is_of_disks {
         kinds = vec![Fs::Ext4, Fs::XfsReflink];
     }
     if !common::is_root() {
@@ -179,6 +201,11 @@ async fn main() -> ExitCode {
     let began = Instant::now();
     let (mut rows, mut probes) = (Vec::new(), Vec::new());
     let mut complete = true;
+    if plan.only.is_empty() || plan.only.iter().any(|only| only == HUB) {
+        eprintln!("measuring the catalog of a large cluster …");
+        let (time, nodes) = plan.cluster;
+        rows.append(&mut hub::measure(nodes, time).await);
+    }
     for fs in kinds {
         // A mount namespace for the driver's process and these calls only.
         let lab = match room(IMAGE).and_then(|images| Lab::try_inside(&images, fs, IMAGE)) {
@@ -207,10 +234,12 @@ async fn main() -> ExitCode {
         assert!(left.is_empty(), "mounts left behind: {left:?}");
     }
     println!("\n{}", table::render(&rows));
-    println!(
-        "An empty call through the socket takes {}. Baselines of single calls include it.",
-        probes.join(", ")
-    );
+    if !probes.is_empty() {
+        println!(
+            "An empty call through the socket takes {}. Baselines of single calls include it.",
+            probes.join(", ")
+        );
+    }
     if let Ok(load) = std::fs::read_to_string("/proc/loadavg") {
         let load = load.split(' ').next().unwrap_or_default();
         println!(

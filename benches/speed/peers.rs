@@ -26,7 +26,7 @@ use crate::table::{Goal, median};
 const RIVAL: &str = "tar -cf - -C \"$0\" . | zstd -1 -q | zstd -d -q | tar -xf - -C \"$1\"";
 
 /// Nodes that know each other.
-struct Nodes {
+pub struct Nodes {
     /// The list of all, and the keys beside it.
     dir: PathBuf,
     addresses: Vec<(String, String)>,
@@ -54,7 +54,7 @@ impl Nodes {
         Self { dir, addresses }
     }
 
-    async fn start(&self, bench: &Bench<'_>, name: &str) -> Driver {
+    pub async fn start(&self, bench: &Bench<'_>, name: &str) -> Driver {
         let (_, address) = self
             .addresses
             .iter()
@@ -75,7 +75,7 @@ impl Nodes {
 }
 
 /// Waits until content is durable, with its table of contents: then peers get it.
-async fn offered(driver: &mut Driver, reference: &str) {
+pub async fn offered(driver: &mut Driver, reference: &str) {
     let is_ready = |row: &api::Artifact| {
         let tables = &row.table_digests;
         row.durable && !tables.is_empty() && tables.iter().all(|digest| !digest.is_empty())
@@ -91,7 +91,7 @@ impl Bench<'_> {
         self.handed_to_a_peer().await;
     }
 
-    fn nodes(&self, names: &[&str], silent: &[&TcpListener]) -> Nodes {
+    pub fn nodes(&self, names: &[&str], silent: &[&TcpListener]) -> Nodes {
         let dir = self.lab.run_dir().join(format!("peers-{}", names[0]));
         fs::create_dir_all(&dir).expect("a directory");
         let rounds = 0..self.plan.rounds;

@@ -373,7 +373,7 @@ impl Bench<'_> {
 }
 
 /// Downloads an object into a file, as a program does that cannot unpack meanwhile.
-async fn download(store: &dyn ObjectStore, object: &object_store::path::Path, to: &Path) {
+pub async fn download(store: &dyn ObjectStore, object: &object_store::path::Path, to: &Path) {
     let mut file = fs::File::create(to).expect("create");
     let mut stream = store.get(object).await.expect("get").into_stream();
     while let Some(bytes) = stream.next().await {

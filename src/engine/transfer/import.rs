@@ -158,7 +158,7 @@ fn refuse(state: &State, request: &ImportRequest) -> Result<()> {
 
 /// Unpacks the archive.
 fn receive(
-    inner: &Inner,
+    inner: &Arc<Inner>,
     layer: &Dir,
     input: impl Read + Send,
     hashing: Hashing,

@@ -1,10 +1,13 @@
 //! Space for content that is being received: requested first, and checked again while it arrives.
+//! The gate that checks it also has what came in written back, beside the transfer.
 //!
 //! An import never takes the last space of the disk, because running pods need some. While there is
 //! too little, unused caches are evicted and the import waits for a limited time. An import that is
 //! too large for the pool is refused at once.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::engine::error::{Context, Error, Result, Shortage};
@@ -19,6 +22,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The space is looked at each time that so many plain bytes came in, which may take twice as many
 /// on disk.
 const STEP: u64 = 8 << 20;
+/// What came in is written back each time that it is so many plain bytes more. Otherwise all of it
+/// waits for the `syncfs` at the end: the kernel begins by itself at a tenth of the memory
+/// (`vm.dirty_background_ratio`).
+const WRITE_BACK: u64 = 128 << 20;
 
 /// The space that a transfer leaves free when it begins: a thirty-second of the pool, and at most
 /// 64 MiB.
@@ -118,21 +125,25 @@ fn wait_for_btrfs(inner: &Inner, bytes: u64, left: Duration) {
 
 /// Checks the space while an archive arrives, and stops the import if none can be made.
 pub(super) struct Gate<'a> {
-    inner: &'a Inner,
+    inner: &'a Arc<Inner>,
     plain: &'a dyn Fn() -> u64,
     all: Option<u64>,
     looked_at: Cell<u64>,
+    written_back: Cell<u64>,
+    is_writing: Arc<AtomicBool>,
     failed: RefCell<Option<Error>>,
 }
 
 impl<'a> Gate<'a> {
     /// `plain`: how many bytes came in until now. `all`: how many will come, if that is known.
-    pub(super) fn new(inner: &'a Inner, plain: &'a dyn Fn() -> u64, all: Option<u64>) -> Self {
+    pub(super) fn new(inner: &'a Arc<Inner>, plain: &'a dyn Fn() -> u64, all: Option<u64>) -> Self {
         Self {
             inner,
             plain,
             all,
             looked_at: Cell::new(0),
+            written_back: Cell::new(0),
+            is_writing: Arc::default(),
             failed: RefCell::default(),
         }
     }
@@ -147,6 +158,7 @@ impl<'a> Gate<'a> {
             return false;
         }
         self.looked_at.set(plain);
+        self.write_back(plain);
         let rest = self.all.map_or(u64::MAX, |all| all.saturating_sub(plain));
         match ask_beside(self.inner, rest.min(2 * STEP), least) {
             Ok(()) => false,
@@ -155,6 +167,22 @@ impl<'a> Gate<'a> {
                 true
             }
         }
+    }
+
+    /// Begins a write-back of what came in until now, if it is enough and none runs.
+    fn write_back(&self, plain: u64) {
+        let is_little = plain < self.written_back.get().saturating_add(WRITE_BACK);
+        if is_little || self.is_writing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.written_back.set(plain);
+        let (inner, is_writing) = (Arc::clone(self.inner), Arc::clone(&self.is_writing));
+        let job = move || {
+            // A failure taints what comes in, so the transfer fails at its end.
+            let _tainted = inner.sync(&inner.durability.lock());
+            is_writing.store(false, Ordering::Release);
+        };
+        drop(self.inner.threads.syncs.run(job));
     }
 
     /// Why it stopped, if space was the reason.
