@@ -10,6 +10,8 @@
 //! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
 //! | `sources` | the order of peers and the tier, and sources that are left out |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
+//! | `clears` | names that are cleared while steps write, in 100 of 100 clears |
+//! | `rights` | how long a publish takes that may not read |
 //! | `budgets` | limits of a namespace over all nodes, and nodes that are gone |
 //! | `drivers` | two standalone drivers; one of them is killed while it fetches |
 //! | `partition` | standalone drivers in network namespaces, and a partition while a fetch runs |
@@ -25,6 +27,8 @@ mod common;
 mod budgets;
 #[path = "peers/catalog.rs"]
 mod catalog;
+#[path = "peers/clears.rs"]
+mod clears;
 #[path = "peers/drivers.rs"]
 mod drivers;
 #[path = "peers/identity.rs"]
@@ -35,6 +39,8 @@ mod links;
 mod nodes;
 #[path = "peers/partition.rs"]
 mod partition;
+#[path = "peers/rights.rs"]
+mod rights;
 #[path = "peers/sources.rs"]
 mod sources;
 #[path = "peers/trouble.rs"]

@@ -1,10 +1,11 @@
 //! Names that are cleared on all nodes: by the deletion of a `Cache`, and with their namespace.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use baggageclaim::api::{Cache, Fence};
+use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 
@@ -119,6 +120,60 @@ async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
     assert_eq!(of_order.prefix.as_deref(), Some("pr-"));
 }
 
+/// Steps run on node 2 while its driver is stopped and their caches are cleared. They end as soon as
+/// it runs again, and most of them before it has heard of that.
+async fn a_stopped_driver_brings_nothing_back(
+    plane: &ControlPlane,
+    kubelets: [&Kubelet; 2],
+    pools: &[PathBuf; 2],
+    driver: &mut Process,
+) {
+    const STEPS: usize = 10;
+    let key = |number: usize| format!("stopped-{number}");
+    let maker = kubelets[0].pod("ci", "maker");
+    let writer = kubelets[1].pod("ci", "runs");
+    for number in 0..STEPS {
+        let (volume, key) = (format!("v{number}"), key(number));
+        let always = ["type", "task-cache", "key", &key, "commit", "always"];
+        let attributes = || always.chunks(2).map(|pair| (pair[0], pair[1]));
+        for (pod, text) in [(&maker, "made"), (&writer, "old")] {
+            let published = pod.publish(&volume, attributes(), PublishOptions::default());
+            let target = published.await.expect("published").target;
+            fs::write(target.join("text"), text).expect("write");
+            if text == "made" {
+                pod.unpublish(&volume).await.expect("unpublished");
+            }
+        }
+    }
+    has(&pools[0], "task-cache/stopped-", true).await;
+    handle(plane, "stopped", "{prefix: stopped-}").await;
+    driver.kill();
+    let delete = [
+        "delete",
+        "cache",
+        "stopped",
+        "--namespace=ci",
+        "--timeout=60s",
+    ];
+    plane.kubectl(&delete);
+    has(&pools[0], "task-cache/stopped-", false).await;
+    driver.start();
+    let again = kubelet(plane, "node-2", driver).await;
+    let writer = again.pod_with_uid("ci", "runs", writer.uid());
+    for number in 0..STEPS {
+        let ended = writer.unpublish(&format!("v{number}")).await;
+        ended.expect("unpublished");
+    }
+    is_told(&pools[1], true).await;
+    for pool in pools {
+        eventually("all volumes have ended", async || {
+            told(pool, "volumes").as_array().is_some_and(Vec::is_empty)
+        })
+        .await;
+        has(pool, "task-cache/stopped-", false).await;
+    }
+}
+
 #[tokio::test]
 async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes() {
     let Some(plane) = ControlPlane::start().await else {
@@ -130,7 +185,7 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     let mut controller = hub(&plane);
     let pools = [lab.dir("one"), lab.dir("two")];
     let one = peer(&plane, "node-1", &pools[0]);
-    let two = peer(&plane, "node-2", &pools[1]);
+    let mut two = peer(&plane, "node-2", &pools[1]);
     let kubelet_one = kubelet(&plane, "node-1", &one).await;
     let kubelet_two = kubelet(&plane, "node-2", &two).await;
     for pool in &pools {
@@ -186,12 +241,15 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     }
     has(&pools[0], "artifact/built", true).await;
 
+    let kubelets = [&kubelet_one, &kubelet_two];
+    a_stopped_driver_brings_nothing_back(&plane, kubelets, &pools, &mut two).await;
+
     the_namespace_goes(&plane);
     has(&pools[0], "artifact/built", false).await;
     let chain = fences(&plane).await;
-    assert_eq!(chain.len(), 4, "{}", controller.tail());
+    assert_eq!(chain.len(), 5, "{}", controller.tail());
     assert_eq!(
-        (&*chain[3].spec.namespace, chain[3].spec.kind),
+        (&*chain[4].spec.namespace, chain[4].spec.kind),
         ("ci", None)
     );
 
@@ -200,7 +258,7 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     eventually("they are made again", async || {
         let fences = fences(&plane).await;
         let repeats: usize = fences.iter().map(|fence| fence.spec.repeats.len()).sum();
-        repeats == 4
+        repeats == 5
     })
     .await;
     for pool in &pools {

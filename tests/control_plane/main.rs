@@ -18,6 +18,7 @@ mod clocks;
 mod driver;
 mod leaks;
 mod locality;
+mod matrix;
 mod mirror;
 mod nodes;
 mod objects;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The longest start of a control plane on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -27,7 +28,8 @@ impl Drop for Daemon {
 
 /// A control plane; it ends when it is dropped.
 pub(crate) struct ControlPlane {
-    _daemons: [Daemon; 2],
+    /// etcd, and the API server.
+    daemons: [Daemon; 2],
     pub(crate) directory: tempfile::TempDir,
     pub(crate) kubeconfig: PathBuf,
     pub(crate) client: Client,
@@ -140,7 +142,7 @@ impl ControlPlane {
         let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
         let client = Client::try_from(config.expect("a configuration")).expect("a client");
         let plane = Self {
-            _daemons: [etcd_daemon, api_daemon],
+            daemons: [etcd_daemon, api_daemon],
             directory,
             kubeconfig,
             client,
@@ -148,6 +150,11 @@ impl ControlPlane {
         plane.wait_until_ready().await;
         plane.define();
         Some(plane)
+    }
+
+    /// With `STOP` the API server answers nothing more, until `CONT`.
+    pub(crate) fn signal_server(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.daemons[1].0), signal).expect("kill");
     }
 
     async fn wait_until_ready(&self) {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use baggageclaim::engine::notice::{NotCommitted, Notice, What};
 use baggageclaim::engine::{Error, NameState, Notices, PublishRequest, VolumeState};
@@ -10,7 +11,7 @@ use baggageclaim::model::{Name, NamespacePolicy, Outcome, Policies, Rule, Tenant
 use tokio::sync::mpsc::Receiver;
 
 use crate::common::bench::{Bench, eventually, soon};
-use crate::common::require_bench;
+use crate::common::{Snapshot, assert_same, require_bench, tree};
 
 const TASK: &[(&str, &str)] = &[("type", "task-cache"), ("key", "k")];
 const RELEASE: Option<&str> = Some("release");
@@ -193,8 +194,18 @@ async fn rules_are_of_one_namespace_and_a_pod_without_an_account_is_not_listed()
     bench.finish().await;
 }
 
+/// A release build's fork of the cache, as a tree.
+async fn release_build(bench: &Bench, volume: &str) -> Snapshot {
+    let never = [TASK, &[("commit", "never")]].concat();
+    let request = request(bench, volume, &never, RELEASE);
+    bench.engine.publish(request).await.expect("published");
+    let fork = Snapshot::of(&bench.target(volume));
+    bench.unpublish(volume).await;
+    fork
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_builds_fork_is_the_same_before_and_after_a_pull_request_ran() {
+async fn a_release_builds_fork_is_the_same_before_and_after_each_of_100_pull_requests() {
     let (notices, mut heard) = Notices::channel(1000);
     let bench = require_bench!(|config| config.notices = Some(notices));
     set(
@@ -202,18 +213,39 @@ async fn a_release_builds_fork_is_the_same_before_and_after_a_pull_request_ran()
         of_ci(vec![rule(&["task-cache/*"], Some(&["release"]), &[])]),
     )
     .await;
-    step(&bench, "first", TASK, RELEASE).await;
+    let first = request(&bench, "first", TASK, RELEASE);
+    bench.engine.publish(first).await.expect("published");
+    tree::odd(&bench.target("first").join("tree"));
+    // It takes long to read.
+    fs::remove_file(bench.target("first").join("tree/sparse")).expect("remove");
+    tree::files(&bench.target("first").join("more"), 20);
+    bench.outcome("first", Outcome::Succeeded).await;
+    bench.unpublish("first").await;
     assert_eq!(said(&mut heard, "first").await, None);
-    let before = bench.artifact("task-cache/k").expect("it is there");
+    bench.quiet().await;
+    let artifact = bench.artifact("task-cache/k").expect("it is there");
+    let before = release_build(&bench, "release").await;
+    assert!(before.entries.len() > 20);
     for number in 0..100 {
         let volume = format!("pr-{number}");
-        step(&bench, &volume, TASK, Some("pr")).await;
+        let pull_request = request(&bench, &volume, TASK, Some("pr"));
+        bench.engine.publish(pull_request).await.expect("published");
+        // It adds a file, changes one and its mode, and moves and removes others.
+        let root = bench.target(&volume);
+        fs::write(root.join("f"), &volume).expect("write");
+        let file = root.join("more/d0000").join(format!("f{:06}", number % 20));
+        fs::write(&file, &volume).expect("write");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o777)).expect("chmod");
+        fs::rename(root.join("tree/one"), root.join("moved")).expect("rename");
+        fs::remove_file(root.join("tree/bin/tool")).expect("remove");
+        bench.outcome(&volume, Outcome::Succeeded).await;
+        bench.unpublish(&volume).await;
         assert_eq!(said(&mut heard, &volume).await, Some(refused(Some("pr"))));
+        let after = release_build(&bench, &format!("release-{number}")).await;
+        assert_same(&before, &after);
     }
     let after = bench.artifact("task-cache/k").expect("it is there");
-    assert_eq!((after.id, after.layers), (before.id, before.layers));
-    let seen = bench.look("release", TASK, "f").await;
-    assert_eq!(seen.as_deref(), Some("first"));
+    assert_eq!((after.id, after.layers), (artifact.id, artifact.layers));
     bench.finish().await;
 }
 

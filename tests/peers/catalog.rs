@@ -58,7 +58,7 @@ pub(crate) struct Hub {
     pub(crate) budgets: Option<hub::Budgets>,
     usage: Duration,
     pub(crate) nodes: Arc<Nodes>,
-    place: watch::Sender<Option<Controller>>,
+    pub(crate) place: watch::Sender<Option<Controller>>,
     runs: Option<(Drain, JoinHandle<()>)>,
     pub(crate) figures: Arc<dyn Fn() -> Figures>,
     overview: Option<Arc<dyn Overview>>,
@@ -68,7 +68,7 @@ pub(crate) struct Hub {
 type Find = dyn Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>>;
 
 impl Hub {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::with_usage(hub::USAGE).await
     }
 
@@ -115,7 +115,7 @@ impl Hub {
     }
 
     /// The controller has read these policies.
-    fn set_policies(&self, policies: &BTreeMap<Tenant, NamespacePolicy>) {
+    pub(crate) fn set_policies(&self, policies: &BTreeMap<Tenant, NamespacePolicy>) {
         let book = self.policies.as_ref().expect("it runs");
         book.set(policies.clone());
     }
@@ -136,7 +136,7 @@ impl Hub {
     }
 
     /// A fence is made at the API server, and the controller hears of it.
-    fn clear(&mut self, clear: impl Into<Clear>) -> Fence {
+    pub(crate) fn clear(&mut self, clear: impl Into<Clear>) -> Fence {
         let fence = self.chain().next(clear.into());
         self.api.push(fence.clone());
         self.chain().learn(fence.clone());
@@ -144,7 +144,7 @@ impl Hub {
     }
 
     /// All nodes with a stream have applied this fence.
-    async fn is_applied(&self, fence: &Fence, nodes: usize) {
+    pub(crate) async fn is_applied(&self, fence: &Fence, nodes: usize) {
         eventually("the fence is applied", || {
             let applied = self.chain().applied();
             applied.len() == nodes && applied.values().all(|it| *it >= fence.number)
@@ -173,12 +173,18 @@ impl Hub {
         Some(nodes)
     }
 
-    async fn has_all(&self, nodes: &[Node]) {
+    pub(crate) async fn has_all(&self, nodes: &[Node]) {
         eventually("all nodes have a stream", || {
             let are_told = nodes.iter().all(|node| node.peers().is_told());
             are_told && (self.figures)().nodes == nodes.len() as u64
         })
         .await;
+    }
+
+    /// Whether it knows a node with content of this name.
+    pub(crate) fn finds(&self, reference: &str) -> bool {
+        let found = (self.find)(&[vec![name(reference).into()]], NEVER);
+        found.is_some_and(|found| !found.is_empty())
     }
 
     async fn knows_coming(&self, names: u64) {
@@ -216,7 +222,7 @@ macro_rules! cluster {
     }};
 }
 
-async fn have_policies(nodes: &[Node], expected: &BTreeMap<Tenant, NamespacePolicy>) {
+pub(crate) async fn have_policies(nodes: &[Node], expected: &BTreeMap<Tenant, NamespacePolicy>) {
     let expected: BTreeMap<_, _> = expected.iter().collect();
     eventually("the nodes have the policies", || {
         let mut nodes = nodes.iter();
@@ -343,11 +349,7 @@ async fn a_miss_asks_only_the_node_that_has_the_content() {
             _ => format!("{kind}/{}", read[1].1),
         };
         // A name is known before its content is: it is coming.
-        let is_found = || {
-            let found = (hub.find)(&[vec![name(&reference).into()]], NEVER);
-            found.is_some_and(|found| !found.is_empty())
-        };
-        eventually("the content is found", is_found).await;
+        eventually("the content is found", || hub.finds(&reference)).await;
         hub.knows(names).await;
         let asked = b.figures().questions;
         assert_eq!(b.sees(&format!("{kind}-read"), read).await, text(kind));
