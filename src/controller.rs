@@ -21,7 +21,7 @@ use crate::distribution::roster::{ClearOrder, Controller};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::k8s::mirror::Mirror;
 use crate::server::{self, Drain, Routes, Socket};
-use crate::shared::{Periodic, Times, Url};
+use crate::shared::{self, Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{admin, csi, http, hub, k8s, locality, node};
 
@@ -136,6 +136,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     };
     let webhook = open_webhook(config.webhook, hub.as_ref()).await?;
     let overview = serve_people(hub.as_ref());
+    let tier = collector.as_ref().map(Periodic::budgets);
     let figures = Figures {
         cluster: cluster.clone(),
         catalog: hub.as_ref().map(|it| Box::new(it.hub.figures()) as _),
@@ -171,7 +172,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         overview,
     );
     let csi = AbortOnDropHandle::new(tokio::spawn(csi));
-    let hub = begin_hub(hub, client, drain.clone());
+    let hub = begin_hub(hub, client, tier, drain.clone());
     let _webhook = webhook.map(|it| AbortOnDropHandle::new(tokio::spawn(it.serve(drain.clone()))));
     tokio::select! {
         () = drain.begun() => {}
@@ -283,10 +284,11 @@ async fn open_webhook(
 fn begin_hub(
     hub: Option<Served>,
     client: kube::Client,
+    tier: Option<shared::Budgets>,
     drain: Drain,
 ) -> impl Future<Output = Result<(), Error>> {
     let task = hub.map(|served| {
-        let served = serve_hub(served, client, drain);
+        let served = serve_hub(served, client, tier, drain);
         AbortOnDropHandle::new(tokio::spawn(served))
     });
     async {
@@ -298,7 +300,12 @@ fn begin_hub(
 }
 
 /// Serves the catalog, and tells the nodes where it is once the nodes are known.
-async fn serve_hub(served: Served, client: kube::Client, drain: Drain) -> Result<(), Error> {
+async fn serve_hub(
+    served: Served,
+    client: kube::Client,
+    tier: Option<shared::Budgets>,
+    drain: Drain,
+) -> Result<(), Error> {
     let Served {
         hub,
         place,
@@ -320,7 +327,7 @@ async fn serve_hub(served: Served, client: kube::Client, drain: Drain) -> Result
     let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror, seen);
     let limits = Arc::new(hub.budgets());
     let seen = policies.clone();
-    let budgets = k8s::budgets::keep(client.clone(), seen, limits, usage_interval, budgets);
+    let budgets = k8s::budgets::keep(client.clone(), seen, limits, usage_interval, budgets, tier);
     let nodes = Arc::new(hub.policies());
     let policies = k8s::policies::keep(client.clone(), policies, namespaces, nodes);
     let publish = async {

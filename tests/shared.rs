@@ -10,6 +10,7 @@
 //! | `corrupt` | damage in every part of every object |
 //! | `cli` | the verb `shared` as a process |
 //! | `collect` | the collector on real objects |
+//! | `budgets` | the budget of a namespace on real objects |
 //! | `answers` | real responses of a server that fails |
 //! | `simulation` | the protocol's decisions in random schedules |
 
@@ -23,6 +24,8 @@ mod common;
 
 #[path = "shared/answers.rs"]
 mod answers;
+#[path = "shared/budgets.rs"]
+mod budgets;
 #[path = "shared/cli.rs"]
 mod cli;
 #[path = "shared/collect.rs"]

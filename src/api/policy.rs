@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
     printcolumn = r#"{"name":"Budget","type":"string","jsonPath":".spec.budget.storage","description":"The most that the namespace may keep on all nodes"}"#,
     printcolumn = r#"{"name":"Used","type":"string","jsonPath":".status.used.storage","description":"What the namespace keeps on all nodes"}"#,
     printcolumn = r#"{"name":"Artifacts","type":"integer","jsonPath":".status.used.artifacts","description":"How many artifacts that is"}"#,
+    printcolumn = r#"{"name":"Shared","type":"string","jsonPath":".status.sharedUsed.storage","description":"What the namespace has in the shared tier, if it has a budget there"}"#,
     printcolumn = r#"{"name":"Valid","type":"string","jsonPath":".status.conditions[?(@.type==\"Valid\")].status","description":"False: a limit has no effect; the condition says which"}"#,
     printcolumn = r#"{"name":"Rules","type":"string","jsonPath":".status.conditions[?(@.type==\"RulesValid\")].status","description":"False: a rule or size limit has no effect; the condition says which"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -39,7 +40,7 @@ pub struct CachePolicySpec {
     /// The most that the namespace may keep on all nodes together
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-    /// The most that the namespace may keep in the shared tier
+    /// The most that the names of the namespace may show in the shared tier. Empty: only counted
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_budget: Option<Budget>,
     /// The longest time that content stays
@@ -54,7 +55,7 @@ pub struct CachePolicySpec {
     pub rules: Vec<PolicyRule>,
 }
 
-/// The most that a namespace may keep. Least recently used content goes first.
+/// The most that a namespace may keep. The least recently used content goes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct Budget {
     /// Bytes, as a quantity: 200Gi
@@ -176,12 +177,17 @@ pub enum LabelOperator {
 
 /// What the controller says of a policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct CachePolicyStatus {
     /// What the namespace keeps on all nodes
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Used>,
-    /// `RulesValid`: whether all rules and size limits have effect. `Valid`: whether the budget and
-    /// ttl have. `OverBudget`: whether content in use exceeds a budget
+    /// What its names show in the shared tier, if it has a sharedBudget
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_used: Option<Used>,
+    /// `RulesValid`: whether all rules and size limits have effect. `Valid`: whether the budgets and
+    /// ttl have. `OverBudget`: whether content in use exceeds a budget. `SharedOverBudget`: whether
+    /// recent content exceeds the sharedBudget
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -57,8 +57,8 @@ pub(super) struct Shared {
 enum Verb {
     /// List the names
     ///
-    /// STATE is content, cleared (by a person: content from before is refused) or expired (its time
-    /// to live is over).
+    /// STATE is content, cleared (by a person: content from before is refused), expired (its time to
+    /// live is over, or an object was damaged) or evicted (by the sharedBudget of a CachePolicy).
     #[command(after_long_help = "\
 Example:
   baggageclaim shared ls --shared s3://ci-cache/prod -n ci")]
@@ -190,10 +190,11 @@ impl Drop for Progress {
     }
 }
 
-fn state(state: &NameState) -> &'static str {
-    match state {
+fn state(record: &NameRecord) -> &'static str {
+    match record.state {
         NameState::Content { .. } => "content",
         NameState::Cleared => "cleared",
+        NameState::Expired if record.evicted => "evicted",
         NameState::Expired => "expired",
     }
 }
@@ -227,7 +228,7 @@ fn ls(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
         table.row(vec![
             record.tenant.to_string(),
             printable(&record.reference),
-            state(&record.state).to_owned(),
+            state(record).to_owned(),
             record.number.to_string(),
             age(now.since(record.committed)),
         ]);
@@ -250,7 +251,7 @@ fn row(record: &NameRecord) -> Value {
     json!({
         "tenant": record.tenant,
         "reference": record.reference,
-        "state": state(&record.state),
+        "state": state(record),
         "number": record.number,
         "artifact": artifact,
         "ttlSeconds": ttl,

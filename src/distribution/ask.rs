@@ -31,7 +31,11 @@ pub(super) enum Answer {
     /// An error, in words.
     Failed(Arc<str>),
     /// No content.
-    Nothing { number: u64, cleared: u64 },
+    Nothing {
+        number: u64,
+        cleared: u64,
+        evicted: bool,
+    },
     /// Content. `found`: if it was asked for, is not what this node has, and was not refused.
     Content {
         number: u64,
@@ -45,7 +49,15 @@ impl Answer {
     pub(super) fn there(&self) -> There {
         match *self {
             Self::Failed(_) => There::Unknown,
-            Self::Nothing { number, cleared } => There::Nothing { number, cleared },
+            Self::Nothing {
+                number,
+                cleared,
+                evicted,
+            } => There::Nothing {
+                number,
+                cleared,
+                evicted,
+            },
             Self::Content {
                 number,
                 cleared,
@@ -167,11 +179,13 @@ impl Asker {
             Answer::Nothing {
                 number: 0,
                 cleared: 0,
+                evicted: false,
             },
             |record| match record.content() {
                 None => Answer::Nothing {
                     number: record.number,
                     cleared: record.cleared,
+                    evicted: record.evicted,
                 },
                 Some((artifact, ..)) => Answer::Content {
                     number: record.number,
@@ -197,7 +211,18 @@ impl Asker {
             resolved => resolved?,
         };
         Ok(match (resolved, shown, here) {
-            (Resolved::Nothing { number, cleared }, ..) => Answer::Nothing { number, cleared },
+            (
+                Resolved::Nothing {
+                    number,
+                    cleared,
+                    evicted,
+                },
+                ..,
+            ) => Answer::Nothing {
+                number,
+                cleared,
+                evicted,
+            },
             (Resolved::Found(found), ..) => self.found(name, *found),
             (Resolved::Same { record, known }, _, Some(artifact)) => {
                 let shown = Shown {
@@ -255,9 +280,14 @@ impl Asker {
     fn found(&self, name: &Name, found: Found) -> Answer {
         let (number, cleared) = (found.record.number, found.record.cleared);
         let artifact = found.manifest.artifact;
+        let nothing = Answer::Nothing {
+            number,
+            cleared,
+            evicted: false,
+        };
         // The next commit replaces it.
         if found.manifest.fence < self.context.engine.covering(name) {
-            return Answer::Nothing { number, cleared };
+            return nothing;
         }
         if self.memory.refused.lock().contains(&found.record.write) {
             return Answer::Content {
@@ -269,7 +299,7 @@ impl Asker {
         }
         // It would be collected as soon as it is here.
         if name.reference.cache().is_none() && expired(&found) {
-            return Answer::Nothing { number, cleared };
+            return nothing;
         }
         let shown = Shown {
             known: found.known.clone(),

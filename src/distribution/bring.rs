@@ -364,7 +364,7 @@ impl Bringer {
         false
     }
 
-    /// Has content uploaded again that the tier lost. The pod does not wait for that.
+    /// Has content uploaded again that the tier lost or evicted. The pod does not wait for that.
     fn share_again(&self, name: &Name, option: &Candidate) {
         let Some(here) = option.here else { return };
         let (queue, name) = (Arc::clone(&self.queue), name.clone());

@@ -42,8 +42,12 @@ impl Here {
 pub(super) enum There {
     /// It was not asked, did not answer in time, or failed.
     Unknown,
-    /// No content.
-    Nothing { number: u64, cleared: u64 },
+    /// No content. `evicted`: the namespace exceeded its budget there.
+    Nothing {
+        number: u64,
+        cleared: u64,
+        evicted: bool,
+    },
     /// Content.
     Content {
         number: u64,
@@ -70,7 +74,7 @@ pub(super) enum Question {
 pub(super) enum Step {
     /// It starts from the content on this node.
     Use,
-    /// The same step, and the content is uploaded again, because the tier lost it.
+    /// The same step, and the content is uploaded again, because the tier lost or evicted it.
     UseAndShare,
     /// It fetches what the tier shows.
     Fetch,
@@ -113,9 +117,12 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
         (None, There::Content { .. }) => Step::Fetch,
         (None, There::Unknown | There::Nothing { .. }) if want == Want::Input => Step::Wait,
         (None, There::Unknown | There::Nothing { .. }) => Step::Without,
-        (Some(here), There::Nothing { number, .. }) if is_last_lost(here, number) => {
-            Step::UseAndShare
-        }
+        (
+            Some(here),
+            There::Nothing {
+                number, evicted, ..
+            },
+        ) if is_last_lost(here, number) && (want != Want::Number || !evicted) => Step::UseAndShare,
         (
             Some(here),
             There::Content {
@@ -127,7 +134,8 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
     Decision { discard, step }
 }
 
-/// Whether the tier lost the content on this node, and no clear took it away.
+/// Whether the tier lost the content on this node, and neither a clear nor a budget took it away.
+/// What a budget took away is uploaded again when a pod uses it: else it would come back each day.
 pub(super) fn is_lost(here: &Here, there: There) -> bool {
     decide(Want::Number, Some(here), there).step == Step::UseAndShare
 }
@@ -259,7 +267,19 @@ mod tests {
     }
 
     fn nothing(number: u64, cleared: u64) -> There {
-        There::Nothing { number, cleared }
+        There::Nothing {
+            number,
+            cleared,
+            evicted: false,
+        }
+    }
+
+    fn evicted(number: u64, cleared: u64) -> There {
+        There::Nothing {
+            number,
+            cleared,
+            evicted: true,
+        }
     }
 
     fn content(number: u64, cleared: u64, artifact: ArtifactId) -> There {
@@ -340,6 +360,9 @@ mod tests {
             (shared, nothing(9, 5), uses),
             (shared, nothing(6, 5), (None, Step::UseAndShare)),
             (shared, nothing(0, 0), (None, Step::UseAndShare)),
+            (shared, evicted(6, 5), (None, Step::UseAndShare)),
+            (shared, evicted(9, 5), uses),
+            (shared, evicted(9, 6), (Some(6), Step::Without)),
             (refused, There::Unknown, uses),
             (refused, content(6, 0, OTHER), fetch),
             (refused, nothing(6, 0), uses),
@@ -361,6 +384,8 @@ mod tests {
             let decision = decide(TASK, Some(&here), there);
             assert_eq!(decision, Decision { discard, step }, "{here:?} {there:?}");
         }
+        assert!(is_lost(&shared, nothing(6, 5)));
+        assert!(!is_lost(&shared, evicted(6, 5)), "no pod uses it");
         let decision = decide(Want::Input, Some(&shared), nothing(6, 6));
         assert_eq!((decision.discard, decision.step), (Some(6), Step::Wait));
     }

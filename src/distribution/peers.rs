@@ -217,10 +217,12 @@ mod tests {
         let cleared = There::Nothing {
             number: 6,
             cleared: 6,
+            evicted: false,
         };
         let lost = There::Nothing {
             number: 6,
             cleared: 0,
+            evicted: false,
         };
         let two = [held(1, 10, waiting), held(2, 20, waiting)];
         for (kind, holdings, tier, choice) in [

@@ -97,11 +97,11 @@ impl Queue {
         self.look.notify_one();
     }
 
-    /// Has an artifact uploaded again that the tier lost.
+    /// Has an artifact uploaded again that the tier lost or evicted.
     pub(super) async fn share_again(&self, name: &Name, artifact: ArtifactId) {
         tracing::info!(
             tenant = %name.tenant, reference = %name.reference, %artifact,
-            "the shared tier lost this content; it is uploaded again"
+            "the shared tier no longer has this content; it is uploaded again"
         );
         let engine = self.context.engine.clone();
         let note = move || {

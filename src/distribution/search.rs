@@ -103,7 +103,11 @@ fn given(of_tier: Answer, sources: Sources) -> Answer {
     match of_tier {
         Answer::Content {
             number, cleared, ..
-        } if !sources.has_tier() => Answer::Nothing { number, cleared },
+        } if !sources.has_tier() => Answer::Nothing {
+            number,
+            cleared,
+            evicted: false,
+        },
         answer => answer,
     }
 }
@@ -121,7 +125,9 @@ fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer, sources: Source
         Some(mut offered) => {
             let (number, cleared) = match tier {
                 There::Unknown => (offered.record.number, 0),
-                There::Nothing { number, cleared } => (number, cleared),
+                There::Nothing {
+                    number, cleared, ..
+                } => (number, cleared),
                 There::Content {
                     number,
                     cleared,

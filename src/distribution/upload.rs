@@ -346,6 +346,7 @@ mod tests {
             reference: mine.reference.clone(),
             number: 4,
             cleared: 0,
+            evicted: false,
             write: object_id(),
             // It was uploaded last. That says nothing of when it was sealed.
             committed: Timestamp(900),

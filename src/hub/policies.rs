@@ -21,6 +21,10 @@ const PART: usize = 256 << 10;
 /// stream takes [`WAITING`] messages only.
 const MOST_CHANGES: usize = WAITING / 8;
 
+/// The highest format of a namespace's policies that this version knows, and the one that it sends.
+/// One that needs a new field has a higher one: without that field it might allow too much.
+const FORMAT: u32 = 0;
+
 /// The policies of a hub. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
 pub struct PolicyBook(pub(super) Arc<Inner>);
@@ -100,6 +104,7 @@ fn sent(tenant: &Tenant, policy: &NamespacePolicy) -> wire::NamespacePolicy {
         rules: policy.rules.iter().map(rule).collect(),
         cache_limit: policy.cache_limit,
         output_limit: policy.output_limit,
+        format: FORMAT,
     }
 }
 
@@ -109,8 +114,11 @@ pub(super) fn received(policy: wire::NamespacePolicy) -> Result<(Tenant, Namespa
     let tenant = policy.tenant.parse();
     let tenant: Tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
     let limits = (policy.cache_limit, policy.output_limit);
-    let rules = policy.rules.into_iter().map(rule);
-    let policy = match rules.collect::<Result<Vec<_>, String>>() {
+    let rules = match policy.format {
+        0..=FORMAT => policy.rules.into_iter().map(rule).collect(),
+        format => Err(format!("format {format}")),
+    };
+    let policy = match rules {
         Ok(rules) => NamespacePolicy {
             rules,
             cache_limit: limits.0,
@@ -174,8 +182,17 @@ mod tests {
         }
         let mut later = sent(&tenant("ci"), &policy(None));
         later.rules[0].names.push("job-cache/x".to_owned());
-        let got = received(later).expect("it has a namespace");
-        assert_eq!(got, (tenant("ci"), NamespacePolicy::closed()));
+        let mut format = sent(&tenant("ci"), &policy(None));
+        format.format += 1;
+        // A rule of such a version may consist of fields that this one does not know.
+        let mut without = sent(&tenant("ci"), &NamespacePolicy::default());
+        without.format = u32::MAX;
+        for later in [later, format, without] {
+            // As it travels: an unknown field is dropped on the way.
+            let later = wire::NamespacePolicy::decode(&*later.encode_to_vec()).expect("it is read");
+            let got = received(later).expect("it has a namespace");
+            assert_eq!(got, (tenant("ci"), NamespacePolicy::closed()));
+        }
         let mut wrong = sent(&tenant("ci"), &policy(None));
         wrong.tenant = "A/B".to_owned();
         received(wrong).expect_err("no namespace");

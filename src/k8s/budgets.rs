@@ -3,6 +3,9 @@
 //! Each look takes what the nodes have reported, and orders them to evict again what exceeds a
 //! limit. So no order is remembered, and one that is lost does no harm.
 //!
+//! The limits of the shared tier are given to its collector in this process (`shared::periodic`),
+//! which knows what each namespace has there.
+//!
 //! It needs `get`, `list` and `watch` on `cachepolicies`, and `patch` on their status.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,9 +18,10 @@ use tokio::time::MissedTickBehavior;
 
 use super::conditions;
 use super::watched::Watched;
-use crate::api::{CachePolicy, CachePolicySpec, CachePolicyStatus, number};
+use crate::api::{self, CachePolicy, CachePolicySpec, CachePolicyStatus, number};
 use crate::distribution::roster::{Budgets, Used};
 use crate::model::{Limits, Tenant, parse_bytes, quantity};
+use crate::shared::{self, Kept};
 use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
 
 /// How often the controller looks in the time in which a node reports once.
@@ -25,12 +29,25 @@ const LOOKS: u32 = 4;
 /// Our conditions. An object has others, too.
 const VALID: &str = "Valid";
 const OVER_BUDGET: &str = "OverBudget";
+const SHARED_OVER_BUDGET: &str = "SharedOverBudget";
 /// The most namespaces that the metrics name: those that use most.
 const MOST_SHOWN: usize = 100;
 
 /// What namespaces with a policy use, for metrics. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Figures(Arc<Mutex<Vec<(Tenant, Limits, Used)>>>);
+pub struct Figures(Arc<Mutex<Vec<(Tenant, Known)>>>);
+
+/// What is known of a namespace with a policy.
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    limits: Limits,
+    /// What it uses on all nodes.
+    used: Used,
+    /// Its budget in the shared tier, if it has one that has effect.
+    shared: Option<shared::Budget>,
+    /// What it has there; `None`: not known yet.
+    kept: Option<Kept>,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfNamespace {
@@ -38,23 +55,23 @@ struct OfNamespace {
 }
 
 impl Figures {
-    fn set(&self, all: &BTreeMap<Tenant, (Limits, Used)>) {
-        let mut most: Vec<(&Tenant, &(Limits, Used))> = all.iter().collect();
-        most.sort_by_key(|(_, (_, used))| std::cmp::Reverse(used.bytes));
+    fn set(&self, all: &BTreeMap<Tenant, Known>) {
+        let mut most: Vec<(&Tenant, &Known)> = all.iter().collect();
+        most.sort_by_key(|(_, known)| std::cmp::Reverse(known.used.bytes));
         most.truncate(MOST_SHOWN);
         let most = most.into_iter();
-        let most = most.map(|(tenant, (limits, used))| (tenant.clone(), *limits, *used));
+        let most = most.map(|(tenant, known)| (tenant.clone(), *known));
         *self.0.lock() = most.collect();
     }
 
     /// Adds them to the controller's metrics.
     pub fn register(&self, registry: &mut Registry) {
         let all = self.0.lock();
-        let mut gauges = |name, help, value: fn(&Limits, &Used) -> Option<u64>| {
+        let mut gauges = |name, help, value: fn(&Known) -> Option<u64>| {
             let family = Family::<OfNamespace, Gauge>::default();
-            for (namespace, limits, used) in &*all {
+            for (namespace, known) in &*all {
                 let namespace = namespace.to_string();
-                if let Some(value) = value(limits, used) {
+                if let Some(value) = value(known) {
                     let gauge = family.get_or_create(&OfNamespace { namespace });
                     gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
                 }
@@ -64,38 +81,65 @@ impl Figures {
         gauges(
             "namespace_used_bytes",
             "Bytes that a namespace with a policy uses on all nodes",
-            |_, used| Some(used.bytes),
+            |known| Some(known.used.bytes),
         );
         gauges(
             "namespace_used_artifacts",
             "Artifacts that a namespace with a policy has on all nodes, each copy counted",
-            |_, used| Some(used.artifacts),
+            |known| Some(known.used.artifacts),
         );
         gauges(
             "namespace_budget_bytes",
             "Bytes that a namespace may use on all nodes",
-            |limits, _| limits.bytes,
+            |known| known.limits.bytes,
         );
         gauges(
             "namespace_budget_artifacts",
             "Artifacts that a namespace may have on all nodes",
-            |limits, _| limits.artifacts,
+            |known| known.limits.artifacts,
         );
         gauges(
             "namespace_over_budget",
             "Whether content in use alone exceeds the budget of a namespace",
-            |_, used| Some(used.over_budget.into()),
+            |known| Some(known.used.over_budget.into()),
+        );
+        gauges(
+            "namespace_shared_used_bytes",
+            "Bytes that the names of a namespace with a sharedBudget show in the shared tier",
+            |known| known.kept.map(|kept| kept.bytes),
+        );
+        gauges(
+            "namespace_shared_used_artifacts",
+            "Names with content of a namespace with a sharedBudget in the shared tier",
+            |known| known.kept.map(|kept| kept.artifacts),
+        );
+        gauges(
+            "namespace_shared_budget_bytes",
+            "Bytes that a namespace may have in the shared tier",
+            |known| known.shared.and_then(|budget| budget.bytes),
+        );
+        gauges(
+            "namespace_shared_budget_artifacts",
+            "Artifacts that a namespace may have in the shared tier",
+            |known| known.shared.and_then(|budget| budget.artifacts),
+        );
+        gauges(
+            "namespace_shared_over_budget",
+            "Whether recent content alone exceeds the sharedBudget of a namespace",
+            |known| known.kept.map(|kept| kept.over_budget.into()),
         );
     }
 }
 
 /// Keeps namespaces within their limits, until it is dropped. The nodes report once in `every`.
+/// `tier`: the collector of the shared tier, if this process runs it.
 pub async fn keep(
     client: Client,
     policies: Watched<CachePolicy>,
     budgets: Arc<dyn Budgets>,
     every: Duration,
     figures: Figures,
+    tier: Option<shared::Budgets>,
 ) {
     let keeper = Keeper {
         client,
@@ -103,6 +147,7 @@ pub async fn keep(
         budgets,
         every,
         figures,
+        tier,
         written: HashMap::new(),
     };
     keeper.run().await;
@@ -114,6 +159,7 @@ struct Keeper {
     budgets: Arc<dyn Budgets>,
     every: Duration,
     figures: Figures,
+    tier: Option<shared::Budgets>,
     /// When the status of each policy was written, by its uid, and for which generation.
     written: HashMap<String, (Instant, Option<i64>)>,
 }
@@ -131,18 +177,28 @@ impl Keeper {
 
     async fn look(&mut self) {
         let policies = self.policies.all();
-        let mut limits: BTreeMap<Tenant, Limits> = BTreeMap::new();
+        let mut known: BTreeMap<Tenant, Known> = BTreeMap::new();
         for policy in &policies {
             if let Some(tenant) = tenant(policy) {
-                let all = limits.entry(tenant).or_default();
-                *all = all.and(limits_of(&policy.spec).0);
+                let all = known.entry(tenant).or_default();
+                all.limits = all.limits.and(limits_of(&policy.spec).0);
+                let shared = shared_of(&policy.spec, self.tier.is_some()).0;
+                all.shared = match (all.shared, shared) {
+                    (Some(one), Some(other)) => Some(one.and(other)),
+                    (one, other) => one.or(other),
+                };
             }
         }
-        let known = limits.into_iter().map(|(tenant, limits)| {
-            let used = self.budgets.keep_within(&tenant, &limits);
-            (tenant, (limits, used))
-        });
-        let known: BTreeMap<Tenant, (Limits, Used)> = known.collect();
+        if let Some(tier) = &self.tier {
+            let budgets = known.iter();
+            let budgets = budgets.filter_map(|(tenant, it)| Some((tenant.clone(), it.shared?)));
+            tier.set(budgets.collect());
+        }
+        for (tenant, known) in &mut known {
+            known.used = self.budgets.keep_within(tenant, &known.limits);
+            let tier = self.tier.as_ref().filter(|_| known.shared.is_some());
+            known.kept = tier.and_then(|tier| tier.kept(tenant));
+        }
         self.figures.set(&known);
         let is_incomplete = self.budgets.is_incomplete();
         self.written.retain(|uid, _| {
@@ -150,9 +206,10 @@ impl Keeper {
             policies.any(|policy| policy.metadata.uid.as_ref() == Some(uid))
         });
         for policy in &policies {
-            let used = tenant(policy).and_then(|tenant| known.get(&tenant));
-            let used = used.filter(|_| !is_incomplete);
-            if let Err(error) = self.tell(policy, used).await {
+            let Some(known) = tenant(policy).and_then(|tenant| known.get(&tenant)) else {
+                continue;
+            };
+            if let Err(error) = self.tell(policy, known, is_incomplete).await {
                 let (namespace, name) = (policy.namespace().unwrap_or_default(), policy.name_any());
                 tracing::warn!(namespace, name, %error,
                     "the status of a CachePolicy could not be written; retrying");
@@ -165,9 +222,14 @@ impl Keeper {
     async fn tell(
         &mut self,
         policy: &CachePolicy,
-        used: Option<&(Limits, Used)>,
+        known: &Known,
+        is_incomplete: bool,
     ) -> Result<(), kube::Error> {
-        let status = status_of(policy, used, &conditions::now());
+        let now = conditions::now();
+        let mut status = status_of(policy, known, self.tier.is_some(), &now);
+        if !is_incomplete {
+            tell_used(policy, &mut status, known, &now);
+        }
         let uid = policy.uid().unwrap_or_default();
         let generation = policy.metadata.generation;
         let is_recent = self
@@ -188,16 +250,18 @@ fn tenant(policy: &CachePolicy) -> Option<Tenant> {
     policy.namespace().and_then(|name| name.parse().ok())
 }
 
-/// The limits of a policy, and what is wrong with it. The rest of the policy counts.
-fn limits_of(spec: &CachePolicySpec) -> (Limits, Vec<String>) {
-    let mut problems = Vec::new();
-    let budget = spec.budget.as_ref();
+/// The bytes and artifacts of a budget. `problems` get what is wrong with the field.
+fn budget_of(
+    field: &str,
+    budget: Option<&api::Budget>,
+    problems: &mut Vec<String>,
+) -> (Option<u64>, Option<u64>) {
     let storage = budget.and_then(|budget| budget.storage.as_deref());
     let bytes = storage.and_then(|text| {
         let bytes = parse_bytes(text);
         if bytes.is_none() {
             problems.push(format!(
-                "budget.storage: {text:?} is not a quantity such as 200Gi"
+                "{field}.storage: {text:?} is not a quantity such as 200Gi"
             ));
         }
         bytes
@@ -206,10 +270,33 @@ fn limits_of(spec: &CachePolicySpec) -> (Limits, Vec<String>) {
     let artifacts = artifacts.and_then(|count| {
         let fits = u64::try_from(count).ok();
         if fits.is_none() {
-            problems.push(format!("budget.artifacts: {count} is negative"));
+            problems.push(format!("{field}.artifacts: {count} is negative"));
         }
         fits
     });
+    (bytes, artifacts)
+}
+
+/// The budget of the shared tier, and what is wrong with it. One without limits only has the
+/// namespace counted.
+fn shared_of(spec: &CachePolicySpec, has_tier: bool) -> (Option<shared::Budget>, Vec<String>) {
+    let mut problems = Vec::new();
+    let given = spec.shared_budget.as_ref();
+    let (bytes, artifacts) = budget_of("sharedBudget", given, &mut problems);
+    if given.is_some() && !has_tier {
+        let problem =
+            "sharedBudget: it has no effect, because the controller runs without --shared";
+        problems.push(problem.to_owned());
+    }
+    let budget = given.filter(|_| has_tier);
+    let budget = budget.map(|_| shared::Budget { bytes, artifacts });
+    (budget, problems)
+}
+
+/// The limits of a policy, and what is wrong with it. The rest of the policy counts.
+fn limits_of(spec: &CachePolicySpec) -> (Limits, Vec<String>) {
+    let mut problems = Vec::new();
+    let (bytes, artifacts) = budget_of("budget", spec.budget.as_ref(), &mut problems);
     let mut time = |field: &str, text: Option<&String>| {
         let text = text?;
         let parsed = humantime::parse_duration(text.trim()).ok();
@@ -222,9 +309,6 @@ fn limits_of(spec: &CachePolicySpec) -> (Limits, Vec<String>) {
     let ttl = spec.ttl.as_ref();
     let caches_ttl = time("caches", ttl.and_then(|ttl| ttl.caches.as_ref()));
     let outputs_ttl = time("outputs", ttl.and_then(|ttl| ttl.outputs.as_ref()));
-    if spec.shared_budget.is_some() {
-        problems.push("sharedBudget: this version does not use it".to_owned());
-    }
     let limits = Limits {
         bytes,
         artifacts,
@@ -234,28 +318,53 @@ fn limits_of(spec: &CachePolicySpec) -> (Limits, Vec<String>) {
     (limits, problems)
 }
 
-/// The status that a policy should have. `used`: the limits of its namespace, and what the
-/// namespace uses; `None`: not known now, so what was written stays.
-fn status_of(policy: &CachePolicy, used: Option<&(Limits, Used)>, now: &str) -> CachePolicyStatus {
+/// The status that a policy should have, except for what the nodes report.
+fn status_of(policy: &CachePolicy, known: &Known, has_tier: bool, now: &str) -> CachePolicyStatus {
     let condition = |of: &str, is_true: bool, reason: &str, message: &str| {
         conditions::condition(policy, of, is_true, reason, message, now)
     };
     let mut status = policy.status.clone().unwrap_or_default();
-    let problems = limits_of(&policy.spec).1;
+    let mut problems = limits_of(&policy.spec).1;
+    problems.extend(shared_of(&policy.spec, has_tier).1);
     let is_valid = problems.is_empty();
     let reason = if is_valid { "Valid" } else { "Invalid" };
     let valid = condition(VALID, is_valid, reason, &problems.join("; "));
     conditions::set(&mut status.conditions, valid);
-    let Some((limits, used)) = used else {
+    let Some(budget) = known.shared else {
+        status.shared_used = None;
+        status.conditions.retain(|one| one.of != SHARED_OVER_BUDGET);
         return status;
     };
-    status.used = Some(crate::api::Used {
-        storage: quantity(used.bytes),
-        artifacts: number(used.artifacts),
-    });
+    // What is not known leaves what was written.
+    let Some(kept) = known.kept else {
+        return status;
+    };
+    status.shared_used = Some(used_of(kept.bytes, kept.artifacts));
+    if budget == shared::Budget::default() {
+        status.conditions.retain(|one| one.of != SHARED_OVER_BUDGET);
+        return status;
+    }
+    let over_budget = if kept.over_budget {
+        let message = "content of the last hour exceeds the sharedBudget; content that is older \
+                       than an hour goes";
+        condition(SHARED_OVER_BUDGET, true, "RecentContent", message)
+    } else {
+        condition(SHARED_OVER_BUDGET, false, "WithinBudget", "")
+    };
+    conditions::set(&mut status.conditions, over_budget);
+    status
+}
+
+/// Adds what all nodes report together.
+fn tell_used(policy: &CachePolicy, status: &mut CachePolicyStatus, known: &Known, now: &str) {
+    let condition = |of: &str, is_true: bool, reason: &str, message: &str| {
+        conditions::condition(policy, of, is_true, reason, message, now)
+    };
+    let Known { limits, used, .. } = known;
+    status.used = Some(used_of(used.bytes, used.artifacts));
     if limits.bytes.is_none() && limits.artifacts.is_none() {
         status.conditions.retain(|one| one.of != OVER_BUDGET);
-        return status;
+        return;
     }
     let over_budget = if used.over_budget {
         let message = "volumes use more content of the namespace than the budget allows; it \
@@ -265,7 +374,13 @@ fn status_of(policy: &CachePolicy, used: Option<&(Limits, Used)>, now: &str) -> 
         condition(OVER_BUDGET, false, "WithinBudget", "")
     };
     conditions::set(&mut status.conditions, over_budget);
-    status
+}
+
+fn used_of(bytes: u64, artifacts: u64) -> api::Used {
+    api::Used {
+        storage: quantity(bytes),
+        artifacts: number(artifacts),
+    }
 }
 
 /// Whether a status says something else than the one before. The number of artifacts changes with
@@ -274,14 +389,16 @@ fn is_news(old: Option<&CachePolicyStatus>, new: &CachePolicyStatus) -> bool {
     let Some(old) = old else {
         return true;
     };
-    let are_used = match (&old.used, &new.used) {
+    let is_other = |old: &Option<api::Used>, new: &Option<api::Used>| match (old, new) {
         (Some(old), Some(new)) => {
             let difference = old.artifacts.abs_diff(new.artifacts);
             old.storage != new.storage || difference > old.artifacts.unsigned_abs() / 100
         }
         (old, new) => old != new,
     };
-    are_used || old.conditions != new.conditions
+    is_other(&old.used, &new.used)
+        || is_other(&old.shared_used, &new.shared_used)
+        || old.conditions != new.conditions
 }
 
 #[cfg(test)]
@@ -328,7 +445,7 @@ mod tests {
         let wrong = json!({
             "budget": {"storage": "99999999999Ei", "artifacts": 20},
             "ttl": {"caches": "0s", "outputs": "1h"},
-            "sharedBudget": {"storage": "1Gi"},
+            "sharedBudget": {"storage": "much", "artifacts": -1},
         });
         let policy = policy(wrong);
         let (limits, problems) = limits_of(&policy.spec);
@@ -338,26 +455,95 @@ mod tests {
             ..Limits::default()
         };
         assert_eq!(limits, expected);
-        assert_eq!(problems.len(), 3);
-        let status = status_of(&policy, None, NOW);
+        assert_eq!(problems.len(), 2);
+        let known = Known {
+            limits,
+            ..Known::default()
+        };
+        let status = status_of(&policy, &known, true, NOW);
         let [valid] = &status.conditions[..] else {
             panic!("{status:?}");
         };
         assert_eq!((&*valid.of, &*valid.status), ("Valid", "False"));
         assert!(valid.message.contains("budget.storage: \"99999999999Ei\""));
         assert!(valid.message.contains("ttl.caches: \"0s\""));
+        assert!(valid.message.contains("sharedBudget.storage: \"much\""));
+        assert!(valid.message.contains("sharedBudget.artifacts: -1"));
+    }
+
+    #[test]
+    fn what_is_in_the_shared_tier_is_told_while_there_is_a_budget() {
+        let mut policy = policy(json!({"sharedBudget": {"storage": "1Gi"}}));
+        let (budget, problems) = shared_of(&policy.spec, true);
+        let expected = shared::Budget {
+            bytes: Some(1 << 30),
+            artifacts: None,
+        };
+        assert_eq!((budget, problems), (Some(expected), Vec::new()));
+        let known = |shared, kept: Option<(u64, u64, bool)>| Known {
+            shared,
+            kept: kept.map(|(bytes, artifacts, over_budget)| Kept {
+                bytes,
+                artifacts,
+                over_budget,
+            }),
+            ..Known::default()
+        };
+        let of = |status: &CachePolicyStatus, of: &str| {
+            let condition = status.conditions.iter().find(|one| one.of == of);
+            condition.map(|one| one.status.clone())
+        };
+        let now = |policy: &CachePolicy, known: &Known| status_of(policy, known, true, NOW);
+        let unknown = now(&policy, &known(budget, None));
+        assert_eq!((&unknown.shared_used, unknown.conditions.len()), (&None, 1));
+        let within = now(&policy, &known(budget, Some((20 << 20, 3, false))));
+        let used = within.shared_used.clone().expect("it is told");
+        assert_eq!((&*used.storage, used.artifacts), ("20Mi", 3));
+        assert_eq!(of(&within, SHARED_OVER_BUDGET).as_deref(), Some("False"));
+        assert!(is_news(Some(&unknown), &within));
+        policy.status = Some(within.clone());
+        assert_eq!(now(&policy, &known(budget, None)), within);
+        let over = now(&policy, &known(budget, Some((2 << 30, 3, true))));
+        assert_eq!(of(&over, SHARED_OVER_BUDGET).as_deref(), Some("True"));
+        assert!(is_news(Some(&within), &over));
+        // Without limits it is only counted.
+        let only = Some(shared::Budget::default());
+        let only = now(&policy, &known(only, Some((20 << 20, 3, false))));
+        assert_eq!(
+            (&only.shared_used, only.conditions.len()),
+            (&within.shared_used, 1)
+        );
+        // A controller without a tier does not know it.
+        let (none, problems) = shared_of(&policy.spec, false);
+        assert!(none.is_none() && problems.len() == 1);
+        let without = status_of(&policy, &known(None, None), false, NOW);
+        assert_eq!((&without.shared_used, without.conditions.len()), (&None, 1));
+        assert_eq!(of(&without, VALID).as_deref(), Some("False"));
+        assert!(without.conditions[0].message.contains("--shared"));
     }
 
     #[test]
     fn a_status_is_written_when_it_is_news() {
         let mut policy = policy(json!({"budget": {"storage": "1Gi"}}));
         let limits = limits_of(&policy.spec).0;
-        let first = status_of(&policy, Some(&(limits, used(20 << 20, 500, false))), NOW);
+        let told = |policy: &CachePolicy, used: Option<Used>, now: &str| {
+            let known = Known {
+                limits,
+                used: used.unwrap_or_default(),
+                ..Known::default()
+            };
+            let mut status = status_of(policy, &known, false, now);
+            if used.is_some() {
+                tell_used(policy, &mut status, &known, now);
+            }
+            status
+        };
+        let first = told(&policy, Some(used(20 << 20, 500, false)), NOW);
         assert!(is_news(None, &first));
         assert_eq!(first.used.as_ref().expect("it is told").storage, "20Mi");
         policy.status = Some(first.clone());
         let now = |policy: &CachePolicy, used: Used| {
-            let status = status_of(policy, Some(&(limits, used)), LATER);
+            let status = told(policy, Some(used), LATER);
             (is_news(policy.status.as_ref(), &status), status)
         };
         assert!(!now(&policy, used((20 << 20) + 5, 505, false)).0);
@@ -376,20 +562,20 @@ mod tests {
         let mut with_other = policy.clone();
         let status = with_other.status.as_mut().expect("it has one");
         status.conditions.insert(0, other.clone());
-        for used in [None, Some(&(limits, used(20 << 20, 500, false)))] {
-            let status = status_of(&with_other, used, LATER);
+        for used in [None, Some(used(20 << 20, 500, false))] {
+            let status = told(&with_other, used, LATER);
             assert!(status.conditions.contains(&other));
             assert!(!is_news(with_other.status.as_ref(), &status));
         }
         // What is not known leaves what was written.
-        let unknown = status_of(&policy, None, LATER);
+        let unknown = told(&policy, None, LATER);
         assert_eq!(
             (unknown.used.clone(), unknown.conditions.len()),
             (first.used, 2)
         );
         assert!(!is_news(policy.status.as_ref(), &unknown));
         policy.metadata.generation = Some(2);
-        let unknown = status_of(&policy, None, LATER);
+        let unknown = told(&policy, None, LATER);
         assert!(is_news(policy.status.as_ref(), &unknown));
     }
 
@@ -403,7 +589,16 @@ mod tests {
         };
         let all = (0..200).map(|number: u64| {
             let tenant = format!("ci-{number}").parse().expect("a label");
-            (tenant, (limits, used(number, 1, false)))
+            let known = Known {
+                limits,
+                used: used(number, 1, false),
+                shared: Some(shared::Budget {
+                    bytes: Some(7),
+                    artifacts: Some(8),
+                }),
+                kept: Some(Kept::default()),
+            };
+            (tenant, known)
         });
         figures.set(&all.collect());
         let mut registry = metrics::registry();

@@ -156,8 +156,9 @@ impl Limits {
     }
 }
 
-/// How much must go, if there is more than the limit.
-fn excess(used: u64, limit: Option<u64>) -> u64 {
+/// How much must go, if there is more than the limit: so much that 95 % of it are left.
+#[must_use]
+pub fn excess(used: u64, limit: Option<u64>) -> u64 {
     match limit {
         Some(limit) if used > limit => used - (limit - limit / 20),
         _ => 0,

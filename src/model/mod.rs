@@ -33,7 +33,7 @@ pub use attributes::{
     VolumeSpec,
 };
 pub use budget::{
-    Bucket, CutOff, Evictable, Limit, Limits, MAX_BUCKETS, NamespaceUsage, Unused, buckets,
+    Bucket, CutOff, Evictable, Limit, Limits, MAX_BUCKETS, NamespaceUsage, Unused, buckets, excess,
 };
 pub use class::ParameterError;
 pub use clock::{ClusterClock, MAX_AHEAD_MS, MAX_ROUND_TRIP_MS, counted};

@@ -128,8 +128,10 @@ impl From<NamePattern> for String {
     }
 }
 
-/// One rule of a policy.
+/// One rule of a policy. One with a field of a later version is not read: without it the rule might
+/// allow too much.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rule {
     /// The names that it selects.
     pub names: Vec<NamePattern>,
@@ -144,7 +146,7 @@ pub struct Rule {
 
 /// What all policies of a namespace say together to the nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NamespacePolicy {
     /// The rules of all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -129,6 +129,7 @@ pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sha
             reference: name.reference.clone(),
             number: artifact.number.unwrap_or_default(),
             cleared: 0,
+            evicted: false,
             write: none,
             committed: made,
             state: NameState::Content {

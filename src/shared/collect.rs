@@ -2,12 +2,13 @@
 //! order. `decide` has its decisions. `docs/shared-tier.md` says why they are right with any number
 //! of collectors.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::commit::{check_format, withdraw};
+use super::budget::{Budget, Kept, Shown};
+use super::commit::{check_format, evict, withdraw};
 use super::decide::{self, GRACE, LIST_WITHIN, NameVerdict, Seen, Verdict};
 use super::error::{Error, Result};
 use super::keys::{Keys, Listed};
@@ -35,6 +36,9 @@ pub struct Collected {
     pub bytes: u64,
     /// Names that expired now.
     pub expired: u64,
+    /// Names that the budget evicted now.
+    #[serde(skip)]
+    pub evicted: u64,
     /// Records of names that were deleted.
     pub deleted_names: u64,
     /// Objects that got a marker now.
@@ -49,6 +53,9 @@ pub struct Collected {
     pub unreadable: u64,
     /// Objects that this version does not know. It leaves them alone.
     pub unknown: u64,
+    /// With a budget: what the names show after the collection.
+    #[serde(skip)]
+    pub kept: Option<Kept>,
 }
 
 /// A collection of one tenant.
@@ -63,6 +70,8 @@ pub struct Collector<'a> {
     pub id: ObjectId,
     /// [`GRACE`], except in tests.
     pub grace: Duration,
+    /// The budget of the tenant, if it has one.
+    pub budget: Option<Budget>,
     /// Called now and then with what was done so far.
     pub progress: &'a dyn Fn(&Collected),
 }
@@ -74,6 +83,8 @@ struct Lists {
     names: Vec<(String, NameVerdict)>,
     /// Manifests that a name shows.
     shown: HashSet<(ArtifactId, ObjectId)>,
+    /// With a budget: the names that show content and do not expire.
+    contents: Vec<Shown>,
     /// Layers that a manifest shows.
     used: HashSet<([u8; 32], ObjectId)>,
     /// Manifests and layers.
@@ -96,6 +107,7 @@ impl<'a> Collector<'a> {
             dry_run: false,
             id,
             grace: GRACE,
+            budget: None,
             progress: &|_| {},
         }
     }
@@ -118,6 +130,9 @@ impl<'a> Collector<'a> {
             });
         }
         self.names(&lists, now, &mut done, stop)?;
+        if let Some(budget) = self.budget {
+            self.evict(&lists, budget, now, &mut done, stop)?;
+        }
         for (listed, object) in &lists.objects {
             if stop() {
                 return Err(Error::Stopped);
@@ -267,7 +282,18 @@ impl<'a> Collector<'a> {
             }
             let age = clock.since(items.get(key).copied().unwrap_or(clock));
             match decide::judge_name(&record, age) {
-                NameVerdict::Keep => {}
+                NameVerdict::Keep => {
+                    if let (Some(_), Some((artifact, publication, _))) =
+                        (self.budget, record.content())
+                    {
+                        lists.contents.push(Shown {
+                            key: key.to_owned(),
+                            manifest: (artifact, publication),
+                            age,
+                            layers: Vec::new(),
+                        });
+                    }
+                }
                 verdict => lists.names.push((key.to_owned(), verdict)),
             }
             (self.progress)(done);
@@ -283,6 +309,8 @@ impl<'a> Collector<'a> {
             .collect();
         done.manifests = found.len() as u64;
         let mut used = HashSet::new();
+        let contents = lists.contents.iter_mut();
+        let mut contents: HashMap<_, _> = contents.map(|name| (name.manifest, name)).collect();
         self.store
             .get_many(&found, MOST_MANIFEST, &mut |key, bytes| {
                 let Some(Listed::Manifest(artifact, publication)) = keys.parse(key) else {
@@ -292,12 +320,14 @@ impl<'a> Collector<'a> {
                 let parsed =
                     bytes.and_then(|bytes| Manifest::parse(key, &bytes, self.tenant, id, None));
                 match parsed {
-                    Ok(manifest) => used.extend(
-                        manifest
-                            .layers
-                            .iter()
-                            .map(|layer| (layer.digest.0, layer.upload)),
-                    ),
+                    Ok(manifest) => {
+                        let layers = manifest.layers.iter();
+                        let layers = layers.map(|it| ((it.digest.0, it.upload), it.bytes));
+                        if let Some(name) = contents.get_mut(&id) {
+                            name.layers = layers.clone().collect();
+                        }
+                        used.extend(layers.map(|(layer, _)| layer));
+                    }
                     Err(Error::Corrupt { .. }) => done.unreadable += 1,
                     Err(error) => return Err(error),
                 }
@@ -344,6 +374,49 @@ impl<'a> Collector<'a> {
             }
             (self.progress)(done);
         }
+        Ok(())
+    }
+
+    /// Lets names show nothing until the rest is within the budget. This takes nothing from readers
+    /// that have resolved a name already: the objects go as after a time to live.
+    fn evict(
+        &self,
+        lists: &Lists,
+        budget: Budget,
+        now: Timestamp,
+        done: &mut Collected,
+        stop: Stop<'_>,
+    ) -> Result<()> {
+        let mut gone: HashSet<&str> = HashSet::new();
+        for name in budget.evicted(&lists.contents) {
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            let is_evicted = self.dry_run
+                || match self.read_again(&name.key)? {
+                    Some((record, version)) => match record.content() {
+                        Some((artifact, publication, _))
+                            if (artifact, publication) == name.manifest =>
+                        {
+                            evict(self.store, record, &version, self.id, now)?
+                        }
+                        // A commit came meanwhile.
+                        Some(_) => false,
+                        None => {
+                            gone.insert(&name.key);
+                            false
+                        }
+                    },
+                    None => false,
+                };
+            if is_evicted {
+                gone.insert(&name.key);
+                done.evicted += 1;
+                (self.progress)(done);
+            }
+        }
+        let left = lists.contents.iter();
+        done.kept = Some(budget.kept(left.filter(|name| !gone.contains(&*name.key))));
         Ok(())
     }
 

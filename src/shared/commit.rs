@@ -335,7 +335,6 @@ pub(super) fn withdraw(
     write: ObjectId,
     now: Timestamp,
 ) -> Result<bool> {
-    let key = Keys::new(&record.tenant).name(&record.reference);
     let expired = NameRecord {
         number: record.number.saturating_add(1),
         write,
@@ -343,7 +342,32 @@ pub(super) fn withdraw(
         state: NameState::Expired,
         ..record
     };
-    match store.replace(&key, encode(&expired), version) {
+    replace(store, &expired, version)
+}
+
+/// The same, because the tenant exceeds its budget.
+pub(super) fn evict(
+    store: &Store,
+    record: NameRecord,
+    version: &Version,
+    write: ObjectId,
+    now: Timestamp,
+) -> Result<bool> {
+    let evicted = NameRecord {
+        number: record.number.saturating_add(1),
+        evicted: true,
+        write,
+        committed: now,
+        state: NameState::Expired,
+        ..record
+    };
+    replace(store, &evicted, version)
+}
+
+/// Writes over this version of a record. `false`: another writer was faster.
+fn replace(store: &Store, record: &NameRecord, version: &Version) -> Result<bool> {
+    let key = Keys::new(&record.tenant).name(&record.reference);
+    match store.replace(&key, encode(record), version) {
         Ok(()) => Ok(true),
         Err(Error::Conflict { .. }) => Ok(false),
         Err(error) => Err(error),
@@ -402,6 +426,7 @@ impl Name<'_> {
                 reference: self.reference.clone(),
                 number,
                 cleared,
+                evicted: false,
                 write: self.write,
                 committed: self.now,
                 state,

@@ -15,7 +15,8 @@ pub const PUBLISH_WITHIN: Duration = Duration::from_hours(4);
 pub const GRACE: Duration = Duration::from_hours(24);
 /// A list that took longer is not used: too much changed meanwhile.
 pub const LIST_WITHIN: Duration = Duration::from_hours(1);
-/// How long the record of a cleared name stays. A step that runs longer may bring old content back.
+/// How long the record of a name stays that was cleared or evicted. A step that runs longer may
+/// bring old content back. A node may upload evicted content again after that.
 pub const KEEP_CLEARED: Duration = Duration::from_hours(30 * 24);
 
 /// What a commit does to a name.
@@ -79,7 +80,7 @@ pub enum NameVerdict {
 /// What the collector does with a name, given its record's age by the storage's clock.
 #[must_use]
 pub fn judge_name(record: &NameRecord, age: Duration) -> NameVerdict {
-    let keep = if record.cleared > 0 {
+    let keep = if record.cleared > 0 || record.evicted {
         KEEP_CLEARED
     } else {
         GRACE
@@ -156,6 +157,7 @@ mod tests {
             reference: "task-cache/x".parse().expect("a reference"),
             number,
             cleared: 0,
+            evicted: false,
             write: ObjectId::from_bits(1),
             committed: Timestamp(0),
             state,
@@ -256,6 +258,12 @@ mod tests {
             };
             assert_eq!(judge_name(&record, day * days), verdict, "{record:?}");
         }
+        let evicted = NameRecord {
+            evicted: true,
+            ..record(7, NameState::Expired)
+        };
+        assert_eq!(judge_name(&evicted, day * 29), NameVerdict::Keep);
+        assert_eq!(judge_name(&evicted, day * 30), NameVerdict::Delete);
         // The bounds that the proof in docs/shared-tier.md needs.
         assert!(GRACE >= 2 * PUBLISH_WITHIN + 4 * LIST_WITHIN);
     }

@@ -6,13 +6,14 @@
 //! upload:  toc::Holder ─▶ frames, table, index ─▶ one object        (object, upload)
 //! commit:  layers ─▶ manifest ─▶ name, by conditional writes        (commit, decide)
 //! fetch:   name ─▶ manifest ─▶ table ─▶ ranges ─▶ toc::Receiver      (source, fetch)
-//! collect: names, manifests, layers ─▶ markers ─▶ deletions         (collect, decide)
+//! collect: names, manifests, layers ─▶ markers ─▶ deletions         (collect, decide, budget)
 //! ```
 //!
-//! Every decision is a function without I/O in `decide`; `tests/shared` runs those in a simulation.
+//! Every decision is a function without I/O in `decide` or `budget`; `tests/shared` runs those in a simulation.
 //! Calls block: they belong on the driver's own threads, never on those of the async runtime.
 //! Nothing here knows of volumes, pools or the engine.
 
+mod budget;
 mod collect;
 mod commit;
 pub mod decide;
@@ -30,6 +31,7 @@ mod store;
 mod upload;
 mod url;
 
+pub use budget::{Budget, Kept, RECENT};
 pub use collect::{Collected, Collector};
 pub use commit::{
     Commit, Committed, Publication, clear, look, report_damage, report_lost_manifest,
@@ -38,7 +40,7 @@ pub use error::{Error, Result};
 pub use fetch::{Destination, Fetched, fetch};
 pub use keys::Keys;
 pub use object::{Footer, Index};
-pub use periodic::Periodic;
+pub use periodic::{Budgets, Periodic};
 pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
 pub use source::{Bucket, Content, Found, Frames, Known, Resolved, Source};

@@ -1,13 +1,19 @@
 //! The collector of all tenants, for a process that runs all the time. When a tenant was collected
 //! last is known from its lease, so a restart, a second process and `baggageclaim shared gc` save
 //! each other's work. One collection is in `collect`.
+//!
+//! A tenant with a budget is also collected for that: only this process knows the budget, so it
+//! remembers in memory when it last kept the tenant within it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use parking_lot::{Condvar, Mutex};
+
+use super::budget::{Budget, Kept};
 use super::collect::{Collected, Collector};
 use super::error::{Error, Result};
 use super::keys::Keys;
@@ -18,15 +24,143 @@ use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
 
 /// Each tenant is collected once in this time.
 const EVERY: Duration = Duration::from_hours(24);
-/// How often the leases are looked at.
-const LOOK: Duration = Duration::from_hours(1);
+/// One with a budget also once in this time. It costs a request for each name and manifest.
+const EVERY_WITH_BUDGET: Duration = Duration::from_hours(6);
+/// How often the leases are looked at. Also the pause before a budget that failed is tried again,
+/// and before a budget counts that changes often.
+const LOOK: Duration = Duration::from_mins(10);
+
+/// How often something is done.
+#[derive(Debug, Clone, Copy)]
+struct Intervals {
+    every: Duration,
+    with_budget: Duration,
+    look: Duration,
+}
+
+const INTERVALS: Intervals = Intervals {
+    every: EVERY,
+    with_budget: EVERY_WITH_BUDGET,
+    look: LOOK,
+};
 
 /// Collects until it is dropped. A request that hangs then is left to the end of the process.
 #[derive(Debug)]
 pub struct Periodic {
     figures: Arc<Figures>,
-    /// Its end tells the thread to stop.
-    _stop: Sender<()>,
+    budgets: Budgets,
+}
+
+/// The budgets of the tenants. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Budgets(Arc<Shared>);
+
+/// What the thread shares with others.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    budgets: BTreeMap<Tenant, Budget>,
+    /// They changed since the last look.
+    is_news: bool,
+    is_stopped: bool,
+    tried: BTreeMap<Tenant, Tried>,
+}
+
+/// The last try to keep a tenant within its budget.
+#[derive(Debug)]
+struct Tried {
+    at: Instant,
+    /// The budget; `None`: it failed.
+    within: Option<Budget>,
+    /// What the last one that worked has left.
+    kept: Option<Kept>,
+}
+
+impl Budgets {
+    /// Sets the budgets of all tenants that have one.
+    pub fn set(&self, budgets: BTreeMap<Tenant, Budget>) {
+        let mut state = self.0.state.lock();
+        if state.budgets != budgets {
+            state.tried.retain(|tenant, _| budgets.contains_key(tenant));
+            state.budgets = budgets;
+            state.is_news = true;
+            self.0.changed.notify_all();
+        }
+    }
+
+    /// What was last left of a tenant with a budget; `None`: not known yet.
+    #[must_use]
+    pub fn kept(&self, tenant: &Tenant) -> Option<Kept> {
+        self.0.state.lock().tried.get(tenant)?.kept
+    }
+
+    fn get(&self, tenant: &Tenant) -> Option<Budget> {
+        self.0.state.lock().budgets.get(tenant).copied()
+    }
+
+    /// Whether a tenant is to be collected because of its budget.
+    fn is_due(&self, tenant: &Tenant, intervals: &Intervals) -> bool {
+        let state = self.0.state.lock();
+        state.budgets.get(tenant).is_some_and(|budget| {
+            state.tried.get(tenant).is_none_or(|tried| {
+                let pause = if tried.within == Some(*budget) {
+                    intervals.with_budget
+                } else {
+                    intervals.look
+                };
+                tried.at.elapsed() >= pause
+            })
+        })
+    }
+
+    /// Notes a try. `kept`: what it left, if it worked.
+    fn tried(&self, tenant: &Tenant, budget: Budget, kept: Option<Kept>) {
+        let mut state = self.0.state.lock();
+        if state.budgets.contains_key(tenant) {
+            let before = state.tried.get(tenant).and_then(|tried| tried.kept);
+            let tried = Tried {
+                at: Instant::now(),
+                within: kept.is_some().then_some(budget),
+                kept: kept.or(before),
+            };
+            state.tried.insert(tenant.clone(), tried);
+        }
+    }
+
+    /// The tenants with a budget.
+    fn tenants(&self) -> Vec<Tenant> {
+        self.0.state.lock().budgets.keys().cloned().collect()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.0.state.lock().is_stopped
+    }
+
+    /// Waits for so long, or until a budget changes. `false`: the end.
+    fn wait(&self, look: Duration) -> bool {
+        let mut state = self.0.state.lock();
+        let until = Instant::now() + look;
+        while !state.is_stopped && !state.is_news {
+            if self.0.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        state.is_news = false;
+        !state.is_stopped
+    }
+}
+
+impl Drop for Periodic {
+    fn drop(&mut self) {
+        let shared = &self.budgets.0;
+        shared.state.lock().is_stopped = true;
+        shared.changed.notify_all();
+    }
 }
 
 /// Counts since the start.
@@ -34,6 +168,7 @@ pub struct Periodic {
 struct Figures {
     collections: AtomicU64,
     failures: AtomicU64,
+    evicted: AtomicU64,
     deleted: AtomicU64,
     deleted_bytes: AtomicU64,
     /// Seconds since 1970; 0: none yet.
@@ -43,24 +178,26 @@ struct Figures {
 impl Periodic {
     /// Starts the thread that collects.
     pub fn start(store: Store) -> io::Result<Self> {
-        Self::every(store, EVERY, LOOK)
+        Self::every(store, INTERVALS)
     }
 
-    fn every(store: Store, every: Duration, look: Duration) -> io::Result<Self> {
-        let figures = Arc::<Figures>::default();
-        let (stop, stopped) = channel();
+    fn every(store: Store, intervals: Intervals) -> io::Result<Self> {
+        let (figures, budgets) = (Arc::<Figures>::default(), Budgets::default());
         let job = Job {
             store,
-            every,
-            stopped,
+            intervals,
+            budgets: budgets.clone(),
             figures: Arc::clone(&figures),
         };
         let thread = std::thread::Builder::new().name("shared-collect".to_owned());
-        thread.spawn(move || job.run(look))?;
-        Ok(Self {
-            figures,
-            _stop: stop,
-        })
+        thread.spawn(move || job.run())?;
+        Ok(Self { figures, budgets })
+    }
+
+    /// The budgets of the tenants. Until they are set there are none.
+    #[must_use]
+    pub fn budgets(&self) -> Budgets {
+        self.budgets.clone()
     }
 
     /// Adds its metrics.
@@ -77,6 +214,11 @@ impl Periodic {
                 "collector_failures",
                 "Collections of the shared tier that failed, and are tried again",
                 &figures.failures,
+            ),
+            (
+                "collector_evicted",
+                "Names of the shared tier that a budget evicted",
+                &figures.evicted,
             ),
             (
                 "collector_deleted",
@@ -100,8 +242,8 @@ impl Periodic {
 
 struct Job {
     store: Store,
-    every: Duration,
-    stopped: Receiver<()>,
+    intervals: Intervals,
+    budgets: Budgets,
     figures: Arc<Figures>,
 }
 
@@ -113,7 +255,7 @@ fn now() -> Timestamp {
 }
 
 impl Job {
-    fn run(&self, look: Duration) {
+    fn run(&self) {
         loop {
             match self.round() {
                 Ok(()) => {
@@ -127,23 +269,27 @@ impl Job {
                         "the garbage of the shared tier could not be collected; retrying");
                 }
             }
-            match self.stopped.recv_timeout(look) {
-                Err(RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            if !self.budgets.wait(self.intervals.look) {
+                return;
             }
         }
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stopped.try_recv() == Err(TryRecvError::Disconnected)
     }
 
     /// Collects each tenant that is due. A tenant that fails does not keep the others from it. The
     /// error is the last one.
     fn round(&self) -> Result<()> {
         let mut result = Ok(());
-        for tenant in self.store.tenants()? {
-            if self.is_stopped() {
+        let tenants = self.store.tenants()?;
+        for tenant in self.budgets.tenants() {
+            if let (Err(_), Some(budget)) =
+                (tenants.binary_search(&tenant), self.budgets.get(&tenant))
+            {
+                let nothing = budget.kept([]);
+                self.budgets.tried(&tenant, budget, Some(nothing));
+            }
+        }
+        for tenant in tenants {
+            if self.budgets.is_stopped() {
                 return Err(Error::Stopped);
             }
             match self.collect(&tenant) {
@@ -151,8 +297,8 @@ impl Job {
                     add(&self.figures.collections, 1);
                     tracing::info!(
                         %tenant, names = done.names, layers = done.layers, bytes = done.bytes,
-                        expired = done.expired, marked = done.condemned, deleted = done.deleted,
-                        "collected the garbage of the shared tier"
+                        expired = done.expired, evicted = done.evicted, marked = done.condemned,
+                        deleted = done.deleted, "collected the garbage of the shared tier"
                     );
                 }
                 // Another collector works on it.
@@ -167,21 +313,38 @@ impl Job {
     /// `None`: it is not due.
     fn collect(&self, tenant: &Tenant) -> Result<Option<Collected>> {
         let now = now();
-        match self.store.modified(&Keys::new(tenant).lease()) {
-            Ok(last) if now.since(last) < self.every => return Ok(None),
-            // It never was.
-            Ok(_) | Err(Error::Missing { .. }) => {}
-            Err(error) => return Err(error),
+        if !self.budgets.is_due(tenant, &self.intervals) {
+            match self.store.modified(&Keys::new(tenant).lease()) {
+                Ok(last) if now.since(last) < self.intervals.every => return Ok(None),
+                // It never was.
+                Ok(_) | Err(Error::Missing { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
-        let mut id = [0; 16];
-        getrandom::fill(&mut id).expect("Linux has had getrandom(2) since 3.17");
-        let id = ObjectId::from_bits(u128::from_le_bytes(id));
-        let stop = || self.is_stopped();
-        let done = Collector::new(&self.store, tenant, id).run(now, &stop)?;
+        let id = random_id();
+        let stop = || self.budgets.is_stopped();
+        let budget = self.budgets.get(tenant);
+        let collector = Collector {
+            budget,
+            ..Collector::new(&self.store, tenant, id)
+        };
+        let done = collector.run(now, &stop);
+        if let Some(budget) = budget {
+            let kept = done.as_ref().ok().and_then(|done| done.kept);
+            self.budgets.tried(tenant, budget, kept);
+        }
+        let done = done?;
+        add(&self.figures.evicted, done.evicted);
         add(&self.figures.deleted, done.deleted);
         add(&self.figures.deleted_bytes, done.deleted_bytes);
         Ok(Some(done))
     }
+}
+
+fn random_id() -> ObjectId {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).expect("Linux has had getrandom(2) since 3.17");
+    ObjectId::from_bits(u128::from_le_bytes(id))
 }
 
 fn add(figure: &AtomicU64, more: u64) {
@@ -190,8 +353,14 @@ fn add(figure: &AtomicU64, more: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::path::Path;
+
+    use tokio::runtime::Runtime;
+
     use super::*;
-    use crate::shared::{Times, Url, look};
+    use crate::model::{ArtifactId, Sha256};
+    use crate::shared::{Commit, LayerRef, Publication, Root, Times, Url, list, look};
     use crate::telemetry::metrics;
 
     /// Waits until `is_true`, since the thread tells no one.
@@ -203,15 +372,116 @@ mod tests {
         }
     }
 
-    #[test]
-    fn each_tenant_is_collected_once_in_the_interval_by_any_process() {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let url: Url = format!("file://{}", directory.path().display())
+    fn open(directory: &Path, runtime: &Runtime) -> Store {
+        let url: Url = format!("file://{}", directory.display())
             .parse()
             .expect("a URL");
         let store = url.open(runtime.handle().clone(), Times::default());
-        let store = store.expect("the directory is there");
+        store.expect("the directory is there")
+    }
+
+    /// Commits names that each show 100 bytes of their own, two hours ago.
+    fn commit(store: &Store, directory: &Path, tenant: &Tenant, names: &[&str]) {
+        for name in names {
+            let id = random_id();
+            let layer = LayerRef {
+                digest: Sha256([1; 32]),
+                upload: id,
+                bytes: 100,
+                tail: 1,
+                content: 100,
+                table: 1,
+            };
+            let commit = Commit {
+                reference: name.parse().expect("a reference"),
+                artifact: ArtifactId::from_bits(1),
+                layers: vec![layer],
+                root: Root::default(),
+                made: now(),
+                made_by: None,
+                parent: None,
+                base: None,
+                ttl_seconds: None,
+                fence: 0,
+            };
+            let publication = Publication::begin(store, tenant, id).expect("begin");
+            publication.commit(commit, now()).expect("commit");
+        }
+        let names = directory.join(format!("v1/{tenant}/names/task-cache"));
+        for entry in std::fs::read_dir(names).expect("list") {
+            let file = File::options()
+                .append(true)
+                .open(entry.expect("entry").path());
+            let old = SystemTime::now() - Duration::from_hours(2);
+            file.and_then(|file| file.set_modified(old))
+                .expect("utimes");
+        }
+    }
+
+    #[test]
+    fn a_tenant_with_a_budget_is_kept_within_it_soon_after_each_change() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let runtime = Runtime::new().expect("a runtime");
+        let store = open(directory.path(), &runtime);
+        let tenants = ["ci", "other", "none"].map(|it| it.parse::<Tenant>().expect("a label"));
+        for tenant in &tenants[..2] {
+            let names = ["task-cache/a", "task-cache/b", "task-cache/c"];
+            commit(&store, directory.path(), tenant, &names);
+        }
+        let ticks = Intervals {
+            look: Duration::from_millis(10),
+            ..INTERVALS
+        };
+        let collector = Periodic::every(store.clone(), ticks).expect("a thread");
+        let value = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let figures = &collector.figures;
+        eventually("both", || value(&figures.collections) == 2);
+        assert_eq!(value(&figures.evicted), 0, "there is no budget yet");
+        let budgets = collector.budgets();
+        let set = |bytes| {
+            let budget = Budget {
+                bytes: Some(bytes),
+                artifacts: None,
+            };
+            let of = [&tenants[0], &tenants[2]];
+            budgets.set(of.map(|tenant| (tenant.clone(), budget)).into());
+        };
+        let has = |tenant: &Tenant, left| budgets.kept(tenant).map(|kept| kept.bytes) == Some(left);
+        set(250);
+        eventually("one went", || has(&tenants[0], 200));
+        eventually("nothing is there", || has(&tenants[2], 0));
+        assert_eq!(budgets.kept(&tenants[1]), None);
+        assert_eq!(value(&figures.evicted), 1);
+        // It counts for hours. A change counts at once.
+        let collections = value(&figures.collections);
+        set(150);
+        eventually("two went", || has(&tenants[0], 100));
+        assert_eq!(value(&figures.evicted), 2);
+        assert_eq!(value(&figures.collections), collections + 1);
+        let shown = |tenant: &Tenant| {
+            let (names, _) = list(&store, tenant).expect("list");
+            let shown = names.iter().filter(|name| name.record.content().is_some());
+            shown.count()
+        };
+        assert_eq!((shown(&tenants[0]), shown(&tenants[1])), (1, 3));
+        // A collection that fails leaves what was known, and is tried again.
+        let format = directory.path().join("v1/ci/format");
+        std::fs::write(&format, "{\"format\":2}").expect("write");
+        set(50);
+        let failures = value(&figures.failures);
+        eventually("it fails", || value(&figures.failures) > failures + 1);
+        assert!(has(&tenants[0], 100));
+        std::fs::write(&format, "{\"format\":1}").expect("write");
+        eventually("all went", || has(&tenants[0], 0));
+        budgets.set(BTreeMap::new());
+        assert_eq!(budgets.kept(&tenants[0]), None);
+    }
+
+    #[test]
+    fn each_tenant_is_collected_once_in_the_interval_by_any_process() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let runtime = Runtime::new().expect("a runtime");
+        let store = open(directory.path(), &runtime);
         for tenant in ["one", "two"] {
             let (tenant, name) = (
                 tenant.parse().expect("a label"),
@@ -225,15 +495,22 @@ mod tests {
         Collector::new(&store, &two, ObjectId::from_bits(2))
             .run(now(), &|| false)
             .expect("collected by another");
-        let tick = Duration::from_millis(10);
-        let collector = Periodic::every(store.clone(), EVERY, tick).expect("a thread");
+        let ticks = Intervals {
+            look: Duration::from_millis(10),
+            ..INTERVALS
+        };
+        let collector = Periodic::every(store.clone(), ticks).expect("a thread");
         let value = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let figures = &collector.figures;
         eventually("a round", || value(&figures.succeeded) > 0);
         assert_eq!(value(&figures.collections), 1, "the other is not due");
         drop(collector);
         // With a short interval both are due again and again.
-        let collector = Periodic::every(store, Duration::ZERO, tick).expect("a thread");
+        let often = Intervals {
+            every: Duration::ZERO,
+            ..ticks
+        };
+        let collector = Periodic::every(store, often).expect("a thread");
         let figures = Arc::clone(&collector.figures);
         eventually("both twice", || value(&figures.collections) >= 4);
         assert_eq!(value(&figures.failures), 0);

@@ -33,6 +33,14 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_false(value: &bool) -> bool {
+    !*value
+}
+
 /// What a name shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "state")]
@@ -71,6 +79,10 @@ pub struct NameRecord {
     /// The number of the record that last cleared the name; 0: none did.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cleared: u64,
+    /// It shows nothing because the tenant exceeded its budget. Its content was whole, and no node
+    /// uploads it again without a use.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub evicted: bool,
     /// Random, of this write: it tells two writes apart that say the same.
     pub write: ObjectId,
     /// When it was written, by the writer's clock. For display.
@@ -279,6 +291,7 @@ mod tests {
             reference: "task-cache/go/build".parse().expect("a reference"),
             number: 7,
             cleared: 0,
+            evicted: false,
             write: ObjectId::from_bits(11),
             committed: Timestamp(1_700_000_000_000),
             state: NameState::Content {
@@ -304,9 +317,26 @@ mod tests {
         let parsed = NameRecord::parse("x", &bytes, &tenant("ci"), Some(&name().reference));
         assert_eq!(parsed.expect("parse"), name());
         for state in [NameState::Cleared, NameState::Expired] {
-            let record = NameRecord { state, ..name() };
-            let parsed = NameRecord::parse("x", &encode(&record), &tenant("ci"), None);
-            assert_eq!(parsed.expect("parse"), record);
+            for evicted in [false, true] {
+                let state = state.clone();
+                let record = NameRecord {
+                    evicted,
+                    state,
+                    ..name()
+                };
+                let bytes = encode(&record);
+                let parsed = NameRecord::parse("x", &bytes, &tenant("ci"), None);
+                assert_eq!(parsed.expect("parse"), record);
+                // A version that does not know the field reads the rest.
+                let text = String::from_utf8(bytes).expect("text");
+                let other = text.replace("\"evicted\":true", "\"unknown\":true");
+                let parsed = NameRecord::parse("x", other.as_bytes(), &tenant("ci"), None);
+                let expected = NameRecord {
+                    evicted: false,
+                    ..record
+                };
+                assert_eq!(parsed.expect("parse"), expected);
+            }
         }
     }
 

@@ -78,6 +78,8 @@ pub enum Resolved {
         number: u64,
         /// The number of the last clear; 0: none is known. Content that began before is not used.
         cleared: u64,
+        /// The tenant exceeded its budget: the content was not lost.
+        evicted: bool,
     },
 }
 
@@ -156,8 +158,11 @@ impl Source for Bucket {
             let (bytes, now) = match self.store.read(&key, MOST_NAME, version.as_ref())? {
                 Answer::NotModified => return Ok(Resolved::NotModified),
                 Answer::None => {
-                    let (number, cleared) = (0, 0);
-                    return Ok(Resolved::Nothing { number, cleared });
+                    return Ok(Resolved::Nothing {
+                        number: 0,
+                        cleared: 0,
+                        evicted: false,
+                    });
                 }
                 Answer::Bytes(bytes, now) => (bytes, now),
             };
@@ -177,8 +182,11 @@ impl Source for Bucket {
             }
             match read_manifest(&self.store, &keys, tenant, &record) {
                 Ok(None) => {
-                    let (number, cleared) = (record.number, record.cleared);
-                    return Ok(Resolved::Nothing { number, cleared });
+                    return Ok(Resolved::Nothing {
+                        number: record.number,
+                        cleared: record.cleared,
+                        evicted: record.evicted,
+                    });
                 }
                 Ok(Some(manifest)) => {
                     let known = known(manifest.artifact);

@@ -1,7 +1,7 @@
 //! `policies.json`: the policies of all namespaces, as the controller told them last.
 //!
-//! It is replaced durably. A file that does not parse is none: the node then holds commits until
-//! the controller has told it the policies.
+//! It is replaced durably. A file that does not parse, or has a field of a later version, is none:
+//! the node then holds commits until the controller has told it the policies.
 
 use std::collections::BTreeMap;
 
@@ -81,6 +81,13 @@ mod tests {
         assert_eq!(found.commit(&name, None), CommitRight::NotAllowed);
 
         let path = folder.path().join(layout::POLICIES_JSON);
+        // Each field of this version; and a namespace without any, which is as none.
+        let known = br#"{"format":1,"namespaces":{"no":{},"ci":{"rules":[{"names":["artifact/x"],
+            "commit":["release"],"read":["qa"]}],"cacheLimit":5,"outputLimit":6}}}"#;
+        std::fs::write(&path, known).expect("as it was written");
+        let found = read().expect("it is read");
+        assert_eq!(found.all().map(|all| all.len()), Some(1));
+        write_policies(&root, &policies).expect("written");
         let whole = std::fs::read(&path).expect("read");
         let error = replace(&root, &whole, whole.len() - 1).expect_err("it is too large");
         assert!(error.is(Errno::EFBIG), "{error}");
@@ -91,6 +98,9 @@ mod tests {
             whole[..whole.len() - 1].to_vec(),
             br#"{"format":2,"namespaces":{}}"#.to_vec(),
             br#"{"format":1,"namespaces":{"ci":{"rules":[{"names":["x"]}]}}}"#.to_vec(),
+            br#"{"format":1,"namespaces":{"ci":{"limit":1}}}"#.to_vec(),
+            br#"{"format":1,"namespaces":{"ci":{"rules":[{"names":["artifact/x"],"x":1}]}}}"#
+                .to_vec(),
         ] {
             std::fs::write(&path, &damaged).expect("damaged");
             let error = read().expect_err("it is none");

@@ -4,18 +4,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use baggageclaim::distribution::Settings;
 use baggageclaim::engine::notice::What;
 use baggageclaim::engine::{ArtifactRow, Error};
-use baggageclaim::model::Outcome;
+use baggageclaim::model::{Outcome, Timestamp};
+use baggageclaim::shared::{Budget, Collector, ObjectId};
 
 use crate::common::bench::{Ground, NEVER, eventually};
 use crate::common::skip;
 use crate::failing::{Fault, Op};
 use crate::nodes::{
-    INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, reference, require, tenant, text, two_nodes, write,
+    INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, apart, reference, require, tenant, text,
+    two_nodes, write,
 };
 
 const WELL: u8 = 0;
@@ -358,6 +360,73 @@ async fn a_node_mends_outputs_and_resource_caches_that_its_pods_do_not_ask_about
     assert_eq!(uploads(), settled, "cleared content does not come back");
     a.finish().await;
     b.finish().await;
+}
+
+/// Lets all names of a tier show nothing, as a budget of no artifacts does.
+fn evict_all(tier: &Shared) {
+    for record in files(&tier.files.join("v1/ci/names")) {
+        let file = fs::File::options().append(true).open(record).expect("open");
+        let old = SystemTime::now() - Duration::from_hours(2);
+        file.set_modified(old).expect("utimes");
+    }
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = since.expect("after 1970").as_millis();
+    let now = Timestamp(u64::try_from(now).expect("soon"));
+    let (ci, store) = (tenant("ci"), tier.store.clone());
+    let none = Budget {
+        bytes: None,
+        artifacts: Some(0),
+    };
+    let collected = apart(|| {
+        let collector = Collector {
+            budget: Some(none),
+            ..Collector::new(&store, &ci, ObjectId::from_bits(1))
+        };
+        collector.run(now, &|| false)
+    });
+    assert_eq!(collected.expect("collect").evicted, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_budget_evicted_comes_back_with_a_use_and_not_by_itself() {
+    let tier = Shared::file();
+    let a = require!(Node::with(&tier.store, often).await);
+    let b = require!(Node::new(&tier.store).await);
+    a.share("o", &OUTPUT, "output").await;
+    a.share("r", &RESOURCE, "resource").await;
+    a.share("t", &TASK, "task").await;
+    let uploads = || a.distribution.metrics().uploads;
+    let before = uploads();
+    evict_all(&tier);
+    let asked = a.questions();
+    eventually("both are checked twice", || a.questions() >= asked + 4).await;
+    a.shared().await;
+    assert_eq!(uploads(), before, "no pod uses it");
+    let shows = |name: &str| {
+        let record = tier.record(name).expect("a record");
+        assert_eq!(record.evicted, record.content().is_none(), "{record:?}");
+        record.content().is_some()
+    };
+    let names = ["artifact/built", "resource-cache/git", "task-cache/go"];
+    assert_eq!(names.map(shows), [false; 3]);
+    // The node that has it goes on with it, and uploads a task cache that is used.
+    assert_eq!(a.sees("i", &INPUT).await, text("output"));
+    assert_eq!(a.sees("r-2", &RESOURCE).await, text("resource"));
+    assert_eq!(a.sees("t-2", &TASK).await, text("task"));
+    eventually("it is uploaded", || uploads() == before + 1).await;
+    assert_eq!(names.map(shows), [false, false, true]);
+    assert_eq!(b.sees("t-3", &TASK).await, text("task"));
+    // Another node misses the rest, makes it again, and that is shared.
+    assert_eq!(b.sees("miss", &RESOURCE).await, None);
+    b.share("r-3", &RESOURCE, "made again").await;
+    b.share("o-2", &OUTPUT, "made again").await;
+    assert_eq!(names.map(shows), [true; 3]);
+    let c = require!(Node::new(&tier.store).await);
+    assert_eq!(c.sees("r-4", &RESOURCE).await, text("made again"));
+    assert_eq!(c.sees("i-2", &INPUT).await, text("made again"));
+    for node in [a, b, c] {
+        node.finish().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

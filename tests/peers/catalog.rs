@@ -263,6 +263,52 @@ async fn nodes_get_all_policies_and_then_each_change_and_keep_them_without_a_con
 }
 
 #[tokio::test]
+async fn a_change_of_very_many_policies_ends_no_stream_and_leaves_exactly_the_new_ones() {
+    let (hub, nodes) = cluster!("a", "b");
+    let policy = |accounts: usize| {
+        let accounts = (0..accounts).map(|number| format!("account-{number}"));
+        let rule = Rule {
+            names: vec!["task-cache/*".parse().expect("a pattern")],
+            commit: Some(accounts.collect()),
+            read: BTreeSet::new(),
+        };
+        NamespacePolicy {
+            rules: vec![rule],
+            ..NamespacePolicy::default()
+        }
+    };
+    let names = |numbers: std::ops::Range<usize>, accounts| {
+        let all = numbers.map(|number| (format!("ci-{number}"), policy(accounts)));
+        let all = all.map(|(name, policy)| (name.parse::<Tenant>().expect("a label"), policy));
+        all.collect::<BTreeMap<_, _>>()
+    };
+    let change = async |policies: &BTreeMap<Tenant, NamespacePolicy>| {
+        hub.set_policies(policies);
+        let expected: BTreeMap<_, _> = policies.iter().collect();
+        eventually("the nodes have the policies", || {
+            // A node whose stream has ended waits before it begins another one.
+            assert_eq!((hub.figures)().nodes, 2, "a stream has ended");
+            let mut nodes = nodes.iter();
+            nodes.all(|node| node.bench.engine.policies().all() == Some(expected.clone()))
+        })
+        .await;
+    };
+    let mut policies = names(0..1_500, 20);
+    change(&policies).await;
+    // Most go, some stay, and many come: far more than the messages that wait for a node.
+    policies = names(1_400..1_500, 20);
+    policies.extend(names(1_500..3_000, 21));
+    change(&policies).await;
+    // All change.
+    policies = names(1_400..3_000, 22);
+    hub.set_policies(&policies);
+    // The next change comes before a node has read the last one.
+    policies.remove(&"ci-1400".parse().expect("a label"));
+    change(&policies).await;
+    finish(hub, nodes).await;
+}
+
+#[tokio::test]
 async fn a_pod_reads_over_nodes_what_the_policy_of_another_namespace_lets_it() {
     let (hub, nodes) = cluster!("a", "b");
     let (a, b) = (&nodes[0], &nodes[1]);

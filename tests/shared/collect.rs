@@ -16,7 +16,7 @@ use crate::tier::{
     Tier, bucket, commit, down, hold, id, never, publish, reference, small_parts, tenant,
 };
 
-fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     let since = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .expect("after 1970");
@@ -29,7 +29,7 @@ fn collect(tier: &Tier) -> Collected {
 }
 
 /// Makes everything that is there older, as the storage's clock shows it.
-fn age(tier: &Tier, by: Duration) {
+pub(crate) fn age(tier: &Tier, by: Duration) {
     let mut waiting = vec![tier.files.join("v1")];
     while let Some(dir) = waiting.pop() {
         for entry in fs::read_dir(dir).expect("list") {
@@ -45,7 +45,7 @@ fn age(tier: &Tier, by: Duration) {
     }
 }
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 fn small(lab: &crate::common::Lab, text: &str) -> crate::tier::Held {
     let dir = lab.dir(&format!("layer-{}", id()));

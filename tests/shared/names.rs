@@ -85,7 +85,7 @@ fn what_was_cleared_does_not_come_back() {
             assert_eq!(cleared, before + 1);
             let nothing = bucket(store).resolve(&tenant(), &reference(name), None);
             assert!(
-                matches!(nothing.expect("resolve"), Resolved::Nothing { number, cleared: last } if number == cleared && last == cleared)
+                matches!(nothing.expect("resolve"), Resolved::Nothing { number, cleared: last, .. } if number == cleared && last == cleared)
             );
             for base in [None, Some(0), Some(before)] {
                 assert_eq!(

@@ -82,6 +82,7 @@ enum Step {
     Manifest(Publication),
     Name(Publication, usize, u64),
     Effect(u64, usize),
+    Withdraw(u64, usize),
     Begin,
     Manifests(Collection),
     LayersOf(Collection),
@@ -121,6 +122,7 @@ struct World {
     steps: Vec<Option<Step>>,
     deletions: u64,
     reuses: u64,
+    withdrawals: u64,
 }
 
 fn minutes(minutes: u64) -> Duration {
@@ -140,6 +142,7 @@ impl World {
             steps: Vec::new(),
             deletions: 0,
             reuses: 0,
+            withdrawals: 0,
         };
         for _ in 0..2 {
             world.after(0, Step::Look);
@@ -224,6 +227,13 @@ impl World {
                 self.later(Step::Look);
             }
             Step::Effect(name, manifest) => drop(self.names.insert(name, manifest)),
+            // Conditional: a commit that came meanwhile stays.
+            Step::Withdraw(name, manifest) => {
+                if self.names.get(&name) == Some(&manifest) {
+                    self.names.remove(&name);
+                    self.withdrawals += 1;
+                }
+            }
             Step::Begin => self.begin(),
             Step::Manifests(collection) => self.list_manifests(collection),
             Step::LayersOf(collection) => self.list_layers(collection),
@@ -307,6 +317,14 @@ impl World {
         let mut shown = BTreeSet::new();
         for (_, manifest) in self.names.clone() {
             shown.insert(manifest);
+        }
+        // A time to live is over, or a budget evicts it.
+        let place = self.random.below(3);
+        if let Some(manifest) = self.names.get(&place)
+            && self.random.below(4) == 0
+        {
+            let step = Step::Withdraw(place, *manifest);
+            self.later(step);
         }
         let collection = Collection {
             clock: self.now,
@@ -409,6 +427,7 @@ struct Searched {
     wrong: Option<(u64, String)>,
     deletions: u64,
     reuses: u64,
+    withdrawals: u64,
 }
 
 fn search(rules: Rules, seeds: impl Iterator<Item = u64>) -> Searched {
@@ -418,6 +437,7 @@ fn search(rules: Rules, seeds: impl Iterator<Item = u64>) -> Searched {
         let ended = world.run();
         searched.deletions += world.deletions;
         searched.reuses += world.reuses;
+        searched.withdrawals += world.withdrawals;
         if let Err(missing) = ended {
             searched.wrong = Some((seed, missing));
             break;
@@ -443,9 +463,10 @@ fn what_a_name_shows_is_never_missing() {
     // The schedules must reach what they are about.
     let deletions: u64 = searched.iter().map(|it| it.deletions).sum();
     let reuses: u64 = searched.iter().map(|it| it.reuses).sum();
+    let withdrawals: u64 = searched.iter().map(|it| it.withdrawals).sum();
     assert!(
-        deletions > SCHEDULES && reuses > SCHEDULES / 4,
-        "{deletions} deletions, {reuses} reuses"
+        deletions > SCHEDULES && reuses > SCHEDULES / 4 && withdrawals > SCHEDULES / 4,
+        "{deletions} deletions, {reuses} reuses, {withdrawals} withdrawals"
     );
 }
 

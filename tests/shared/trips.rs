@@ -111,7 +111,8 @@ fn ten_generations_go_up_and_come_down_as_they_were() {
                 none,
                 Resolved::Nothing {
                     number: 0,
-                    cleared: 0
+                    cleared: 0,
+                    evicted: false
                 }
             ),
             "{none:?}"

@@ -259,6 +259,7 @@ fn collect(
             dry_run: false,
             id: ObjectId::from_bits(id),
             grace: GRACE,
+            budget: None,
             progress: &|_| {},
         };
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
