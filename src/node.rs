@@ -141,6 +141,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         (kubernetes, heard)
     });
     let (ready, readiness) = watch::channel(Readiness::Recovering);
+    let distribution = find_distribution(readiness.clone());
     let drain = Drain::new(driver.grace);
     let pages = http::Sources {
         alive: alive(&socket, &drain),
@@ -181,7 +182,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         let agent = async {
             if let (Some(engine), Some(kubeconfig)) = (ours, orders) {
                 let node = csi::node_of(&id, engine.backend());
-                k8s::agent::run(kubeconfig, engine, node, published, drain.begun()).await;
+                let stop = drain.begun();
+                k8s::agent::run(kubeconfig, engine, distribution, node, published, stop).await;
             }
         };
         let report = report(catalog, engine.clone(), &drain);

@@ -30,6 +30,7 @@ impl From<ClaimParameters> for Parameters {
             gid: of.root.gid.map(Into::into),
             mode: of.root.mode.map(Into::into),
             live_clone: of.live_clone == LiveClone::Copy,
+            clone_elsewhere: of.clone_elsewhere,
         }
     }
 }
@@ -48,6 +49,7 @@ impl From<Parameters> for ClaimParameters {
             } else {
                 LiveClone::Refuse
             },
+            clone_elsewhere: of.clone_elsewhere,
         }
     }
 }

@@ -36,7 +36,9 @@ pub use policy::{
 };
 pub use pool::{OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus};
 pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};
-pub use volume::{Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus};
+pub use volume::{
+    Fetch, Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus,
+};
 
 /// The API group.
 pub const GROUP: &str = "baggageclaim.concourse-ci.org";
@@ -60,6 +62,8 @@ pub enum Wanted {
 pub enum Phase {
     /// It exists.
     Ready,
+    /// Its content is being fetched from another node, and it does not exist yet.
+    Fetching,
     /// It was not made, and nothing is left of it.
     Failed,
     /// It was Ready, and is not in the node's pool any more.
@@ -129,6 +133,10 @@ mod tests {
                 source: Some(Source {
                     kind: SourceKind::Snapshot,
                     name: "snap-1".to_owned(),
+                }),
+                fetch: Some(Fetch {
+                    node_name: "node-2".to_owned(),
+                    snapshot: "snap-1".to_owned(),
                 }),
                 wanted: Wanted::Present,
                 capacity: 1,

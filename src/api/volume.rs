@@ -40,6 +40,7 @@ use super::{Phase, Refusal, Wanted};
     validation = ("self.name == oldSelf.name && self.nodeName == oldSelf.nodeName", "name and nodeName are immutable"),
     validation = ("self.parameters == oldSelf.parameters && self.madeWith == oldSelf.madeWith && self.limit == oldSelf.limit", "parameters, madeWith and limit are immutable"),
     validation = ("has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)", "source is immutable"),
+    validation = ("has(self.fetch) == has(oldSelf.fetch) && (!has(self.fetch) || self.fetch == oldSelf.fetch)", "fetch is immutable"),
     validation = ("oldSelf.wanted != 'Absent' || self.wanted == 'Absent'", "Absent is final"),
 )]
 pub struct VolumeSpec {
@@ -58,6 +59,9 @@ pub struct VolumeSpec {
     /// What it is a clone of; absent: it begins empty
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
+    /// Where the content of a clone is fetched from; absent: its source is on this node
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetch: Option<Fetch>,
     /// The order of the controller
     pub wanted: Wanted,
     /// At least that many bytes; 0: no limit
@@ -92,6 +96,9 @@ pub struct Parameters {
     /// Whether the volume is copied for a clone while pods write to it
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub live_clone: bool,
+    /// Whether a clone may be made on another node than its source's
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub clone_elsewhere: bool,
 }
 
 /// The parameters of a VolumeAttributesClass.
@@ -116,6 +123,18 @@ pub struct Source {
     /// The name of the object
     #[schemars(length(min = 1, max = 128))]
     pub name: String,
+}
+
+/// The snapshot that a clone on another node is made of.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fetch {
+    /// The node with the snapshot
+    #[schemars(length(min = 1, max = 253))]
+    pub node_name: String,
+    /// The snapshot, or the member of a group
+    #[schemars(length(min = 1, max = 128))]
+    pub snapshot: String,
 }
 
 /// The kind of a source.
@@ -154,7 +173,8 @@ impl Volume {
     pub fn answer(&self) -> Option<&VolumeStatus> {
         let status = self.status.as_ref()?;
         let is_current = Some(status.observed_generation) == self.metadata.generation;
-        is_current.then_some(status)
+        let is_final = status.phase != Phase::Fetching;
+        (is_current && is_final).then_some(status)
     }
 
     /// The last state that the node reported.

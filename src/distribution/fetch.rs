@@ -1,5 +1,6 @@
-//! Fetches: content of the tier becomes an artifact of this node. One fetch of an artifact at a
-//! time; it goes on when its callers give up, and ends with the distribution or for lack of space.
+//! Fetches: content of the tier or of peers becomes an artifact of this node. One fetch of an
+//! artifact at a time; it goes on when its callers give up, and ends with the distribution or for
+//! lack of space.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,9 +20,10 @@ use super::work::Workers;
 use crate::archive;
 use crate::archive::toc::{Patience, Table};
 use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
-use crate::model::{ArtifactId, Name, Timestamp, readable_bytes};
+use crate::model::{ArtifactId, Name, Tenant, Timestamp, readable_bytes};
 use crate::shared::{
-    Destination, Error, LayerRef, NameState, Result, Source, fetch, report_damage,
+    Destination, Error, Fetched as FetchedLayer, LayerRef, NameState, Result, Source, fetch,
+    report_damage,
 };
 
 /// How many artifacts are fetched at once.
@@ -71,6 +73,46 @@ impl Drop for Ends<'_> {
 }
 
 type Failure = ReceiveError<Error>;
+
+/// Fetches one layer from these sources. A transfer that fails is taken up where it ended. `note`
+/// hears of each attempt.
+pub(super) fn fetch_layer(
+    context: &Context,
+    sources: &[&dyn Source],
+    (tenant, layer): (&Tenant, &LayerRef),
+    place: &LayerPlace<'_>,
+    moved: &AtomicU64,
+    note: impl Fn(&Result<FetchedLayer>),
+) -> Result<Arc<Table>> {
+    let stop = || context.is_stopping() || (place.stop)();
+    let mut pause = PAUSE;
+    let mut left = RETRIES;
+    loop {
+        let destination = Destination {
+            into: place.into,
+            temporary: place.temporary,
+            limits: place.limits,
+            devices: false,
+            patience: PATIENCE,
+            progress: place.progress,
+            moved,
+        };
+        let fetched = fetch(sources, tenant, layer, destination, &stop);
+        note(&fetched);
+        match fetched {
+            Ok(fetched) => return Ok(fetched.table),
+            Err(error) if error.is_temporary() && left > 0 && !stop() => {
+                left -= 1;
+                tracing::debug!(%error, ?pause, "resuming a fetch after a pause");
+                if !context.sleep(pause) {
+                    return Err(Error::Stopped);
+                }
+                pause *= 2;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
 
 impl Fetcher {
     pub(super) fn new(context: Arc<Context>, asker: Arc<Asker>) -> Self {
@@ -262,7 +304,6 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Fetches one layer. A transfer that fails is taken up where it ended.
     fn layer(
         &self,
         name: &Name,
@@ -272,39 +313,14 @@ impl Fetcher {
         moved: &AtomicU64,
     ) -> Result<Arc<Table>> {
         let context = &self.context;
-        let layer: &LayerRef = &found.manifest.layers[index];
         let sources = found.sources(context.asked_tier());
         let sources: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
-        let stop = || context.is_stopping() || (place.stop)();
-        let mut pause = PAUSE;
-        let mut left = RETRIES;
-        loop {
-            let destination = Destination {
-                into: place.into,
-                temporary: place.temporary,
-                limits: place.limits,
-                devices: false,
-                patience: PATIENCE,
-                progress: place.progress,
-                moved,
-            };
-            let fetched = fetch(&sources, &name.tenant, layer, destination, &stop);
+        let wanted = (&name.tenant, &found.manifest.layers[index]);
+        fetch_layer(context, &sources, wanted, place, moved, |fetched| {
             if found.is_only_in_tier() {
-                context.health.note(&name.tenant, Access::Read, &fetched);
+                context.health.note(&name.tenant, Access::Read, fetched);
             }
-            match fetched {
-                Ok(fetched) => return Ok(fetched.table),
-                Err(error) if error.is_temporary() && left > 0 => {
-                    left -= 1;
-                    tracing::debug!(%error, ?pause, "resuming a fetch after a pause");
-                    if !context.sleep(pause) {
-                        return Err(Error::Stopped);
-                    }
-                    pause *= 2;
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        })
     }
 
     /// Notes why a fetch failed, and tells the other nodes of damage.

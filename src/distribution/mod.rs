@@ -4,6 +4,7 @@
 //! how to ask a peer, and passes its sources in.
 //!
 //! ```text
+//! clone   ─▶ snapshot of a peer ─▶ Engine::receive_claim                 (clones)
 //! publish ─▶ bring ─▶ question ─▶ decide ─▶ fetch ─▶ Engine::receive      (bring, ask, fetch)
 //!            └▶ search: peers and tier at once ─▶ choose ─▶ sources   (search, peers, offered)
 //! commit  ─▶ Engine::to_share ─▶ layers, manifest, name ─▶ set_sharing    (upload)
@@ -26,6 +27,7 @@
 mod ask;
 mod bring;
 mod check;
+mod clones;
 mod context;
 mod decide;
 mod decoy;
@@ -48,19 +50,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use clones::{CloneRequest, Cloned, IsWanted};
 pub use pace::Pace;
-pub use peers::{Holding, Patience, PeerFigures, Peers, Told};
+pub use peers::{Frozen, Holding, NoSnapshot, Patience, PeerFigures, Peers, Told};
 pub use sources::Sources;
 pub use types::{Drained, Fetched, Fetches, Metrics, Moving, Settings, Status};
 pub use waiting::{Entered, Waiting, WaitingVolume};
 
 use crate::engine::{self, Engine, PublishRequest};
-use crate::model::{ArtifactId, Name, Reference, Tenant};
+use crate::model::{ArtifactId, Name, Reference, Tenant, VolumeId};
 use crate::shared::{self, Store};
 
 use ask::Asker;
 use bring::Bringer;
 use check::Checker;
+use clones::Cloner;
 use context::{Context, object_id, value};
 use fetch::Fetcher;
 use health::{Access, now};
@@ -80,6 +84,7 @@ pub struct Distribution {
     fetcher: Arc<Fetcher>,
     queue: Arc<Queue>,
     bringer: Bringer,
+    cloner: Arc<Cloner>,
     clears: Workers,
     looks: Workers,
 }
@@ -112,6 +117,7 @@ impl Distribution {
                 Arc::clone(&fetcher),
                 Arc::clone(&queue),
             ),
+            cloner: Arc::new(Cloner::new(Arc::clone(&context))),
             clears: context.workers("shared-clear", 4),
             looks: context.workers("shared-look", 2),
             context,
@@ -141,6 +147,18 @@ impl Distribution {
         let counters = self.context.engine.counters();
         let _wait = counters.wait(request.spec.kind.type_name());
         self.bringer.bring(request).await
+    }
+
+    /// Makes a persistent volume of a snapshot of another node, or joins the call that does, and
+    /// waits so long for it. It goes on after that; the next call tells how far it is.
+    pub async fn clone_volume(&self, request: CloneRequest, wait: Duration) -> Cloned {
+        self.cloner.make(request, wait).await
+    }
+
+    /// Ends [`Distribution::clone_volume`] for a volume. After that nothing is left of it, or the
+    /// volume exists.
+    pub async fn stop_clone(&self, volume: &VolumeId) {
+        self.cloner.stop(volume).await;
     }
 
     /// The number of a name in the tier at this moment, for an artifact that is made now without a

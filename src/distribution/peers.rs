@@ -10,9 +10,11 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use super::decide::There;
-use super::roster::Reader;
-use crate::model::{ArtifactId, CacheKey, Name, NodeId, Reference, Sharing, Tenant, Timestamp};
-use crate::shared::{Found, Source};
+use super::roster::{AskedClone, Reader};
+use crate::model::{
+    ArtifactId, CacheKey, Name, NodeId, OwnerView, Reference, Sharing, Tenant, Timestamp,
+};
+use crate::shared::{Found, LayerRef, Source};
 
 /// The other nodes. `peer` knows where they are and how they are asked.
 #[async_trait]
@@ -31,6 +33,9 @@ pub trait Peers: fmt::Debug + Send + Sync {
     /// The key of the newest commit on peers of all task caches whose key begins so. `None`: there
     /// is none, or it is not known.
     async fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<CacheKey>;
+
+    /// What a node has of a snapshot, for a volume of this node that is made of it.
+    async fn snapshot(&self, node: &NodeId, asked: &AskedClone) -> Result<Frozen, NoSnapshot>;
 
     /// Whether a question with [`Patience::Waits`] is answered as soon as there is content.
     fn is_told(&self) -> bool;
@@ -76,6 +81,35 @@ impl fmt::Debug for Holding {
         let artifact = self.found.manifest.artifact;
         write!(f, "{artifact} of {}", self.node)
     }
+}
+
+/// A snapshot of a persistent volume on another node.
+pub struct Frozen {
+    /// Its layers, newest first. Empty if the volume was empty.
+    pub layers: Vec<LayerRef>,
+    /// The capacity of the volume, in bytes; 0: no limit.
+    pub size: u64,
+    /// How the owners of the volume were seen.
+    pub view: OwnerView,
+    /// The node.
+    pub source: Arc<dyn Source>,
+}
+
+impl fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} layers of {}", self.layers.len(), self.source.name())
+    }
+}
+
+/// Why a node does not give a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoSnapshot {
+    /// It has none of that id.
+    Gone,
+    /// It cannot give it, whenever it is asked. In words.
+    Never(String),
+    /// Not now: the node does not answer, or prepares the snapshot. In words.
+    NotYet(String),
 }
 
 /// Counters of content that moves between nodes.

@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use crate::catalog::{Explained, NameHash, Part};
 use crate::model::{
     CacheKey, Clear, Coverage, Fence, Fences, Limits, Name, NamespacePolicy, NodeId, Pod, Sha256,
-    Tenant,
+    SnapshotId, Tenant, VolumeId,
 };
 
 /// Another node.
@@ -36,6 +36,9 @@ pub trait Roster: fmt::Debug + Send + Sync {
 
     /// The name of the peer that has this key.
     fn named(&self, key: &Sha256) -> Option<NodeId>;
+
+    /// The peer of this name.
+    fn peer(&self, name: &NodeId) -> Option<Peer>;
 }
 
 /// A pod that waits for content.
@@ -58,6 +61,15 @@ pub struct Asked {
     pub pod: Pod,
 }
 
+/// A snapshot of a persistent volume, and the volume of another node that is made of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AskedClone {
+    /// The volume of the asking node.
+    pub volume: VolumeId,
+    /// The snapshot on the asked node.
+    pub snapshot: SnapshotId,
+}
+
 /// Why a peer does not get content, for the log and for the peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -74,6 +86,13 @@ pub enum Refusal {
 pub trait Access: fmt::Debug + Send + Sync {
     /// Whether this peer may have this content now.
     async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal>;
+
+    /// Whether this peer may have this snapshot of a persistent volume now. Only the controller of
+    /// a cluster can order that.
+    async fn check_clone(&self, _peer: &NodeId, _asked: &AskedClone) -> Result<(), Refusal> {
+        let why = "only the nodes of a cluster clone volumes of each other";
+        Err(Refusal::Denied(why.to_owned()))
+    }
 }
 
 /// Which nodes have the content of a name.

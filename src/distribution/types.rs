@@ -102,7 +102,14 @@ pub struct Drained {
 }
 
 /// The kinds of content that are fetched.
-const KINDS: [&str; 3] = ["output", "resource-cache", "task-cache"];
+const KINDS: [&str; 4] = [
+    "output",
+    "resource-cache",
+    "task-cache",
+    "persistent-volume",
+];
+/// The place of persistent volumes among them.
+const VOLUMES: usize = 3;
 /// The places that it is fetched from.
 const SOURCES: [ContentSource; 2] = [ContentSource::Peer, ContentSource::Shared];
 
@@ -137,13 +144,20 @@ impl Fetches {
         &mut self.0[kind][source]
     }
 
+    /// Those of persistent volumes, which come from peers only.
+    pub(super) fn of_volumes(&mut self) -> &mut Fetched {
+        &mut self.0[VOLUMES][0]
+    }
+
     /// All of them, with their kind and source.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, ContentSource, Fetched)> {
         let by_kind = KINDS.into_iter().zip(self.0);
-        by_kind.flat_map(|(kind, by_source)| {
+        let all = by_kind.flat_map(|(kind, by_source)| {
             let by_source = SOURCES.into_iter().zip(by_source);
             by_source.map(move |(source, fetched)| (kind, source, fetched))
-        })
+        });
+        // Persistent volumes are not in the tier.
+        all.filter(|(kind, source, _)| *kind != KINDS[VOLUMES] || *source != ContentSource::Shared)
     }
 
     /// The sum over all kinds of content from one source.

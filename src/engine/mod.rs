@@ -115,12 +115,13 @@ pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
 pub use threads::apart;
 pub use transfer::{
-    Export, Exported, ImportRequest, Imported, LayerPlace, OpenArtifact, OpenLayer, ReceiveError,
-    ReceiveLayer, ReceiveRequest, Received, Source, View,
+    Export, Exported, ImportRequest, Imported, LayerPlace, OpenArtifact, OpenLayer, OpenSnapshot,
+    Opened, ReceiveError, ReceiveRequest, Received, Source, View,
 };
 pub use types::{
     ArtifactRow, Awaited, ContentSource, FetchedContent, Finding, LocalArtifact, OutcomeReport,
-    PublishRequest, Published, Reaped, Rebuilt, Status, VolumeRow, VolumeState, VolumeStats,
+    PublishRequest, Published, Reaped, Rebuilt, ReceiveLayer, Status, VolumeRow, VolumeState,
+    VolumeStats,
 };
 
 use crate::archive::toc::Table;

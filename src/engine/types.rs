@@ -51,6 +51,15 @@ pub struct FetchedContent {
     pub bytes: u64,
 }
 
+/// A layer that is to be received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveLayer {
+    /// The digest of its table of contents.
+    pub digest: Sha256,
+    /// How many bytes its files have.
+    pub bytes: u64,
+}
+
 /// Where content was when a volume needed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentSource {

@@ -190,7 +190,7 @@ mod tests {
             let has = |prefix| text.contains(&format!("# TYPE baggageclaim_{prefix}"));
             assert!(has("fetches") && has(prefix) && !has(other), "{text}");
             let failures = text.matches("\nbaggageclaim_fetch_failures_total{").count();
-            assert_eq!(failures, 6, "{text}");
+            assert_eq!(failures, 7, "{text}");
         }
     }
 

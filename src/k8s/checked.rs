@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use crate::distribution::roster::{Access, Asked, Refusal};
+use crate::distribution::roster::{Access, Asked, AskedClone, Refusal};
 use crate::model::{Name, NodeId, PodUid, Tenant};
 
 /// How long a result holds.
@@ -51,6 +51,11 @@ impl Access for Checked {
         self.access.check(peer, asked).await?;
         self.recent.lock().note(check, now);
         Ok(())
+    }
+
+    /// Never remembered: the right ends when the volume is made, and it asks seldom.
+    async fn check_clone(&self, peer: &NodeId, asked: &AskedClone) -> Result<(), Refusal> {
+        self.access.check_clone(peer, asked).await
     }
 }
 

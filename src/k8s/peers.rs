@@ -5,7 +5,10 @@
 //! The admission policy of deploy/ lets no other driver write there. A deleted `Pool`, or one with
 //! another key, takes effect with the event of the watch.
 //!
-//! It needs `get`, `list` and `watch` on `pools`, and `get` on `pods`.
+//! A node gets a snapshot of a persistent volume only for a `Volume` of its own that the controller
+//! ordered to be made of it (`may_clone`).
+//!
+//! It needs `get`, `list` and `watch` on `pools`, and `get` on `pods` and `volumes`.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -23,8 +26,8 @@ use kube::runtime::reflector::{self, Store};
 use kube::{Api, Client, ResourceExt as _};
 
 use super::{client, watched};
-use crate::api::Pool;
-use crate::distribution::roster::{Access, Asked, Peer, Refusal, Roster};
+use crate::api::{Phase, Pool, Volume, Wanted};
+use crate::distribution::roster::{Access, Asked, AskedClone, Peer, Refusal, Roster};
 use crate::model::{KUBELET, NodeId, Sha256, Tenant, TenantOrigin, VolumeSpec};
 
 /// How long the API server may take to tell a pod. No peer waits as long as this.
@@ -138,6 +141,31 @@ impl Roster for Peers {
     fn named(&self, key: &Sha256) -> Option<NodeId> {
         named(&self.own, &self.pools.state(), key)
     }
+
+    fn peer(&self, name: &NodeId) -> Option<Peer> {
+        others(&self.own, &self.pools.state()).find(|peer| peer.name == *name)
+    }
+}
+
+impl Peers {
+    /// Reads an object live.
+    async fn look<K>(&self, api: Api<K>, name: &str, what: &str) -> Result<Option<K>, Refusal>
+    where
+        K: Clone + fmt::Debug + serde::de::DeserializeOwned,
+    {
+        let unknown = |error: &dyn fmt::Display| {
+            Refusal::Unknown(format!("{what} {name} cannot be looked up: {error}"))
+        };
+        let found = tokio::time::timeout(ANSWER, api.get_opt(name)).await;
+        found
+            .map_err(|_| unknown(&"no answer of the API server"))?
+            .map_err(|error| unknown(&error))
+    }
+
+    fn client(&self) -> Result<Client, Refusal> {
+        let client = self.client.get().cloned();
+        client.ok_or_else(|| Refusal::Unknown("the driver starts".to_owned()))
+    }
 }
 
 #[async_trait]
@@ -148,17 +176,47 @@ impl Access for Peers {
         if !is_pod_name(name) {
             return Err(Refusal::Denied("the name of the pod is no name".to_owned()));
         }
-        let unknown = |error: &dyn fmt::Display| {
-            Refusal::Unknown(format!("pod {name} cannot be looked up: {error}"))
-        };
-        let client = self.client.get();
-        let client = client.ok_or_else(|| unknown(&"the driver starts"))?;
-        let pods: Api<Pod> = Api::namespaced(client.clone(), asked.reader.as_str());
-        let pod = tokio::time::timeout(ANSWER, pods.get_opt(name)).await;
-        let pod = pod
-            .map_err(|_| unknown(&"no answer of the API server"))?
-            .map_err(|error| unknown(&error))?;
+        let pods: Api<Pod> = Api::namespaced(self.client()?, asked.reader.as_str());
+        let pod = self.look(pods, name, "pod").await?;
         may_read(self.driver, peer, asked, pod.as_ref()).map_err(Refusal::Denied)
+    }
+
+    /// Each call is a live read: after the volume is made or given up, its node gets no more.
+    async fn check_clone(&self, peer: &NodeId, asked: &AskedClone) -> Result<(), Refusal> {
+        let volumes: Api<Volume> = Api::all(self.client()?);
+        let volume = self.look(volumes, asked.volume.as_str(), "volume").await?;
+        may_clone(&self.own, peer, asked, volume.as_ref()).map_err(Refusal::Denied)
+    }
+}
+
+/// Whether a peer may have a snapshot of this node for a volume, given the `Volume` of that name:
+/// an order of the controller, which no node can write. The error is the reason.
+fn may_clone(
+    own: &NodeId,
+    peer: &NodeId,
+    asked: &AskedClone,
+    volume: Option<&Volume>,
+) -> Result<(), String> {
+    let because = |why: &str| Err(format!("volume {} {why}", asked.volume));
+    let Some(volume) = volume else {
+        return because("does not exist");
+    };
+    let spec = &volume.spec;
+    if spec.node_name != peer.as_str() {
+        return because("is not on that node");
+    }
+    let is_it = spec.fetch.as_ref().is_some_and(|fetch| {
+        fetch.node_name == own.as_str() && fetch.snapshot == asked.snapshot.as_str()
+    });
+    if !is_it {
+        return because("is not made of this snapshot");
+    }
+    if spec.wanted != Wanted::Present {
+        return because("is not to be made");
+    }
+    match volume.phase() {
+        None | Some(Phase::Fetching) => Ok(()),
+        Some(_) => because("was made, or has failed"),
     }
 }
 
@@ -306,6 +364,56 @@ mod tests {
             assert!(!is_pod_name(name), "{name}");
         }
         assert!(!is_pod_name(&"a".repeat(254)));
+    }
+
+    #[test]
+    fn a_node_gets_a_snapshot_for_a_volume_that_it_is_to_make_of_it() {
+        let right = json!({
+            "apiVersion": "baggageclaim.concourse-ci.org/v1alpha1",
+            "kind": "Volume",
+            "metadata": {"name": "vol-1"},
+            "spec": {
+                "name": "pvc-1", "nodeName": "node-2", "wanted": "Present",
+                "source": {"kind": "Volume", "name": "vol-0"},
+                "fetch": {"nodeName": "node-1", "snapshot": "snap-1"},
+            },
+            "status": null,
+        });
+        let asked = AskedClone {
+            volume: "vol-1".parse().expect("an id"),
+            snapshot: "snap-1".parse().expect("an id"),
+        };
+        let decided = |own: &str, peer: &str, volume: Option<&serde_json::Value>| {
+            let volume = volume.cloned().map(serde_json::from_value);
+            let volume: Option<Volume> = volume.transpose().expect("a volume");
+            may_clone(&node(own), &node(peer), &asked, volume.as_ref())
+        };
+        decided("node-1", "node-2", Some(&right)).expect("ordered");
+        let status = |phase: &str| json!({"observedGeneration": 1, "phase": phase, "pool": "p"});
+        let mut fetching = right.clone();
+        fetching["status"] = status("Fetching");
+        decided("node-1", "node-2", Some(&fetching)).expect("it is being fetched");
+
+        let why = decided("node-1", "node-2", None).expect_err("no volume");
+        assert!(why.contains("does not exist"), "{why}");
+        let why = decided("node-1", "node-3", Some(&right)).expect_err("another node");
+        assert!(why.contains("not on that node"), "{why}");
+        let why = decided("node-9", "node-2", Some(&right)).expect_err("another holder");
+        assert!(why.contains("not made of this snapshot"), "{why}");
+        for (pointer, value, expected) in [
+            ("/spec/fetch/snapshot", json!("snap-2"), "not made of this"),
+            ("/spec/fetch", json!(null), "not made of this"),
+            ("/spec/wanted", json!("Absent"), "not to be made"),
+            ("/spec/wanted", json!("Kept"), "not to be made"),
+            ("/status", status("Ready"), "was made"),
+            ("/status", status("Lost"), "was made"),
+            ("/status", status("Failed"), "was made"),
+        ] {
+            let mut volume = right.clone();
+            *volume.pointer_mut(pointer).expect("it is there") = value;
+            let why = decided("node-1", "node-2", Some(&volume)).expect_err(pointer);
+            assert!(why.contains(expected), "{pointer}: {why}");
+        }
     }
 
     /// A pod that may read `task-cache/go`, `task-cache/main`, those that begin with `pr-`, and

@@ -104,6 +104,7 @@ fn place(name: &str) -> Place {
         }),
         bytes: 100,
         available: 50,
+        peer: true,
     }
 }
 
@@ -142,6 +143,7 @@ fn order(request: &CreateClaim, node: &str, wanted: Wanted) -> Volume {
         parameters: request.parameters.into(),
         made_with: request.mutable.into(),
         source: None,
+        fetch: None,
         wanted,
         capacity: number(request.required_bytes),
         limit: 0,

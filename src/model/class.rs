@@ -27,7 +27,7 @@ const FIXED: &str = "parameter";
 const MUTABLE: &str = "mutable parameter";
 
 /// The parameters of a StorageClass.
-const FIXED_NAMES: &[&str] = &["uid", "gid", "mode", "liveClone"];
+const FIXED_NAMES: &[&str] = &["uid", "gid", "mode", "liveClone", "cloneElsewhere"];
 /// The parameters of a VolumeAttributesClass.
 const MUTABLE_NAMES: &[&str] = &["sizeLimit", "ttl"];
 
@@ -44,6 +44,14 @@ impl ClaimParameters {
                 Some(other) => {
                     let problem = format_args!("is {}; allowed are refuse, copy", quote(other));
                     return Err(error(FIXED, "liveClone", problem));
+                }
+            },
+            clone_elsewhere: match parameters.get("cloneElsewhere").map(String::as_str) {
+                None | Some("false") => false,
+                Some("true") => true,
+                Some(other) => {
+                    let problem = format_args!("is {}; allowed are true, false", quote(other));
+                    return Err(error(FIXED, "cloneElsewhere", problem));
                 }
             },
         })
@@ -144,6 +152,7 @@ mod tests {
             ("gid", "0"),
             ("mode", "2770"),
             ("liveClone", "copy"),
+            ("cloneElsewhere", "true"),
         ]);
         let parsed = ClaimParameters::parse(&all).expect("understood");
         assert_eq!(
@@ -151,6 +160,7 @@ mod tests {
             (Some(1000), Some(0), Some(0o2770))
         );
         assert_eq!(parsed.live_clone, LiveClone::Copy);
+        assert!(parsed.clone_elsewhere);
         let parsed = MutableChange::parse(&map(&[("sizeLimit", "2Gi"), ("ttl", "7d")]));
         assert_eq!(
             parsed,
@@ -176,7 +186,7 @@ mod tests {
             (
                 "fsType",
                 "ext4",
-                r#"parameter "fsType" is unknown; known are uid, gid, mode, liveClone"#,
+                r#"parameter "fsType" is unknown; known are uid, gid, mode, liveClone, cloneElsewhere"#,
             ),
             (
                 "ttl",
@@ -190,6 +200,11 @@ mod tests {
                 "liveClone",
                 "yes",
                 r#"parameter "liveClone" is "yes"; allowed are refuse, copy"#,
+            ),
+            (
+                "cloneElsewhere",
+                "yes",
+                r#"parameter "cloneElsewhere" is "yes"; allowed are true, false"#,
             ),
         ] {
             let message = ClaimParameters::parse(&map(&[(key, value)]))

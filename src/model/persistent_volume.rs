@@ -33,6 +33,9 @@ pub struct ClaimParameters {
     /// Whether to clone it while pods write to it.
     #[serde(default)]
     pub live_clone: LiveClone,
+    /// Whether a clone may be made on another node than its source's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub clone_elsewhere: bool,
 }
 
 /// The parameters that a VolumeAttributesClass may change later.
@@ -341,6 +344,7 @@ mod tests {
             parameters: ClaimParameters {
                 root: class,
                 live_clone: LiveClone::Refuse,
+                clone_elsewhere: false,
             },
             mutable: MutableParameters::default(),
             made_with: None,

@@ -1,46 +1,43 @@
-//! The client: questions to the other nodes, and each of them as a source of content. It believes
-//! nothing that a peer sends; `shared::fetch` verifies it.
+//! The client: questions to the other nodes, about names for pods and about snapshots for volumes.
+//! `held` is what a node has, as a source of content.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use sha2::Digest as _;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::transport::Channel;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
 use super::counters::{Counters, add};
+use super::held::Held;
 use super::messages;
-use crate::archive::toc::{Table, Want};
-use crate::distribution::roster::{Directory, Located, Peer, Reader, Roster};
-use crate::distribution::{Holding, Patience, PeerFigures, Peers, Told};
+use crate::distribution::roster::{AskedClone, Directory, Located, Peer, Reader, Roster};
+use crate::distribution::{Frozen, Holding, NoSnapshot, Patience, PeerFigures, Peers, Told};
 use crate::link::{Key, connect};
-use crate::model::{ArtifactId, CacheKey, Name, NodeId, Reference, Sha256, Tenant};
+use crate::model::{ArtifactId, CacheKey, Name, NodeId, Sha256, SnapshotId, Tenant};
 use crate::proto::peer::v1 as wire;
-use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
 use wire::get_artifact_response::State;
-use wire::get_layer_request::Part;
 use wire::peer_client::PeerClient;
 
 /// How long a peer may send nothing before the next one takes its place.
-const SILENT: Duration = Duration::from_secs(5);
+pub(super) const SILENT: Duration = Duration::from_secs(5);
 /// How long a peer that did not answer in time is not asked again.
 const AWAY: Duration = Duration::from_secs(5);
+/// How long a peer has to tell what it has of a snapshot: it opens all tables first.
+const SNAPSHOT: Duration = Duration::from_secs(30);
 /// How many answers wait for the pod that asked.
 const HOLDINGS: usize = 16;
 /// The least time that a peer has to answer, however long its place was looked for.
 const TO_ANSWER: Duration = Duration::from_secs(1);
 /// The pause before a peer whose content is coming is asked again.
 const COMING: Duration = Duration::from_millis(50);
-/// How many artifacts that a peer had damaged are remembered.
-const REMEMBERED: usize = 4096;
 
 /// The other nodes, as the distribution asks them.
 #[derive(Debug)]
@@ -57,17 +54,17 @@ pub(super) struct Client {
 
 /// One other node.
 #[derive(Debug)]
-struct Node {
-    name: NodeId,
+pub(super) struct Node {
+    pub(super) name: NodeId,
     channel: Channel,
-    counters: Arc<Counters>,
-    runtime: Handle,
+    pub(super) counters: Arc<Counters>,
+    pub(super) runtime: Handle,
     /// Until then it is not asked.
     away: Mutex<Option<Instant>>,
     /// Whether its last answer was none: the log says so once.
     failing: AtomicBool,
     /// The artifacts of it that did not match their digests.
-    damaged: Mutex<HashSet<ArtifactId>>,
+    pub(super) damaged: Mutex<HashSet<ArtifactId>>,
 }
 
 impl Client {
@@ -226,6 +223,17 @@ impl Peers for Asking {
         directory.newest(tenant, prefix).await
     }
 
+    async fn snapshot(&self, node: &NodeId, asked: &AskedClone) -> Result<Frozen, NoSnapshot> {
+        let name = node.as_str();
+        let Some(peer) = self.0.roster.peer(node) else {
+            let why = format!("node {name} is no peer; it has no address in its Pool");
+            return Err(NoSnapshot::NotYet(why));
+        };
+        let node = self.0.node(&peer);
+        let node = node.map_err(|error| NoSnapshot::Never(format!("node {name}: {error}")))?;
+        node.ask_snapshot(asked).await
+    }
+
     fn is_told(&self) -> bool {
         let directory = self.0.directory.as_ref();
         directory.is_some_and(|directory| directory.is_connected())
@@ -241,7 +249,7 @@ impl Peers for Asking {
 }
 
 impl Node {
-    fn client(&self) -> PeerClient<Channel> {
+    pub(super) fn client(&self) -> PeerClient<Channel> {
         PeerClient::new(self.channel.clone())
     }
 
@@ -306,6 +314,54 @@ impl Node {
         }
     }
 
+    /// What the peer has of a snapshot.
+    async fn ask_snapshot(self: &Arc<Self>, asked: &AskedClone) -> Result<Frozen, NoSnapshot> {
+        add(&self.counters.questions, 1);
+        let ask = messages::ask_clone(asked);
+        let request = wire::GetArtifactRequest {
+            ask: Some(ask.clone()),
+        };
+        let mut client = self.client();
+        let answer = timeout(SNAPSHOT, client.get_artifact(request)).await;
+        let peer = self.name.as_str();
+        let failed = |why: NoSnapshot| {
+            add(&self.counters.questions_failed, 1);
+            Err(why)
+        };
+        let answer = match answer {
+            Err(_) => return failed(NoSnapshot::NotYet(format!("node {peer} does not answer"))),
+            Ok(Err(status)) => {
+                let why = format!("node {peer}: {}", say(&status));
+                // It may not know the key of this node yet, or the volume.
+                return failed(match status.code() {
+                    Code::FailedPrecondition => NoSnapshot::Never(why),
+                    Code::InvalidArgument => {
+                        NoSnapshot::Never(format!("{why}; its driver may be of an older version"))
+                    }
+                    _ => NoSnapshot::NotYet(why),
+                });
+            }
+            Ok(Ok(answer)) => answer.into_inner(),
+        };
+        match answer.state() {
+            State::Nothing => Err(NoSnapshot::Gone),
+            State::Coming => Err(NoSnapshot::NotYet(format!(
+                "node {peer} reads the snapshot, to make its tables of contents"
+            ))),
+            State::Here => {
+                let held = Held {
+                    node: Arc::clone(self),
+                    artifact: id_of(&asked.snapshot),
+                    ask,
+                };
+                let frozen = messages::frozen(&answer.snapshot.unwrap_or_default(), Arc::new(held));
+                frozen.map_err(|why| {
+                    NoSnapshot::Never(format!("the answer of node {peer} is refused: {why}"))
+                })
+            }
+        }
+    }
+
     fn holding(
         self: &Arc<Self>,
         name: &Name,
@@ -338,8 +394,17 @@ impl Node {
     }
 }
 
+/// What stands for a snapshot where an artifact of a peer has its id: it was damaged, or is asked
+/// for. No artifact has this id, since ids of artifacts are random.
+fn id_of(snapshot: &SnapshotId) -> ArtifactId {
+    let digest = sha2::Sha256::digest(snapshot.as_str().as_bytes());
+    let mut bits = [0; 16];
+    bits.copy_from_slice(&digest[..16]);
+    ArtifactId::from_bits(u128::from_be_bytes(bits))
+}
+
 /// An error of a call as a message shows it.
-fn say(status: &Status) -> String {
+pub(super) fn say(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
@@ -349,206 +414,4 @@ fn say(status: &Status) -> String {
     let text: String = text.chars().take(300).collect();
     let code = crate::server::code_name(status.code());
     format!("{code}: {}", crate::sys::printable(&text))
-}
-
-/// An artifact of another node, as a source.
-#[derive(Debug, Clone)]
-struct Held {
-    node: Arc<Node>,
-    artifact: ArtifactId,
-    ask: wire::Ask,
-}
-
-impl Held {
-    fn object(&self, layer: &LayerRef) -> String {
-        format!("layer {} of {}", layer.digest, self.name())
-    }
-
-    fn error(&self, layer: &LayerRef, status: &Status) -> Error {
-        let (object, cause) = (self.object(layer), say(status));
-        match status.code() {
-            Code::NotFound => Error::Missing { object },
-            Code::PermissionDenied | Code::Unauthenticated | Code::InvalidArgument => {
-                Error::Permanent { object, cause }
-            }
-            Code::ResourceExhausted => Error::SlowDown { object, cause },
-            _ => Error::Away { object, cause },
-        }
-    }
-
-    /// Begins a stream. Blocks.
-    fn get(&self, layer: &LayerRef, part: Part) -> Result<Incoming> {
-        let request = wire::GetLayerRequest {
-            ask: Some(self.ask.clone()),
-            artifact: self.artifact.to_string(),
-            layer: layer.digest.0.to_vec(),
-            part: Some(part),
-        };
-        let mut client = self.node.client();
-        let begun = async { timeout(SILENT, client.get_layer(request)).await };
-        let begun = self.node.runtime.block_on(begun);
-        let silent = |_| Error::Away {
-            object: self.object(layer),
-            cause: "no answer in time".to_owned(),
-        };
-        let stream = begun
-            .map_err(silent)?
-            .map_err(|status| self.error(layer, &status))?;
-        Ok(Incoming {
-            held: self.clone(),
-            layer: *layer,
-            stream: stream.into_inner(),
-            rest: Vec::new(),
-            at: 0,
-        })
-    }
-}
-
-impl Source for Held {
-    fn name(&self) -> String {
-        format!("peer {}", self.node.name.as_str())
-    }
-
-    /// What it had when it was asked is what it is a source of.
-    fn resolve(
-        &self,
-        _tenant: &Tenant,
-        reference: &Reference,
-        _known: Option<&Known>,
-    ) -> Result<Resolved> {
-        Err(Error::Missing {
-            object: format!("{reference} of {}", self.name()),
-        })
-    }
-
-    fn open(&self, _tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
-        if self.node.damaged.lock().contains(&self.artifact) {
-            let object = self.object(layer);
-            return Err(Error::Missing { object });
-        }
-        let input = self.get(layer, Part::Table(wire::Table {}))?;
-        Table::receive(input, table, layer.table).map_err(|error| self.refused(layer, error))?;
-        // A stream that ends early is no damage.
-        let length = table.metadata().map(|found| found.len());
-        if length.is_ok_and(|length| length < layer.table) {
-            return Err(self.cut(layer));
-        }
-        Ok(Box::new(HeldLayer {
-            held: self.clone(),
-            layer: *layer,
-        }))
-    }
-
-    fn damaged(&self, _tenant: &Tenant, layer: &LayerRef, error: &Error) {
-        add(&self.node.counters.damaged, 1);
-        let mut damaged = self.node.damaged.lock();
-        if damaged.len() >= REMEMBERED {
-            damaged.clear();
-        }
-        damaged.insert(self.artifact);
-        drop(damaged);
-        let report = wire::ReportDamageRequest {
-            ask: Some(self.ask.clone()),
-            artifact: self.artifact.to_string(),
-            layer: layer.digest.0.to_vec(),
-            cause: error.to_string(),
-        };
-        let peer = self.node.name.as_str();
-        tracing::error!(peer, artifact = %self.artifact, %error,
-            "a peer sent damaged content; it was refused");
-        let mut client = self.node.client();
-        let told = async { timeout(SILENT, client.report_damage(report)).await };
-        if !matches!(self.node.runtime.block_on(told), Ok(Ok(_))) {
-            tracing::warn!(peer, artifact = %self.artifact, "the peer was not told of the damage");
-        }
-    }
-}
-
-impl Held {
-    fn cut(&self, layer: &LayerRef) -> Error {
-        Error::Away {
-            object: self.object(layer),
-            cause: "its table was cut".to_owned(),
-        }
-    }
-
-    /// A table that did not arrive, or that is wrong.
-    fn refused(&self, layer: &LayerRef, error: crate::archive::Error) -> Error {
-        use crate::archive::Error as Archive;
-        match error {
-            Archive::Read(error) => match error.downcast::<Error>() {
-                Ok(ours) => ours,
-                Err(error) => Error::Away {
-                    object: self.object(layer),
-                    cause: error.to_string(),
-                },
-            },
-            error @ (Archive::Malformed { .. } | Archive::Limit { .. }) => Error::Corrupt {
-                object: self.object(layer),
-                cause: error.to_string(),
-            },
-            error => Error::Layer(error),
-        }
-    }
-}
-
-/// A layer of another node.
-struct HeldLayer {
-    held: Held,
-    layer: LayerRef,
-}
-
-impl Content for HeldLayer {
-    fn frames(&self, wants: &[Want]) -> Result<Frames> {
-        let wants = messages::wants(wants);
-        let stream = self
-            .held
-            .get(&self.layer, Part::Content(wire::Content { wants }))?;
-        Ok(Frames {
-            stream: Box::new(stream),
-            bytes: 0,
-        })
-    }
-}
-
-/// The bytes of a stream, for a thread that may block.
-struct Incoming {
-    held: Held,
-    layer: LayerRef,
-    stream: Streaming<wire::Chunk>,
-    rest: Vec<u8>,
-    at: usize,
-}
-
-impl Read for Incoming {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        while self.at == self.rest.len() {
-            let stream = &mut self.stream;
-            let next = async { timeout(SILENT, stream.message()).await };
-            match self.held.node.runtime.block_on(next) {
-                Ok(Ok(Some(chunk))) => {
-                    add(
-                        &self.held.node.counters.received_bytes,
-                        chunk.data.len() as u64,
-                    );
-                    (self.rest, self.at) = (chunk.data, 0);
-                }
-                Ok(Ok(None)) => return Ok(0),
-                Ok(Err(status)) => {
-                    return Err(io::Error::other(self.held.error(&self.layer, &status)));
-                }
-                Err(_) => {
-                    let seconds = SILENT.as_secs();
-                    return Err(io::Error::other(Error::Away {
-                        object: self.held.object(&self.layer),
-                        cause: format!("it sent nothing for {seconds} s"),
-                    }));
-                }
-            }
-        }
-        let taken = into.len().min(self.rest.len() - self.at);
-        into[..taken].copy_from_slice(&self.rest[self.at..self.at + taken]);
-        self.at += taken;
-        Ok(taken)
-    }
 }

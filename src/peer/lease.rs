@@ -1,44 +1,48 @@
-//! Leases: the artifacts that peers are reading. While one is held, the artifact's layers stay on
-//! this node, also if it is evicted or merged. A lease ends some seconds after its last use.
+//! Leases: the artifacts and snapshots that peers are reading. While one is held, its layers stay
+//! on this node, also if it is deleted, evicted or merged. A lease ends some seconds after its last
+//! use.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::engine::OpenArtifact;
-use crate::model::ArtifactId;
-
-/// How long an artifact is kept after its last use: until the next question of the same fetch.
+/// How long content is kept after its last use: until the next question of the same fetch.
 const LINGERS: Duration = Duration::from_secs(10);
-/// How many artifacts are kept for peers that do not read at this moment.
+/// How much content of a kind is kept for peers that do not read at this moment.
 const MOST: usize = 64;
 
 #[derive(Debug)]
-struct Lease {
-    open: Arc<OpenArtifact>,
+struct Lease<T> {
+    open: Arc<T>,
     used: Instant,
 }
 
-/// The leases of this node.
-#[derive(Debug, Default)]
-pub(super) struct Leases(Mutex<HashMap<ArtifactId, Lease>>);
+/// The leases of this node, of one kind of content.
+#[derive(Debug)]
+pub(super) struct Leases<K, T>(Mutex<HashMap<K, Lease<T>>>);
 
-impl Leases {
-    /// The artifact, if it is kept. That uses it.
-    pub(super) fn get(&self, id: ArtifactId) -> Option<Arc<OpenArtifact>> {
+impl<K, T> Default for Leases<K, T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash + Clone, T> Leases<K, T> {
+    /// The content, if it is kept. That uses it.
+    pub(super) fn get(&self, id: &K) -> Option<Arc<T>> {
         let mut leases = self.0.lock();
-        let lease = leases.get_mut(&id)?;
+        let lease = leases.get_mut(id)?;
         lease.used = Instant::now();
         Some(Arc::clone(&lease.open))
     }
 
-    /// Keeps an artifact. The one of an earlier caller is kept instead, if there is one. With too
+    /// Keeps content. That of an earlier caller is kept instead, if there is one. With too
     /// many, it is kept only as long as its caller holds it.
-    pub(super) fn keep(&self, open: OpenArtifact) -> Arc<OpenArtifact> {
-        let id = open.artifact.id;
+    pub(super) fn keep(&self, id: K, open: T) -> Arc<T> {
         let mut leases = self.0.lock();
         let full = leases.len() >= MOST;
         if let Some(lease) = leases.get_mut(&id) {
@@ -61,13 +65,13 @@ impl Leases {
         let mut ended = Vec::new();
         {
             let mut leases = self.0.lock();
-            let over = |lease: &Lease| {
+            let over = |lease: &Lease<T>| {
                 Arc::strong_count(&lease.open) == 1 && now.duration_since(lease.used) >= LINGERS
             };
-            let ids: Vec<ArtifactId> = leases
+            let ids: Vec<K> = leases
                 .iter()
                 .filter(|(_, lease)| over(lease))
-                .map(|(id, _)| *id)
+                .map(|(id, _)| id.clone())
                 .collect();
             ended.extend(ids.iter().filter_map(|id| leases.remove(id)));
         }
@@ -82,9 +86,9 @@ impl Leases {
         drop(ended);
     }
 
-    /// Ends the lease of an artifact, once nothing reads it.
-    pub(super) fn end(&self, id: ArtifactId) {
-        let ended = self.0.lock().remove(&id);
+    /// Ends the lease of some content, once nothing reads it.
+    pub(super) fn end(&self, id: &K) {
+        let ended = self.0.lock().remove(id);
         drop(ended);
     }
 }

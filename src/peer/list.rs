@@ -128,6 +128,11 @@ impl Roster for PeerList {
         let line = self.0.iter().find(|line| line.peer.key == *key);
         line.map(|line| line.peer.name.clone())
     }
+
+    fn peer(&self, name: &NodeId) -> Option<Peer> {
+        let line = self.0.iter().find(|line| line.peer.name == *name);
+        line.map(|line| line.peer.clone())
+    }
 }
 
 /// Every peer of the file is trusted with the namespaces of its line, whatever pod it names.

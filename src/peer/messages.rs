@@ -2,13 +2,17 @@
 //! here; digests are checked where content arrives.
 
 use crate::archive::toc::Want;
-use crate::distribution::roster::{Asked, Reader};
-use crate::engine::OpenArtifact;
+use crate::distribution::Frozen;
+use crate::distribution::roster::{Asked, AskedClone, Reader};
+use crate::engine::{OpenArtifact, OpenLayer, OpenSnapshot};
 use crate::model::{
-    ArtifactId, Maker, Name, NodeId, Pod, RootAttributes, Sha256, Sharing, Tenant, Timestamp,
+    ArtifactId, Maker, Name, NodeId, OwnerView, Pod, RootAttributes, Sha256, Sharing, Tenant,
+    Timestamp,
 };
 use crate::proto::peer::v1 as wire;
-use crate::shared::{FORMAT, Found, Known, LayerRef, Manifest, NameRecord, NameState, ObjectId};
+use crate::shared::{
+    FORMAT, Found, Known, LayerRef, Manifest, NameRecord, NameState, ObjectId, Source,
+};
 
 /// The most layers of an artifact, and the most wants of a request.
 const MOST_LAYERS: usize = 4096;
@@ -24,7 +28,29 @@ pub(super) fn ask(name: &Name, reader: &Reader) -> wire::Ask {
         pod: pod.name.clone(),
         pod_uid: pod.uid.to_string(),
         pod_namespace: other.map(ToString::to_string).unwrap_or_default(),
+        clone: None,
     }
+}
+
+/// The question about a snapshot.
+pub(super) fn ask_clone(asked: &AskedClone) -> wire::Ask {
+    wire::Ask {
+        clone: Some(wire::Clone {
+            volume: asked.volume.to_string(),
+            snapshot: asked.snapshot.to_string(),
+        }),
+        ..wire::Ask::default()
+    }
+}
+
+/// The snapshot that a peer asks for. The error names the field.
+pub(super) fn asked_clone(clone: &wire::Clone) -> Result<AskedClone, String> {
+    let volume = clone.volume.parse();
+    let snapshot = clone.snapshot.parse();
+    Ok(AskedClone {
+        volume: volume.map_err(|error| format!("ask.clone.volume: {error}"))?,
+        snapshot: snapshot.map_err(|error| format!("ask.clone.snapshot: {error}"))?,
+    })
 }
 
 /// What a peer asks for. The error names the field.
@@ -60,19 +86,70 @@ pub(super) fn digest(bytes: &[u8]) -> Result<Sha256, String> {
     digest.map_err(|_| "a digest has 32 bytes".to_owned())
 }
 
-/// An artifact of this node, for a peer.
-pub(super) fn artifact(open: &OpenArtifact) -> wire::Artifact {
-    let artifact = &open.artifact;
-    let layers = open.layers.iter().map(|layer| wire::Layer {
+fn layers(open: &[OpenLayer]) -> Vec<wire::Layer> {
+    let layers = open.iter().map(|layer| wire::Layer {
         digest: layer.table.digest().sha256.to_vec(),
         content: layer.table.bytes(),
         table: layer.table.digest().bytes,
     });
+    layers.collect()
+}
+
+fn layer_refs(layers: &[wire::Layer]) -> Result<Vec<LayerRef>, String> {
+    if layers.len() > MOST_LAYERS {
+        return Err("it has too many layers".to_owned());
+    }
+    let layers = layers.iter().map(|layer| {
+        Ok(LayerRef {
+            digest: digest(&layer.digest)?,
+            // A peer publishes nothing: these are of the tier alone.
+            upload: ObjectId::from_bits(0),
+            bytes: 0,
+            tail: 0,
+            content: layer.content,
+            table: layer.table,
+        })
+    });
+    layers.collect()
+}
+
+/// A snapshot of this node, for a peer.
+pub(super) fn snapshot(open: &OpenSnapshot) -> wire::Snapshot {
+    let OwnerView { uid, gid } = open.snapshot.view;
+    let exchange = |(on_disk, seen)| wire::Exchange { on_disk, seen };
+    wire::Snapshot {
+        layers: layers(&open.layers),
+        capacity: open.snapshot.size,
+        uid: uid.map(exchange),
+        gid: gid.map(exchange),
+    }
+}
+
+/// What a peer has of a snapshot, with the peer as its source.
+pub(super) fn frozen(
+    snapshot: &wire::Snapshot,
+    source: std::sync::Arc<dyn Source>,
+) -> Result<Frozen, String> {
+    let pair = |exchange: wire::Exchange| (exchange.on_disk, exchange.seen);
+    Ok(Frozen {
+        layers: layer_refs(&snapshot.layers)?,
+        size: snapshot.capacity,
+        view: OwnerView {
+            uid: snapshot.uid.map(pair),
+            gid: snapshot.gid.map(pair),
+        },
+        source,
+    })
+}
+
+/// An artifact of this node, for a peer.
+pub(super) fn artifact(open: &OpenArtifact) -> wire::Artifact {
+    let artifact = &open.artifact;
     wire::Artifact {
         id: artifact.id.to_string(),
         created_unix_ms: artifact.created.0,
         ttl_seconds: artifact.ttl_seconds,
-        layers: layers.collect(),
+        layers: layers(&open.layers),
         maker: artifact.made_by.as_ref().map(|maker| wire::Maker {
             pod: maker.pod.name.clone(),
             pod_uid: maker.pod.uid.to_string(),
@@ -93,22 +170,12 @@ pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sha
         .id
         .parse()
         .map_err(|error| format!("id: {error}"))?;
-    if artifact.layers.is_empty() || artifact.layers.len() > MOST_LAYERS {
-        return Err("it has no layers, or too many".to_owned());
+    if artifact.layers.is_empty() {
+        return Err("it has no layers".to_owned());
     }
+    let layers = layer_refs(&artifact.layers)?;
     // A peer publishes nothing: these ids are of the tier alone.
     let none = ObjectId::from_bits(0);
-    let layers = artifact.layers.iter().map(|layer| {
-        Ok(LayerRef {
-            digest: digest(&layer.digest)?,
-            upload: none,
-            bytes: 0,
-            tail: 0,
-            content: layer.content,
-            table: layer.table,
-        })
-    });
-    let layers = layers.collect::<Result<Vec<_>, String>>()?;
     let maker = artifact.maker.map(|maker| {
         let account = maker.service_account;
         let uid = maker.pod_uid.parse();

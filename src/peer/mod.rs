@@ -12,10 +12,13 @@
 //! Nothing here verifies content or decides what is fetched: `shared::fetch` and `distribution` do.
 
 mod client;
+mod clones;
 mod counters;
+mod held;
 mod lease;
 mod list;
 mod messages;
+mod sent;
 mod serve;
 
 use std::net::SocketAddr;

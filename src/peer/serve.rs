@@ -17,12 +17,13 @@ use tonic::{Request, Response, Status};
 use super::counters::{Counters, Sends, add};
 use super::lease::Leases;
 use super::messages;
+use super::sent::Sent;
 use crate::archive::toc::Want;
 use crate::distribution::Pace;
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};
-use crate::engine::{Engine, OpenArtifact};
+use crate::engine::{Engine, OpenArtifact, OpenSnapshot};
 use crate::link::Who;
-use crate::model::{ArtifactId, NodeId, Sha256};
+use crate::model::{ArtifactId, NodeId, Sha256, SnapshotId};
 use crate::proto::peer::v1 as wire;
 use crate::server::Drain;
 use wire::get_artifact_response::State;
@@ -43,23 +44,24 @@ const LEVEL: i32 = 1;
 /// How many reports of damage are remembered.
 const REMEMBERED: usize = 4096;
 
-type Chunks = Pin<Box<dyn Stream<Item = Result<wire::Chunk, Status>> + Send>>;
+pub(super) type Chunks = Pin<Box<dyn Stream<Item = Result<wire::Chunk, Status>> + Send>>;
 
 /// The service.
 #[derive(Debug, Clone)]
-pub(super) struct Service(Arc<Inner>);
+pub(super) struct Service(pub(super) Arc<Inner>);
 
 #[derive(Debug)]
-struct Inner {
-    engine: Engine,
+pub(super) struct Inner {
+    pub(super) engine: Engine,
     roster: Arc<dyn Roster>,
-    access: Arc<dyn Access>,
-    leases: Arc<Leases>,
+    pub(super) access: Arc<dyn Access>,
+    pub(super) leases: Arc<Leases<ArtifactId, OpenArtifact>>,
+    pub(super) snapshots: Arc<Leases<SnapshotId, OpenSnapshot>>,
     pace: Pace,
-    counters: Arc<Counters>,
+    pub(super) counters: Arc<Counters>,
     drain: Drain,
     serves: Arc<Semaphore>,
-    opens: Arc<Semaphore>,
+    pub(super) opens: Arc<Semaphore>,
     /// Artifacts that peers found damaged. They are not offered until the next start.
     damaged: Mutex<HashSet<ArtifactId>>,
 }
@@ -78,6 +80,7 @@ impl Service {
             roster,
             access,
             leases: Arc::default(),
+            snapshots: Arc::default(),
             pace,
             counters,
             drain,
@@ -90,7 +93,7 @@ impl Service {
     /// Ends leases that are not used any more, until the driver ends.
     pub(super) async fn expire(self) {
         loop {
-            let again = self.0.leases.expire();
+            let again = self.0.leases.expire().min(self.0.snapshots.expire());
             tokio::select! {
                 () = tokio::time::sleep_until(again) => {}
                 () = self.0.drain.closing() => return,
@@ -110,16 +113,13 @@ impl Service {
             tracing::warn!("streams to peers do not end in time");
         }
         inner.leases.clear();
+        inner.snapshots.clear();
     }
 }
 
 impl Inner {
-    /// The peer that calls, if it may have this content. Every refusal is logged.
-    async fn admit<T>(
-        &self,
-        request: &Request<T>,
-        ask: Option<wire::Ask>,
-    ) -> Result<(NodeId, Asked), Status> {
+    /// The peer that calls.
+    pub(super) fn caller<T>(&self, request: &Request<T>) -> Result<(NodeId, Who), Status> {
         let who = request.extensions().get::<Who>().copied();
         let who = who.ok_or_else(|| Status::internal("a connection without a key"))?;
         let Some(peer) = self.roster.named(&who.key) else {
@@ -129,6 +129,16 @@ impl Inner {
                 "this node knows no peer that has your key",
             ));
         };
+        Ok((peer, who))
+    }
+
+    /// The peer that calls, if it may have this content. Every refusal is logged.
+    async fn admit<T>(
+        &self,
+        request: &Request<T>,
+        ask: Option<wire::Ask>,
+    ) -> Result<(NodeId, Asked), Status> {
+        let (peer, who) = self.caller(request)?;
         let asked = messages::asked(ask).map_err(Status::invalid_argument)?;
         // The newest policies that this node knows count, for each call.
         let checked = if self.engine.policies().may_read(&asked.name, &asked.reader) {
@@ -148,10 +158,7 @@ impl Inner {
                     pod = crate::sys::printable(&asked.pod.name),
                     "refused: the peer may not have this content"
                 );
-                Err(match refusal {
-                    Refusal::Denied(why) => Status::permission_denied(why),
-                    Refusal::Unknown(why) => Status::unavailable(why),
-                })
+                Err(status(refusal))
             }
         }
     }
@@ -161,20 +168,37 @@ impl Inner {
         !never && !self.damaged.lock().contains(&id)
     }
 
+    /// The artifact of a request, opened.
+    async fn sent_artifact(
+        &self,
+        request: &Request<wire::GetLayerRequest>,
+        asked: &Asked,
+    ) -> Result<Sent, Status> {
+        let id = request.get_ref().artifact.parse();
+        let id: ArtifactId = id.map_err(|_| Status::invalid_argument("artifact"))?;
+        let open = self.open(id).await?.ok_or_else(gone)?;
+        // Content is given under the name that was checked, and under no other.
+        let is_named = open.artifact.name() == asked.name;
+        if !is_named || !self.may_leave(id, open.artifact.sharing.never) {
+            return Err(gone());
+        }
+        Ok(Sent::Artifact(open))
+    }
+
     /// Opens an artifact, on a thread that may block, and keeps it.
     async fn open(&self, id: ArtifactId) -> Result<Option<Arc<OpenArtifact>>, Status> {
-        if let Some(open) = self.leases.get(id) {
+        if let Some(open) = self.leases.get(&id) {
             return Ok(Some(open));
         }
         let permit = Arc::clone(&self.opens).acquire_owned().await;
         let permit = permit.map_err(|_| Status::unavailable("the driver ends"))?;
-        if let Some(open) = self.leases.get(id) {
+        if let Some(open) = self.leases.get(&id) {
             return Ok(Some(open));
         }
         let (engine, leases) = (self.engine.clone(), Arc::clone(&self.leases));
         let opened = apart("peer-open", permit, move || {
             let open = engine.open_layers(id)?;
-            Ok::<_, crate::engine::Error>(open.map(|open| leases.keep(open)))
+            Ok::<_, crate::engine::Error>(open.map(|open| leases.keep(id, open)))
         });
         let opened = opened.await?;
         opened.map_err(|error| {
@@ -184,8 +208,21 @@ impl Inner {
     }
 }
 
+/// The peer asked for what is not, or not any more, here.
+pub(super) fn gone() -> Status {
+    Status::not_found("this node does not have that layer under that name")
+}
+
+/// What a peer is told of a refusal.
+pub(super) fn status(refusal: Refusal) -> Status {
+    match refusal {
+        Refusal::Denied(why) => Status::permission_denied(why),
+        Refusal::Unknown(why) => Status::unavailable(why),
+    }
+}
+
 /// Runs a call that blocks on a thread of its own, which holds the permit.
-async fn apart<T: Send + 'static>(
+pub(super) async fn apart<T: Send + 'static>(
     name: &str,
     permit: OwnedSemaphorePermit,
     call: impl FnOnce() -> T + Send + 'static,
@@ -211,10 +248,19 @@ impl wire::peer_server::Peer for Service {
     ) -> Result<Response<wire::GetArtifactResponse>, Status> {
         let inner = &self.0;
         let ask = request.get_ref().ask.clone();
+        if let Some(clone) = ask.as_ref().and_then(|ask| ask.clone.clone()) {
+            let (peer, asked) = inner.admit_clone(&request, &clone).await?;
+            return inner.get_snapshot(&peer, &asked).await;
+        }
         let (peer, asked) = inner.admit(&request, ask).await?;
         let answer = |state: State, artifact| {
             let state = state.into();
-            Ok(Response::new(wire::GetArtifactResponse { state, artifact }))
+            let snapshot = None;
+            Ok(Response::new(wire::GetArtifactResponse {
+                state,
+                artifact,
+                snapshot,
+            }))
         };
         let name = &asked.name;
         let local = inner.engine.local(&name.tenant, &name.reference);
@@ -230,7 +276,7 @@ impl wire::peer_server::Peer for Service {
         };
         // Opening it may have shown that it must stay.
         if open.artifact.sharing.never {
-            inner.leases.end(local.id);
+            inner.leases.end(&local.id);
             return answer(State::Nothing, None);
         }
         add(&inner.counters.offered, 1);
@@ -247,10 +293,15 @@ impl wire::peer_server::Peer for Service {
     ) -> Result<Response<Chunks>, Status> {
         let inner = &self.0;
         let ask = request.get_ref().ask.clone();
-        let (peer, asked) = inner.admit(&request, ask).await?;
+        let clone = ask.as_ref().and_then(|ask| ask.clone.clone());
+        let (peer, content) = if let Some(clone) = &clone {
+            let (peer, asked) = inner.admit_clone(&request, clone).await?;
+            (peer, inner.sent_snapshot(&asked).await?)
+        } else {
+            let (peer, asked) = inner.admit(&request, ask).await?;
+            (peer, inner.sent_artifact(&request, &asked).await?)
+        };
         let request = request.into_inner();
-        let invalid = Status::invalid_argument;
-        let id: ArtifactId = request.artifact.parse().map_err(|_| invalid("artifact"))?;
         let digest = messages::digest(&request.layer).map_err(Status::invalid_argument)?;
         let wants = match request.part {
             Some(Part::Table(_)) => None,
@@ -259,15 +310,8 @@ impl wire::peer_server::Peer for Service {
             }
             None => return Err(Status::invalid_argument("part is missing")),
         };
-        let gone = || Status::not_found("this node does not have that layer under that name");
-        let open = inner.open(id).await?.ok_or_else(gone)?;
-        // Content is given under the name that was checked, and under no other.
-        let is_named = open.artifact.name() == asked.name;
-        if !is_named || !inner.may_leave(id, open.artifact.sharing.never) {
-            return Err(gone());
-        }
         let is_it = |sha256: [u8; 32]| sha256 == digest.0;
-        let layers = open.layers.iter();
+        let layers = content.layers().iter();
         let mut layers = layers.map(|layer| layer.table.digest().sha256);
         let place = layers.position(is_it).ok_or_else(gone)?;
         let turn = Arc::clone(&inner.serves).acquire_owned();
@@ -280,7 +324,7 @@ impl wire::peer_server::Peer for Service {
         let (sender, receiver) = mpsc::channel(WAITING);
         let sending = Sending {
             service: self.clone(),
-            open,
+            content,
             place,
             digest,
             peer,
@@ -305,6 +349,12 @@ impl wire::peer_server::Peer for Service {
     ) -> Result<Response<wire::ReportDamageResponse>, Status> {
         let inner = &self.0;
         let ask = request.get_ref().ask.clone();
+        let clone = ask.as_ref().and_then(|ask| ask.clone.clone());
+        if let Some(clone) = clone {
+            let (peer, asked) = inner.admit_clone(&request, &clone).await?;
+            inner.damaged_snapshot(&peer, &asked, &request.get_ref().cause);
+            return Ok(Response::new(wire::ReportDamageResponse {}));
+        }
         let (peer, asked) = inner.admit(&request, ask).await?;
         let request = request.into_inner();
         let id: ArtifactId = request
@@ -329,16 +379,16 @@ impl wire::peer_server::Peer for Service {
             }
             damaged.insert(id);
             drop(damaged);
-            inner.leases.end(id);
+            inner.leases.end(&id);
         }
         Ok(Response::new(wire::ReportDamageResponse {}))
     }
 }
 
-/// One stream. It holds the artifact.
+/// One stream. It holds the content.
 struct Sending {
     service: Service,
-    open: Arc<OpenArtifact>,
+    content: Sent,
     place: usize,
     digest: Sha256,
     peer: NodeId,
@@ -350,7 +400,7 @@ impl Sending {
     /// Sends, on a thread that may block.
     fn run(self, wants: Option<&[Want]>) {
         let inner = &self.service.0;
-        let layer = &self.open.layers[self.place];
+        let layer = &self.content.layers()[self.place];
         let mut out = Output {
             sending: &self,
             buffer: Vec::with_capacity(CHUNK),
@@ -371,7 +421,7 @@ impl Sending {
         match sent {
             Ok(()) => add(&inner.counters.sent, 1),
             Err(error) => {
-                tracing::debug!(peer = self.peer.as_str(), artifact = %self.open.artifact.id,
+                tracing::debug!(peer = self.peer.as_str(), content = %self.content,
                     layer = %self.digest, error, "a stream to a peer ended early");
                 // It may be the peer that ended it, or the driver.
                 let told = self.sender.send(Err(Status::unavailable(error)));
@@ -403,7 +453,7 @@ impl Sending {
             }
         })?;
         add(&inner.counters.sent_bytes, length as u64);
-        self.service.0.leases.get(self.open.artifact.id);
+        self.content.renew(inner);
         Ok(())
     }
 }

@@ -16,6 +16,7 @@ mod calls;
 mod clears;
 mod clocks;
 mod driver;
+mod elsewhere;
 mod leaks;
 mod locality;
 mod matrix;

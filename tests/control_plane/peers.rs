@@ -164,6 +164,7 @@ async fn ask(to: &Pool, key: &Key, pod: &str, uid: &str) -> Result<(), Status> {
             pod: pod.to_owned(),
             pod_uid: uid.to_owned(),
             pod_namespace: String::new(),
+            clone: None,
         }),
     };
     let answer = PeerClient::new(channel).get_artifact(request).await;

@@ -84,6 +84,7 @@ async fn a_layer_is_given_under_the_name_that_was_checked_and_no_other() {
             pod: "p".to_owned(),
             pod_uid: "p".to_owned(),
             pod_namespace: String::new(),
+            clone: None,
         })
     };
     let found = loop {

@@ -63,6 +63,12 @@ impl Roster for Known {
         let found = known.iter().find(|(peer, _)| peer.key == *key);
         found.map(|(peer, _)| peer.name.clone())
     }
+
+    fn peer(&self, name: &NodeId) -> Option<Peer> {
+        let known = self.0.lock();
+        let found = known.iter().find(|(peer, _)| peer.name == *name);
+        found.map(|(peer, _)| peer.clone())
+    }
 }
 
 #[async_trait]

@@ -49,7 +49,7 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Pe
 }
 
 /// The claim that an earlier request made.
-fn made_before(inner: &Inner, id: &VolumeId) -> Option<PersistentVolume> {
+pub(super) fn made_before(inner: &Inner, id: &VolumeId) -> Option<PersistentVolume> {
     let state = inner.state.lock();
     state.claims.get(id).map(|held| held.claim.clone())
 }
@@ -61,7 +61,7 @@ pub(super) fn has(inner: &Inner, name: &str) -> bool {
 }
 
 /// The claim that a repeated request finds, if it is the same request.
-fn repeated(claim: PersistentVolume, request: &CreateClaim) -> Result<PersistentVolume> {
+pub(super) fn repeated(claim: PersistentVolume, request: &CreateClaim) -> Result<PersistentVolume> {
     let too_small = claim.capacity < request.required_bytes;
     let too_large = request
         .limit_bytes
@@ -91,15 +91,25 @@ fn fits(claim: &PersistentVolume, mutable: MutableParameters) -> bool {
 }
 
 /// What a new claim starts from. Its layers stay until the claim refers to them.
-struct Content {
-    layers: Vec<LayerId>,
-    view: OwnerView,
+pub(super) struct Content {
+    pub(super) layers: Vec<LayerId>,
+    pub(super) view: OwnerView,
     /// The capacity of the clone's source.
-    size: u64,
+    pub(super) size: u64,
     _pins: Pins,
 }
 
 impl Content {
+    /// Layers that the caller keeps.
+    pub(super) fn kept(inner: &Arc<Inner>, layers: &[LayerId], view: OwnerView, size: u64) -> Self {
+        Self {
+            layers: layers.to_vec(),
+            view,
+            size,
+            _pins: Pins::none(inner),
+        }
+    }
+
     fn empty(inner: &Arc<Inner>) -> Self {
         Self {
             layers: Vec::new(),
@@ -187,12 +197,12 @@ async fn clone(
 }
 
 /// Enters a new claim.
-fn enter(state: &mut State, claim: PersistentVolume) {
+pub(super) fn enter(state: &mut State, claim: PersistentVolume) {
     state.claims.insert(VolumeEntry::new(claim));
 }
 
 /// The claim that a request asks for, in whose place nothing is. Its first mount makes the rest.
-fn describe(
+pub(super) fn describe(
     inner: &Inner,
     id: VolumeId,
     request: CreateClaim,
@@ -220,7 +230,7 @@ fn describe(
 }
 
 /// How many bytes the claim gets.
-fn capacity(request: &CreateClaim, source: u64) -> Result<u64> {
+pub(super) fn capacity(request: &CreateClaim, source: u64) -> Result<u64> {
     let required = request.required_bytes;
     if required > 0 && required < source {
         return Err(Error::OutOfRange {

@@ -3,12 +3,17 @@
 
 use std::future::Future;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
+use super::receive::ReceiveClaim;
 use super::types::{Capacity, ClaimUse, CreateClaim, Group, MountClaim, Page, SnapshotFilter};
-use super::{change, create, list, lookup, mount, snapshot};
+use super::{change, create, list, lookup, mount, receive, snapshot};
+use crate::archive::toc::Table;
 use crate::engine::Engine;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::space;
+use crate::engine::transfer::{self, LayerPlace, Opened, ReceiveError};
 use crate::model::{Attachment, MutableChange, PersistentVolume, Snapshot, SnapshotId, VolumeId};
 
 /// Claims as objects: what a Controller service needs of the node that they are on.
@@ -18,6 +23,26 @@ impl Engine {
     pub async fn create_claim(&self, request: CreateClaim) -> Result<PersistentVolume> {
         self.finish(create::create(self.inner.clone(), request))
             .await
+    }
+
+    /// Makes a claim of a snapshot of another node. `make` makes one layer, as in
+    /// [`Engine::receive`]. `may_enter` is asked once all content is here, and just before the
+    /// claim appears. The claim becomes whole and durable, or nothing. Blocks. Two calls for one
+    /// claim at once are not allowed.
+    pub fn receive_claim<E>(
+        &self,
+        request: ReceiveClaim,
+        progress: &AtomicU64,
+        make: impl FnMut(usize, &LayerPlace<'_>) -> std::result::Result<Arc<Table>, E>,
+        may_enter: impl FnOnce() -> Result<()>,
+    ) -> std::result::Result<PersistentVolume, ReceiveError<E>> {
+        self.inner.refuse_degraded()?;
+        receive::receive(&self.inner, request, progress, make, may_enter)
+    }
+
+    /// Opens a snapshot layer by layer, to be sent to another node. Blocks.
+    pub fn open_snapshot(&self, id: &SnapshotId) -> Result<Opened> {
+        transfer::open_snapshot(&self.inner, id)
     }
 
     /// Whether an earlier request made a claim of that name.

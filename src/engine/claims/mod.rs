@@ -23,6 +23,7 @@
 //! | `placement` | the seam to the Controller service: claims, on whichever node they are |
 //! | `maintenance` | what is done now and then |
 //! | `recover` | what a crash or a reboot has left |
+//! | `receive` | a volume of a snapshot of another node |
 //! | `lookup` | what operations begin with |
 
 mod change;
@@ -36,10 +37,12 @@ mod lookup;
 pub(super) mod maintenance;
 mod mount;
 mod placement;
+mod receive;
 pub(super) mod recover;
 mod snapshot;
 mod types;
 
 pub use lookup::{claim_id, group_id, snapshot_id};
 pub use placement::{Claims, OneNode};
+pub use receive::ReceiveClaim;
 pub use types::{Capacity, ClaimUse, CreateClaim, Group, MountClaim, Page, SnapshotFilter};

@@ -1,5 +1,6 @@
-//! New layers on their way to an artifact: in `incoming/`, then in `layers/`, then in the index.
-//! Imports and received artifacts share the way; its table is in `import`.
+//! New layers on their way to an artifact or to a persistent volume: in `incoming/`, then in
+//! `layers/`, then in the index. Imports and content of other nodes share the way; its table is in
+//! `import`.
 
 use std::sync::Arc;
 
@@ -10,9 +11,20 @@ use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::transaction::Transaction;
-use crate::model::{Artifact, LayerId, LayerRecord, Timestamp};
+use crate::model::{Artifact, LayerId, LayerRecord, Timestamp, VolumeId};
 use crate::store::{self, Change};
 use crate::sys::Dir;
+
+/// What a new layer will belong to, for a rebuilt index.
+#[derive(Debug)]
+pub(super) enum Belongs<'a> {
+    /// To an artifact, of which it is the newest layer.
+    Artifact(&'a Artifact),
+    /// To an artifact, of which another layer is the newest.
+    Older,
+    /// To this persistent volume.
+    Claim(&'a VolumeId),
+}
 
 /// A layer that is being made. If it is dropped before the index names it, it is discarded.
 pub(super) struct Half<'a> {
@@ -47,14 +59,18 @@ impl<'a> Half<'a> {
         Ok((half, dir))
     }
 
-    /// Records what the layer, whose directory this is, will be. `artifact`: its newest layer is
-    /// this one.
-    pub(super) fn record(&self, dir: &Dir, artifact: Option<&Artifact>) -> Result<()> {
+    /// Records what the layer, whose directory this is, will belong to.
+    pub(super) fn record(&self, dir: &Dir, to: &Belongs<'_>) -> Result<()> {
+        let (artifact, claim) = match *to {
+            Belongs::Artifact(artifact) => (Some(artifact.clone()), None),
+            Belongs::Older => (None, None),
+            Belongs::Claim(claim) => (None, Some(claim.clone())),
+        };
         let record = LayerRecord {
             format: LayerRecord::FORMAT,
             id: self.id,
-            artifact: artifact.cloned(),
-            claim: None,
+            artifact,
+            claim,
         };
         store::write_sealing(dir, &record).context("write the layer's record")
     }
@@ -99,37 +115,58 @@ pub(super) struct Points {
     pub(super) confirmed: Point,
 }
 
-/// Makes an artifact of placed layers durable and gives it its name: in the index, and only then in
-/// memory. A failure takes no name from content that is sealed meanwhile. Returns whether it has
-/// the name.
+/// Makes an artifact of placed layers durable and gives it its name. A failure takes no name from
+/// content that is sealed meanwhile. Returns whether it has the name.
 ///
 /// `began`: when the first layer was made. `describe` returns the artifact, or refuses it, under
 /// the lock under which its name is looked at.
 pub(super) fn enter(
     inner: &Inner,
-    mut halves: Vec<Half<'_>>,
+    halves: Vec<Half<'_>>,
     began: Timestamp,
     describe: impl Fn(&State) -> Result<Artifact>,
     points: &Points,
 ) -> Result<bool> {
+    let decide = |state: &State| {
+        let artifact = describe(state)?;
+        let takes_name = state.catalog.may_take_name(&artifact);
+        let mut changes = vec![Change::PutArtifact(artifact.clone())];
+        if takes_name {
+            changes.push(Change::PutName(artifact.name(), artifact.id));
+        }
+        Ok((changes, (artifact, takes_name)))
+    };
+    let known = |state: &mut State, (artifact, takes_name): (Artifact, bool)| {
+        state.catalog.add_indexed(artifact.clone(), takes_name);
+        state.catalog.is_named(&artifact)
+    };
+    settle(inner, halves, began, points, decide, known)
+}
+
+/// Makes placed layers durable, and then what stacks them: in the index, and only then in memory.
+///
+/// `began`: when the first layer was made. `decide` returns the changes of the index, or refuses.
+/// `known` enters what these changes say into the state.
+pub(super) fn settle<T, R>(
+    inner: &Inner,
+    mut halves: Vec<Half<'_>>,
+    began: Timestamp,
+    points: &Points,
+    decide: impl FnOnce(&State) -> Result<(Vec<Change>, T)>,
+    known: impl FnOnce(&mut State, T) -> R,
+) -> Result<R> {
     let syncing = inner.durability.lock();
     inner.sync(&syncing)?;
     point(points.synced);
     let named_as_indexed = inner.durability.lock_names();
-    let (artifact, takes_name) = {
+    let (changes, what) = {
         let state = inner.state.lock();
         // A write-back failed while the content came in: it may have lost bytes.
         if state.write_back.is_tainted_since(began) {
             return Err(crate::engine::error::Error::Doomed);
         }
-        let artifact = describe(&state)?;
-        let takes_name = state.catalog.may_take_name(&artifact);
-        (artifact, takes_name)
+        decide(&state)?
     };
-    let mut changes = vec![Change::PutArtifact(artifact.clone())];
-    if takes_name {
-        changes.push(Change::PutName(artifact.name(), artifact.id));
-    }
     match inner.transact(&changes) {
         Transaction::Committed => {}
         Transaction::RolledBack(error) => return Err(error),
@@ -141,11 +178,7 @@ pub(super) fn enter(
             return Err(error);
         }
     }
-    let is_named = {
-        let mut state = inner.state.lock();
-        state.catalog.add_indexed(artifact.clone(), takes_name);
-        state.catalog.is_named(&artifact)
-    };
+    let result = known(&mut inner.state.lock(), what);
     drop(named_as_indexed);
     drop(syncing);
     point(points.indexed);
@@ -158,5 +191,5 @@ pub(super) fn enter(
         }
     }
     point(points.confirmed);
-    Ok(is_named)
+    Ok(result)
 }

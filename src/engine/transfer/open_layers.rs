@@ -1,5 +1,5 @@
-//! An artifact that is open layer by layer, each with its table of contents: to be sent to another
-//! node or to the shared tier.
+//! An artifact or a snapshot that is open layer by layer, each with its table of contents: to be
+//! sent to another node or to the shared tier.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use rustix::fs::OFlags;
 use super::in_use::Use;
 use crate::archive::toc::{Holder, Table};
 use crate::archive::{self, Limits};
-use crate::engine::error::{Context, Result};
+use crate::engine::error::{Context, Error, Result};
+use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::table_digests::{Recorded, recorded};
-use crate::model::{Artifact, ArtifactId, LayerId, layout};
+use crate::model::{Artifact, ArtifactId, LayerId, Snapshot, SnapshotId, layout};
 use crate::sys::Errno;
 
 /// An artifact whose layers can be read. They stay until this is dropped.
@@ -25,6 +26,61 @@ pub struct OpenArtifact {
     pub layers: Vec<OpenLayer>,
     _use: Use,
     _pins: Pins,
+}
+
+/// A snapshot whose layers can be read. They stay until this is dropped.
+#[derive(Debug)]
+pub struct OpenSnapshot {
+    /// The snapshot, as it was when it was opened.
+    pub snapshot: Snapshot,
+    /// Its layers, newest first.
+    pub layers: Vec<OpenLayer>,
+    /// The last field: the layers are closed before they may go.
+    _kept: Kept,
+}
+
+/// Keeps the layers of a snapshot. The snapshot and its volume may be deleted meanwhile: then
+/// nothing else looks whether the layers are still needed.
+#[derive(Debug)]
+pub(in crate::engine) struct Kept {
+    inner: Arc<Inner>,
+    layers: Vec<LayerId>,
+    pins: Option<Pins>,
+}
+
+impl Kept {
+    pub(in crate::engine) fn new(inner: &Arc<Inner>, layers: &[LayerId], pins: Pins) -> Self {
+        Self {
+            inner: inner.clone(),
+            layers: layers.to_vec(),
+            pins: Some(pins),
+        }
+    }
+}
+
+impl Drop for Kept {
+    /// Looks on a thread for calls, since this may be one of the runtime's. Where no job is taken
+    /// any more, it is left to the next start.
+    fn drop(&mut self) {
+        drop(self.pins.take());
+        let (inner, layers) = (self.inner.clone(), std::mem::take(&mut self.layers));
+        let look = move || {
+            layers::trash_unreferenced(&inner, &layers);
+            inner.wake_reaper();
+        };
+        drop(self.inner.threads.calls.run(look));
+    }
+}
+
+/// The result of opening a snapshot.
+#[derive(Debug)]
+pub enum Opened {
+    /// There is none of that id.
+    Gone,
+    /// A layer has no table yet. The background job makes it.
+    Coming,
+    /// It is open.
+    Open(Box<OpenSnapshot>),
 }
 
 /// A layer that can be read.
@@ -65,6 +121,45 @@ pub(in crate::engine) fn open_layers(
         _use: held,
         _pins: pins,
     }))
+}
+
+/// Opens the layers of a snapshot. Fails with `Unsupported` if a layer's table could not be made.
+pub(in crate::engine) fn open_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> Result<Opened> {
+    let mut pins = Pins::none(inner);
+    let snapshot = {
+        let mut state = inner.state.lock();
+        state.health.refuse_closing()?;
+        let Some(snapshot) = state.claims.snapshots().get(id).cloned() else {
+            return Ok(Opened::Gone);
+        };
+        pins.add(&mut state, &snapshot.layers);
+        snapshot
+    };
+    let kept = Kept::new(inner, &snapshot.layers, pins);
+    let mut open = Vec::with_capacity(snapshot.layers.len());
+    for layer in &snapshot.layers {
+        if let Some(layer) = open_layer(inner, *layer)? {
+            open.push(layer);
+            continue;
+        }
+        let tables = &inner.collector.tables;
+        tables.wake();
+        if tables.failed.has(layer) {
+            return Err(Error::Unsupported {
+                what: format!("sending snapshot {id} to another node"),
+                why: format!(
+                    "the table of contents of layer {layer} cannot be made; the log of this node \
+                     has the reason"
+                ),
+            });
+        }
+        return Ok(Opened::Coming);
+    }
+    Ok(Opened::Open(Box::new(OpenSnapshot {
+        snapshot,
+        layers: open,
+        _kept: kept,
+    })))
 }
 
 /// Opens a layer and reads all of its table. `None`: it has none, or a damaged one, which the

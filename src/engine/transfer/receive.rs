@@ -1,5 +1,6 @@
-//! Receive: an artifact of another node appears here, layer by layer, whole and durable, or not at
-//! all. The caller knows where its layers come from.
+//! Receive: content of another node appears here, layer by layer, whole and durable, or not at all.
+//! It becomes an artifact, or a persistent volume (`claims::receive`). The caller knows where its
+//! layers come from.
 //!
 //! | step | on disk |
 //! |---|---|
@@ -7,7 +8,7 @@
 //! | each missing layer, oldest first: made in `incoming/<layer id>` | incomplete: deleted at start |
 //! | its table of contents and `sealing.json` written | the same |
 //! | rename to `layers/<layer id>` (pinned) | not in the index: discarded at start |
-//! | `syncfs`, one index transaction | **an artifact** |
+//! | `syncfs`, one index transaction | **an artifact**, or **a persistent volume** |
 //! | `sealing.json` → `layer.json` | the same |
 //!
 //! Where an artifact is a stack, a layer that is here already is used if all below it are here,
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::half::{self, Half, Points};
+use super::half::{self, Belongs, Half, Points};
 use super::space::{self, Gate};
 use crate::archive::toc::Table;
 use crate::archive::{self, Limits};
@@ -29,10 +30,12 @@ use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::table_digests::DIGEST;
+use crate::engine::types::ReceiveLayer;
 use crate::model::{
-    Artifact, ArtifactId, Digests, LayerId, Maker, Name, Sha256, Sharing, Timestamp, counted,
-    layout,
+    Artifact, ArtifactId, Digests, LayerId, Maker, Name, PersistentVolume, Sha256, Sharing,
+    Timestamp, VolumeId, counted, layout,
 };
+use crate::store::Change;
 use crate::sys::{Dir, Xattrs};
 use crate::tree::{self, Stop};
 
@@ -55,15 +58,6 @@ pub struct ReceiveRequest {
     pub fence: u64,
     /// Its layers, newest first; never empty.
     pub layers: Vec<ReceiveLayer>,
-}
-
-/// A layer of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReceiveLayer {
-    /// The digest of its table of contents.
-    pub digest: Sha256,
-    /// How many bytes its files have.
-    pub bytes: u64,
 }
 
 /// Where one layer is made.
@@ -154,10 +148,76 @@ fn receive_now<E>(
     if let Some(received) = look(inner, request)? {
         return Ok(received);
     }
-    let began = inner.now();
     let mut pins = Pins::none(inner);
     let reused = reuse(inner, request, &mut pins);
-    let missing = &request.layers[..request.layers.len() - reused.len()];
+    let owner = Owner::Artifact(request);
+    let New {
+        layers,
+        halves,
+        tables,
+        began,
+        reused: count,
+    } = receive_layers(inner, (owner, &request.layers), reused, progress, make)?;
+    let described = |state: &State| {
+        // Two calls for one artifact at once are not allowed.
+        if state.catalog.contains(&request.artifact) {
+            return Err(Error::Defect);
+        }
+        refuse_cleared(state, request)?;
+        Ok(describe(inner, state, request, &layers))
+    };
+    let named = half::enter(inner, halves, began, described, &POINTS)?;
+    remember(inner, tables);
+    tracing::info!(artifact.id = %request.artifact, name = %request.name, named,
+        layers = layers.len(), reused = count, "received");
+    inner.state.notify();
+    Ok(Received {
+        artifact: request.artifact,
+        named,
+        reused: count,
+    })
+}
+
+fn remember(inner: &Inner, tables: Vec<(LayerId, Sha256)>) {
+    for (layer, digest) in tables {
+        inner.collector.tables.insert(layer, digest);
+    }
+}
+
+/// What received layers become.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::engine) enum Owner<'a> {
+    /// The artifact of a request.
+    Artifact(&'a ReceiveRequest),
+    /// This persistent volume.
+    Claim(&'a VolumeId),
+}
+
+/// Layers that are in their places. Those that came are discarded if this is dropped.
+pub(in crate::engine) struct New<'a> {
+    /// All, newest first.
+    pub(in crate::engine) layers: Vec<LayerId>,
+    halves: Vec<Half<'a>>,
+    /// The digests of the tables that were kept.
+    tables: Vec<(LayerId, Sha256)>,
+    /// When the first was made.
+    began: Timestamp,
+    /// How many were here already.
+    pub(in crate::engine) reused: usize,
+}
+
+/// Has the missing layers made, oldest first. `reused`: the layers that are here, from the oldest
+/// on, newest first; the caller has pinned them.
+pub(in crate::engine) fn receive_layers<'a, E>(
+    inner: &'a Arc<Inner>,
+    (owner, wanted): (Owner<'_>, &[ReceiveLayer]),
+    reused: Vec<LayerId>,
+    progress: &AtomicU64,
+    make: impl FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
+) -> Result<New<'a>, ReceiveError<E>> {
+    refuse_too_many(wanted)?;
+    let began = inner.now();
+    let missing = &wanted[..wanted.len() - reused.len()];
     let bytes = missing.iter().map(|layer| layer.bytes);
     let bytes = bytes.fold(0, u64::saturating_add);
     space::ask(inner, bytes)?;
@@ -172,7 +232,8 @@ fn receive_now<E>(
     let count = reused.len();
     let mut job = Job {
         inner,
-        request,
+        owner,
+        wanted,
         progress,
         limits,
         gate: Gate::new(inner, &plain, Some(bytes)),
@@ -188,32 +249,33 @@ fn receive_now<E>(
     } else if !missing.is_empty() {
         job.whole()?;
     }
-    let Job {
-        layers,
-        halves,
-        tables,
-        ..
-    } = job;
-    let described = |state: &State| {
-        // Two calls for one artifact at once are not allowed.
-        if state.catalog.contains(&request.artifact) {
-            return Err(Error::Defect);
-        }
-        refuse_cleared(state, request)?;
-        Ok(describe(inner, state, request, &layers))
-    };
-    let named = half::enter(inner, halves, began, described, &POINTS)?;
-    for (layer, digest) in tables {
-        inner.collector.tables.insert(layer, digest);
-    }
-    tracing::info!(artifact.id = %request.artifact, name = %request.name, named,
-        layers = layers.len(), reused = count, "received");
-    inner.state.notify();
-    Ok(Received {
-        artifact: request.artifact,
-        named,
+    Ok(New {
+        layers: job.layers,
+        halves: job.halves,
+        tables: job.tables,
+        began,
         reused: count,
     })
+}
+
+impl New<'_> {
+    /// Makes the layers and the persistent volume that stacks them durable, all or nothing. `enter`
+    /// enters it into the state.
+    pub(in crate::engine) fn become_claim(
+        self,
+        inner: &Inner,
+        claim: &PersistentVolume,
+        enter: impl FnOnce(&mut State),
+    ) -> Result<(), Error> {
+        let decide = |state: &State| {
+            state.health.refuse_changes()?;
+            Ok((vec![Change::PutClaim(claim.clone())], ()))
+        };
+        let known = |state: &mut State, ()| enter(state);
+        half::settle(inner, self.halves, self.began, &POINTS, decide, known)?;
+        remember(inner, self.tables);
+        Ok(())
+    }
 }
 
 /// Refuses what cannot be received. An answer if nothing need be made: the artifact is here, or
@@ -232,11 +294,7 @@ fn look<E>(inner: &Inner, request: &ReceiveRequest) -> Result<Option<Received>, 
         }));
     }
     refuse_cleared(&state, request)?;
-    let limit = u64::try_from(MOST_LAYERS).expect("small");
-    if request.layers.len() > MOST_LAYERS {
-        let what = "the number of its layers";
-        return Err(refused(archive::Error::Limit { what, limit }).into());
-    }
+    refuse_too_many(&request.layers)?;
     if request.layers.is_empty() {
         let (at, why) = (0, "it has no layers".to_owned());
         return Err(refused(archive::Error::Malformed { at, why }).into());
@@ -260,8 +318,17 @@ fn refuse_cleared(state: &State, request: &ReceiveRequest) -> Result<(), Error> 
     Ok(())
 }
 
+fn refuse_too_many(layers: &[ReceiveLayer]) -> Result<(), Error> {
+    if layers.len() <= MOST_LAYERS {
+        return Ok(());
+    }
+    let what = "the number of its layers";
+    let limit = u64::try_from(MOST_LAYERS).expect("small");
+    Err(refused(archive::Error::Limit { what, limit }))
+}
+
 fn refused(source: archive::Error) -> Error {
-    let operation = "receive an artifact";
+    let operation = "receive content of another node";
     Error::Archive { operation, source }
 }
 
@@ -313,7 +380,7 @@ fn reuse(inner: &Inner, request: &ReceiveRequest, pins: &mut Pins) -> Vec<LayerI
         inner.look_at_artifacts(|_, sealed| {
             let artifact = &sealed.artifact;
             if sealed.durable && artifact.tenant == request.name.tenant {
-                let count = common(inner, request, &artifact.layers);
+                let count = common(inner, &request.layers, &artifact.layers);
                 best = best.max(Some((count, artifact.id)));
             }
         });
@@ -324,7 +391,7 @@ fn reuse(inner: &Inner, request: &ReceiveRequest, pins: &mut Pins) -> Vec<LayerI
         let mut state = inner.state.lock();
         let sealed = state.catalog.get(&id);
         let layers = sealed.map_or(Vec::new(), |sealed| sealed.artifact.layers.clone());
-        if common(inner, request, &layers) == count {
+        if common(inner, &request.layers, &layers) == count {
             let layers = layers[layers.len() - count..].to_vec();
             pins.add(&mut state, &layers);
             return layers;
@@ -332,9 +399,26 @@ fn reuse(inner: &Inner, request: &ReceiveRequest, pins: &mut Pins) -> Vec<LayerI
     }
 }
 
-/// How many layers of the request, from the oldest on, this stack begins with.
-fn common(inner: &Inner, request: &ReceiveRequest, stack: &[LayerId]) -> usize {
-    let wanted = &request.layers;
+/// The same of the stacks of persistent volumes and snapshots: all of them are looked at, since
+/// their nodes check who may have the content, and not this one.
+pub(in crate::engine) fn reuse_of_claims(
+    inner: &Inner,
+    wanted: &[ReceiveLayer],
+    pins: &mut Pins,
+) -> Vec<LayerId> {
+    let mut state = inner.state.lock();
+    let stacks = state.claims.stacks();
+    let all = stacks.map(|stack| (common(inner, wanted, stack), stack));
+    let Some((count @ 1.., stack)) = all.max_by_key(|(count, _)| *count) else {
+        return Vec::new();
+    };
+    let layers = stack[stack.len() - count..].to_vec();
+    pins.add(&mut state, &layers);
+    layers
+}
+
+/// How many wanted layers, from the oldest on, this stack begins with.
+fn common(inner: &Inner, wanted: &[ReceiveLayer], stack: &[LayerId]) -> usize {
     if !inner.backend.stacks() && (stack.len(), wanted.len()) != (1, 1) {
         return 0;
     }
@@ -345,13 +429,14 @@ fn common(inner: &Inner, request: &ReceiveRequest, stack: &[LayerId]) -> usize {
     pairs.take_while(is_same).count()
 }
 
-/// The layers of one artifact on their way.
-struct Job<'a, M> {
+/// Layers on their way. `'a` is the engine's, `'j` that of the call.
+struct Job<'a, 'j, M> {
     inner: &'a Arc<Inner>,
-    request: &'a ReceiveRequest,
-    progress: &'a AtomicU64,
+    owner: Owner<'j>,
+    wanted: &'j [ReceiveLayer],
+    progress: &'j AtomicU64,
     limits: Limits,
-    gate: Gate<'a>,
+    gate: Gate<'j>,
     make: M,
     /// The layers that are here by now, newest first.
     layers: Vec<LayerId>,
@@ -360,7 +445,7 @@ struct Job<'a, M> {
     tables: Vec<(LayerId, Sha256)>,
 }
 
-impl<'a, M, E> Job<'a, M>
+impl<'a, M, E> Job<'a, '_, M>
 where
     M: FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
 {
@@ -376,8 +461,7 @@ where
         remove(&dir, PART)?;
         point(Point::ReceiveFilled);
         keep(&dir, &table).context("keep a layer's table of contents")?;
-        self.tables
-            .push((half.id, self.request.layers[layer].digest));
+        self.tables.push((half.id, self.wanted[layer].digest));
         point(Point::ReceiveTabled);
         self.place(half, &dir, layer == 0)
     }
@@ -390,7 +474,7 @@ where
             return Err(Error::Defect.into());
         };
         point(Point::ReceiveMade);
-        for layer in (0..self.request.layers.len()).rev() {
+        for layer in (0..self.wanted.len()).rev() {
             self.apply(layer, &tree, &dir)?;
         }
         self.inner.backend.received(&dir).context(FINISH)?;
@@ -436,7 +520,7 @@ where
             progress: self.progress,
         };
         match (self.make)(layer, &place) {
-            Ok(table) if table.digest().sha256 == self.request.layers[layer].digest.0 => Ok(table),
+            Ok(table) if table.digest().sha256 == self.wanted[layer].digest.0 => Ok(table),
             Ok(_) => Err(Error::Defect.into()),
             Err(source) => {
                 let shortage = self.gate.why().or_else(|| space::shortage(self.inner));
@@ -457,11 +541,16 @@ where
         is_newest: bool,
     ) -> Result<(), ReceiveError<E>> {
         self.layers.insert(0, half.id);
-        let artifact = is_newest.then(|| {
-            let state = self.inner.state.lock();
-            describe(self.inner, &state, self.request, &self.layers)
-        });
-        half.record(dir, artifact.as_ref())?;
+        match self.owner {
+            Owner::Artifact(request) if is_newest => {
+                let state = self.inner.state.lock();
+                let artifact = describe(self.inner, &state, request, &self.layers);
+                drop(state);
+                half.record(dir, &Belongs::Artifact(&artifact))?;
+            }
+            Owner::Artifact(_) => half.record(dir, &Belongs::Older)?,
+            Owner::Claim(claim) => half.record(dir, &Belongs::Claim(claim))?,
+        }
         point(Point::ReceiveRecorded);
         half.place()?;
         point(Point::ReceivePlaced);

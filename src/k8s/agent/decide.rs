@@ -136,6 +136,15 @@ pub(in crate::k8s) fn created(
     }
 }
 
+/// The status while its content comes from another node, and what is done for it now.
+pub(in crate::k8s) fn fetching(volume: &Volume, pool: &str, now: String) -> VolumeStatus {
+    let now = Refusal {
+        code: "ABORTED".to_owned(),
+        message: now,
+    };
+    status(volume, pool, Phase::Fetching, Some(now))
+}
+
 /// The status after the engine has deleted it, or refused.
 pub(in crate::k8s) fn deleted(volume: &Volume, pool: &str, error: Option<Refusal>) -> VolumeStatus {
     match (error, &volume.status) {

@@ -8,12 +8,14 @@
 //! | file | holds |
 //! |---|---|
 //! | `decide` | the next step for an object, pure |
+//! | `fetch` | volumes whose content comes from another node |
 //! | `pool` | the node's `Pool` |
 //!
 //! It needs `get`, `list` and `watch` on `volumes` and `snapshots`, `create` on `pools`, and
 //! `patch` on the `status` of all three.
 
 pub(super) mod decide;
+mod fetch;
 mod pool;
 
 use std::fmt;
@@ -31,6 +33,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::api::{Refusal, Snapshot, SnapshotStatus, Volume, VolumeStatus};
+use crate::distribution::Distribution;
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
 use crate::model::{MutableChange, Node, Ttl};
@@ -47,10 +50,14 @@ const TRY_AGAIN: Duration = Duration::from_secs(5);
 /// The same, when another operation on the volume runs.
 const SOON: Duration = Duration::from_millis(500);
 
+/// Finds the shared tier and the peers of this node; `None`: it has neither.
+pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
+
 /// Carries out orders until `stop`, and publishes the `Pool`, with how this node is a peer.
 pub async fn run(
     kubeconfig: Option<std::path::PathBuf>,
     engine: Engine,
+    distribution: FindDistribution,
     node: Node,
     peer: Option<Peering>,
     stop: impl Future<Output = ()>,
@@ -75,6 +82,7 @@ pub async fn run(
         let agent = Arc::new(Agent {
             client: client.clone(),
             engine: engine.clone(),
+            distribution,
             pool: pool.clone(),
         });
         let config = controller::Config::default().concurrency(JOBS);
@@ -108,6 +116,7 @@ fn note<T>(done: Result<T, controller::Error<Error, watcher::Error>>) -> std::fu
 struct Agent {
     client: Client,
     engine: Engine,
+    distribution: FindDistribution,
     pool: String,
 }
 
@@ -164,6 +173,9 @@ async fn volume(volume: Arc<Volume>, agent: Arc<Agent>) -> Result<Action, Error>
     let status = match step {
         VolumeStep::Nothing => return Ok(Action::await_change()),
         VolumeStep::Report(status) => status,
+        VolumeStep::Create(request) if volume.spec.fetch.is_some() => {
+            return fetch::create(&volume, request, &agent).await;
+        }
         VolumeStep::Create(request) => {
             let created = finally(engine.create_claim(request).await)?;
             decide::created(&volume, &agent.pool, created.as_ref())
@@ -182,6 +194,7 @@ async fn volume(volume: Arc<Volume>, agent: Arc<Agent>) -> Result<Action, Error>
             decide::reported(&volume, &agent.pool, &engine.claim(&id)?, error)
         }
         VolumeStep::Delete => {
+            fetch::stop(&id, &agent).await;
             let error = finally(engine.delete_claim(&id).await)?.err();
             decide::deleted(&volume, &agent.pool, error)
         }

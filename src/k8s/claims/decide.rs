@@ -30,6 +30,8 @@ pub(in crate::k8s) struct Place {
     pub(in crate::k8s) bytes: u64,
     /// How much can be written there.
     pub(in crate::k8s) available: u64,
+    /// Whether it is a peer of the others.
+    pub(in crate::k8s) peer: bool,
 }
 
 /// The next step for CreateVolume.
@@ -113,10 +115,18 @@ impl Asked<'_> {
             return Ok(Creation::Wait(volume));
         }
         if is_allowed && self.request.source.is_some() {
-            // Another node cannot make it, so it goes on there.
+            // It goes on there.
+            let status = volume
+                .status
+                .as_ref()
+                .filter(|_| volume.spec.fetch.is_some());
+            let now = status.and_then(|status| status.error.as_ref());
+            let now = now
+                .map(|now| format!(": {}", now.message))
+                .unwrap_or_default();
             return Err(refusal(
                 Code::Aborted,
-                format!("node {node} has not made the clone yet; try again"),
+                format!("node {node} has not made the clone yet{now}; try again"),
             ));
         }
         Ok(Creation::Abandon(volume))
@@ -130,6 +140,9 @@ impl Asked<'_> {
             !volumes.iter().any(|volume| volume.spec.node_name == id)
         };
         let free = candidates.iter().find(is_free).cloned();
+        if let (Some(node), Some(source)) = (&free, &self.source) {
+            self.refuse_no_peers(node, source)?;
+        }
         let (Some(node), false) = (free, self.overdue) else {
             let nodes: Vec<&str> = candidates.iter().map(|node| node.id.as_str()).collect();
             return Err(refusal(
@@ -148,12 +161,19 @@ impl Asked<'_> {
     ///
     /// The node that the scheduler selected for the pod is the only one for an empty volume: on
     /// another, the pod may be forbidden. A clone is made where its source is, and the scheduler
-    /// follows.
+    /// follows; unless its class allows other nodes. Then it is as an empty volume, and where no
+    /// node was selected its source's node is the best.
     fn candidates(&self) -> Result<Vec<Arc<Node>>> {
         if let Some(source) = &self.source {
-            let chosen = self.at.choose([source]);
-            chosen.map_err(|_| not_at_source(source))?;
-            return Ok(vec![source.clone()]);
+            let here = self.at.choose([source]);
+            if !self.request.parameters.clone_elsewhere {
+                here.map_err(|_| not_at_source(source))?;
+                return Ok(vec![source.clone()]);
+            }
+            let selected = self.at.selected();
+            if here.is_ok() && selected.is_none_or(|node| source.topology.is_in(node)) {
+                return Ok(vec![source.clone()]);
+            }
         }
         let mut places: Vec<&Place> = self.places.iter().collect();
         let required = self.request.required_bytes;
@@ -167,6 +187,22 @@ impl Asked<'_> {
             preferred: Vec::new(),
         };
         Ok(only.choose(nodes)?.into_iter().cloned().collect())
+    }
+
+    /// Refuses a clone that would have to be fetched between nodes of which one is no peer. After
+    /// this error the pod is scheduled again, maybe where the source is.
+    fn refuse_no_peers(&self, node: &Node, source: &Node) -> Result<()> {
+        if node.id == source.id {
+            return Ok(());
+        }
+        let is_peer = |node: &Node| {
+            let mut places = self.places.iter();
+            places.any(|place| place.node.id == node.id && place.peer)
+        };
+        match [node, source].into_iter().find(|node| !is_peer(node)) {
+            None => Ok(()),
+            Some(other) => Err(no_peer(node, source, other)),
+        }
     }
 
     /// Refuses a volume whose node the request does not allow.
@@ -235,6 +271,20 @@ fn not_at_source(source: &Node) -> Error {
              node. Use a StorageClass with volumeBindingMode: Immediate for clones, such as \
              baggageclaim-clone: pods then follow the clone",
             source.id.as_str()
+        ),
+    )
+}
+
+/// The error for a clone that cannot be fetched, because a node is no peer.
+fn no_peer(node: &Node, source: &Node, other: &Node) -> Error {
+    refusal(
+        Code::ResourceExhausted,
+        format!(
+            "a clone on node {} has to fetch its content from node {}, and node {} is no peer. Add \
+             the component deploy/components/peers, or use a StorageClass without cloneElsewhere",
+            node.id.as_str(),
+            source.id.as_str(),
+            other.id.as_str()
         ),
     )
 }

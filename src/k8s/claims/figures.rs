@@ -103,13 +103,14 @@ impl Orders {
     }
 }
 
-const STATES: [&str; 5] = ["waiting", "ready", "failed", "lost", "deleting"];
+const STATES: [&str; 6] = ["waiting", "fetching", "ready", "failed", "lost", "deleting"];
 
 /// The state of an object, as a label.
 fn state(wanted: Wanted, phase: Option<Phase>) -> &'static str {
     match (wanted, phase) {
         (Wanted::Absent, _) | (_, Some(Phase::Gone)) => "deleting",
         (_, None) => "waiting",
+        (_, Some(Phase::Fetching)) => "fetching",
         (_, Some(Phase::Ready)) => "ready",
         (_, Some(Phase::Failed)) => "failed",
         (_, Some(Phase::Lost)) => "lost",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::volumes::sizes;
-use super::{Cluster, FindPlace, Place};
+use super::{Cluster, FindPlace, Place, temporary};
 use crate::api::{self, Phase, Pool, Volume, Wanted, bytes};
 use crate::engine::claims::{Group, Page, SnapshotFilter};
 use crate::engine::{Error, Result};
@@ -23,6 +23,7 @@ pub(super) fn place(pool: &Pool) -> Option<Place> {
         node: Arc::new(Node { id, topology }),
         bytes: bytes(status.bytes),
         available: bytes(status.available),
+        peer: status.peer.is_some(),
     })
 }
 
@@ -33,7 +34,8 @@ fn node(name: &str, place: FindPlace) -> Option<Arc<Node>> {
 /// A volume that its node has reported.
 fn known_volume(volume: &Volume, place: FindPlace) -> Option<Placed<PersistentVolume>> {
     let spec = &volume.spec;
-    let (capacity, mutable) = sizes(volume.status.as_ref()?);
+    let status = volume.status.as_ref();
+    let (capacity, mutable) = sizes(status.filter(|it| it.phase != Phase::Fetching)?);
     let created = volume.metadata.creation_timestamp.as_ref();
     let created = created.map_or(0, |time| time.0.as_millisecond());
     let created = Timestamp(bytes(created));
@@ -144,14 +146,17 @@ impl Cluster {
         after: Option<&SnapshotId>,
         most: usize,
     ) -> Result<Page<Placed<Snapshot>>> {
-        let objects = match &filter.id {
+        let objects = if let Some(id) = &filter.id {
             // The caller may have just made it, and the watch can be late.
-            Some(id) => match self.snapshot_with(id).await {
+            match self.snapshot_with(id).await {
                 Ok(object) => vec![Arc::new(object)],
                 Err(Error::NoSuchSnapshot(_)) => Vec::new(),
                 Err(error) => return Err(error),
-            },
-            None => self.seen_snapshots.all(),
+            }
+        } else {
+            let mut all = self.seen_snapshots.all();
+            all.retain(|object| temporary::volume_of(&object.spec.name).is_none());
+            all
         };
         let is_there = |object: &&Arc<api::Snapshot>| {
             object.spec.wanted != Wanted::Absent && object.phase() == Some(Phase::Ready)

@@ -10,6 +10,7 @@
 //! | `cache` | the watch over one kind |
 //! | `volumes` | create, delete and change volumes |
 //! | `snapshots` | the same for snapshots and groups |
+//! | `temporary` | snapshots that a clone on another node is made of |
 //! | `lists` | answers from the watches |
 //! | `persistent` | PersistentVolumes: the relevant parts, the watch, live reads |
 //! | `contents` | which snapshots are named by snapshot contents |
@@ -33,6 +34,7 @@ mod persistent;
 mod running;
 mod snapshots;
 mod tell;
+mod temporary;
 mod volumes;
 
 use std::fmt;
@@ -153,6 +155,7 @@ impl Cluster {
                 sweeper.sweep_forever(),
                 sweeper.mark_forever(writer),
                 sweeper.find_leaks_forever(setup.leak_grace),
+                sweeper.end_temporary_forever(setup.leak_grace),
                 sweeper.keep_forever(),
                 sweeper.give_up_forever(setup.node_grace),
                 sweeper.tell_forever(),

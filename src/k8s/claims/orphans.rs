@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use super::objects::failed;
 use super::persistent::Named;
-use super::{Cluster, contents, name_on};
+use super::{Cluster, contents, name_on, temporary};
 use crate::api::{
     OrphanSnapshot, OrphanVolume, Phase, Pool, Snapshot, SnapshotSpec, Volume, VolumeSpec, Wanted,
 };
@@ -45,6 +45,7 @@ pub(in crate::k8s) fn volume_order(
         parameters: orphan.parameters,
         made_with: orphan.made_with,
         source: orphan.source.clone(),
+        fetch: None,
         wanted,
         capacity: orphan.capacity,
         limit: 0,
@@ -183,9 +184,16 @@ impl Cluster {
         }
         for (node, orphan) in orphans {
             let mut ids = orphan.members.iter().chain([&orphan.id]);
+            // No content names a snapshot for a clone, and without its object it is of no use.
+            let is_temporary = temporary::volume_of(&orphan.name).is_some();
+            let wanted = if is_temporary {
+                Wanted::Absent
+            } else {
+                Wanted::Kept
+            };
             let (true, Some(order), Ok(id)) = (
-                ids.any(|id| named.contains(id)),
-                snapshot_order(&node, orphan, Wanted::Kept),
+                is_temporary || ids.any(|id| named.contains(id)),
+                snapshot_order(&node, orphan, wanted),
                 orphan.id.parse(),
             ) else {
                 continue;
@@ -193,7 +201,7 @@ impl Cluster {
             let Ok(_alone) = self.running.take(id) else {
                 continue;
             };
-            if self.snapshots.make(&order).await?.is_some() {
+            if self.snapshots.make(&order).await?.is_some() && !is_temporary {
                 self.counters.kept.inc();
                 tracing::info!(snapshot = %orphan.id, name = %orphan.name, %node,
                     "created an object again that was lost: its data still exists");

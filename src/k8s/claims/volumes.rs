@@ -9,8 +9,8 @@ use tonic::Code;
 
 use super::decide::{self, Aim, Asked, Change, Creation, Deletion, refusal};
 use super::persistent::Named;
-use super::{Cluster, TO_MAKE, deadline, late, lists};
-use crate::api::{Mutable, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
+use super::{Cluster, TO_MAKE, deadline, late, lists, temporary};
+use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
 use crate::engine::claims::{CreateClaim, claim_id};
 use crate::engine::{Error, Result};
 use crate::model::{
@@ -36,6 +36,7 @@ fn object(request: &CreateClaim, node: &Node) -> Volume {
             parameters: request.parameters.into(),
             made_with: mutable,
             source: request.source.as_ref().map(Into::into),
+            fetch: None,
             wanted: Wanted::Present,
             capacity: number(request.required_bytes),
             limit: request.limit_bytes.map(number).unwrap_or_default(),
@@ -72,8 +73,7 @@ impl Cluster {
                 Creation::Done(volume) => return lists::volume(volume, self.place),
                 Creation::Make(node) => {
                     let order = self.first_order(request, &node).await?;
-                    // If another controller made it meanwhile, the next look finds it.
-                    self.volumes.make(&order).await?;
+                    self.make_order(order, asked.source.as_deref()).await?;
                 }
                 Creation::Wait(volume) => self.answered(volume, time_up).await,
                 Creation::Abandon(volume) => {
@@ -83,6 +83,7 @@ impl Cluster {
                 }
                 Creation::Withdraw(volume, error) => {
                     if self.volumes.remove(volume).await? {
+                        self.end_temporary_of(volume).await;
                         return Err(error);
                     }
                 }
@@ -95,6 +96,38 @@ impl Cluster {
                 ));
             }
         }
+    }
+
+    /// Makes the object of an order. For a clone on another node than its source's, the snapshot
+    /// that it is made of comes first.
+    async fn make_order(&self, mut order: Volume, source: Option<&Node>) -> Result<()> {
+        let id = order.metadata.name.clone().unwrap_or_default();
+        let spec = &order.spec;
+        let elsewhere = source.filter(|source| source.id.as_str() != spec.node_name);
+        let mut hold = None;
+        if let (Some(node), Some(source), Wanted::Present) = (elsewhere, &spec.source, spec.wanted)
+        {
+            let invalid = |_| Error::NoSuchClaim(source.name.clone());
+            let snapshot = match ClaimSource::try_from(source).map_err(invalid)? {
+                ClaimSource::Snapshot(snapshot) => snapshot,
+                ClaimSource::Claim(volume) => {
+                    // Until the object exists, nothing else says that the snapshot is needed.
+                    hold = Some(self.running.take(id.parse().map_err(invalid)?)?);
+                    let name = temporary::name_for(&id);
+                    let anywhere = Requirement::default();
+                    let taken = self.take_snapshot(&name, volume.as_str(), &anywhere);
+                    taken.await?.what.id
+                }
+            };
+            order.spec.fetch = Some(Fetch {
+                node_name: node.id.as_str().to_owned(),
+                snapshot: snapshot.to_string(),
+            });
+        }
+        // If another controller made it meanwhile, the next look finds it.
+        self.volumes.make(&order).await?;
+        drop(hold);
+        Ok(())
     }
 
     /// The order for a volume without an object. If a PersistentVolume of its name exists, the
@@ -131,8 +164,8 @@ impl Cluster {
         seen.answered(volume, deadline, is_answer).await;
     }
 
-    /// The node where a clone is made. An attempt that has begun keeps its node, also when its
-    /// source is deleted meanwhile.
+    /// The node of a clone's source. An attempt that has begun keeps it, also when its source is
+    /// deleted meanwhile.
     async fn node_of_source(
         &self,
         request: &CreateClaim,
@@ -144,7 +177,10 @@ impl Cluster {
         let mut volumes = volumes.iter();
         let begun = volumes.find(|volume| volume.spec.wanted != Wanted::Absent);
         let node = match (begun, source) {
-            (Some(begun), _) => begun.spec.node_name.clone(),
+            (Some(begun), _) => match &begun.spec.fetch {
+                Some(fetch) => fetch.node_name.clone(),
+                None => begun.spec.node_name.clone(),
+            },
             (None, ClaimSource::Claim(id)) => {
                 let volume = self.wanted_volume(id.as_str()).await?;
                 Aim::now(&volume)?;
@@ -160,8 +196,18 @@ impl Cluster {
         if let Some(known) = known {
             return Ok(Some(known.node));
         }
+        // A volume that was made of it needs it no more.
+        if let Some(begun) = begun.filter(|it| it.phase() == Some(Phase::Ready)) {
+            return Ok(Some(self.node(&begun.spec.node_name)));
+        }
         let (ClaimSource::Claim(id) | ClaimSource::Snapshot(id)) = source;
-        self.refuse_given_up(id.as_str(), &node).await?;
+        if let Err(error) = self.refuse_given_up(id.as_str(), &node).await {
+            // Its content will not come any more.
+            if let Some(begun) = begun.filter(|it| it.spec.fetch.is_some()) {
+                self.volumes.write(begun, absent()).await?;
+            }
+            return Err(error);
+        }
         Ok(Some(self.node(&node)))
     }
 
@@ -254,6 +300,7 @@ impl Cluster {
             parameters: crate::api::Parameters::default(),
             made_with: Mutable::default(),
             source: None,
+            fetch: None,
             wanted: Wanted::Absent,
             capacity: 0,
             limit: 0,

@@ -22,6 +22,7 @@ fn places() -> Vec<Place> {
         node: node(name),
         bytes,
         available,
+        peer: name != "c",
     };
     [("a", 100, 10), ("b", 100, 90), ("c", 10, 95)]
         .map(place)
@@ -58,6 +59,7 @@ fn volume(at: &str, wanted: Wanted, status: Option<(Phase, i64)>) -> Volume {
             parameters: Parameters::default(),
             made_with: Mutable::default(),
             source: None,
+            fetch: None,
             wanted,
             capacity: 50,
             limit: 0,

@@ -1,0 +1,224 @@
+//! What another node holds, as a source of content: its tables, its content, reports of damage. It
+//! believes nothing that a peer sends; `shared::fetch` verifies it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use tokio::time::timeout;
+use tonic::{Code, Status, Streaming};
+
+use super::client::{Node, SILENT, say};
+use super::counters::add;
+use super::messages;
+use crate::archive::toc::{Table, Want};
+use crate::model::{ArtifactId, Reference, Tenant};
+use crate::proto::peer::v1 as wire;
+use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
+use wire::get_layer_request::Part;
+
+/// How many artifacts that a peer had damaged are remembered.
+const REMEMBERED: usize = 4096;
+
+/// An artifact or a snapshot of another node, as a source.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    pub(super) node: Arc<Node>,
+    /// The artifact, or what stands for the snapshot.
+    pub(super) artifact: ArtifactId,
+    pub(super) ask: wire::Ask,
+}
+
+impl Held {
+    fn object(&self, layer: &LayerRef) -> String {
+        format!("layer {} of {}", layer.digest, self.name())
+    }
+
+    fn error(&self, layer: &LayerRef, status: &Status) -> Error {
+        let (object, cause) = (self.object(layer), say(status));
+        match status.code() {
+            Code::NotFound => Error::Missing { object },
+            Code::PermissionDenied | Code::Unauthenticated | Code::InvalidArgument => {
+                Error::Permanent { object, cause }
+            }
+            Code::ResourceExhausted => Error::SlowDown { object, cause },
+            _ => Error::Away { object, cause },
+        }
+    }
+
+    /// Begins a stream. Blocks.
+    fn get(&self, layer: &LayerRef, part: Part) -> Result<Incoming> {
+        let request = wire::GetLayerRequest {
+            ask: Some(self.ask.clone()),
+            artifact: self.artifact.to_string(),
+            layer: layer.digest.0.to_vec(),
+            part: Some(part),
+        };
+        let mut client = self.node.client();
+        let begun = async { timeout(SILENT, client.get_layer(request)).await };
+        let begun = self.node.runtime.block_on(begun);
+        let silent = |_| Error::Away {
+            object: self.object(layer),
+            cause: "no answer in time".to_owned(),
+        };
+        let stream = begun
+            .map_err(silent)?
+            .map_err(|status| self.error(layer, &status))?;
+        Ok(Incoming {
+            held: self.clone(),
+            layer: *layer,
+            stream: stream.into_inner(),
+            rest: Vec::new(),
+            at: 0,
+        })
+    }
+}
+
+impl Source for Held {
+    fn name(&self) -> String {
+        format!("peer {}", self.node.name.as_str())
+    }
+
+    /// What it had when it was asked is what it is a source of.
+    fn resolve(
+        &self,
+        _tenant: &Tenant,
+        reference: &Reference,
+        _known: Option<&Known>,
+    ) -> Result<Resolved> {
+        Err(Error::Missing {
+            object: format!("{reference} of {}", self.name()),
+        })
+    }
+
+    fn open(&self, _tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
+        if self.node.damaged.lock().contains(&self.artifact) {
+            let object = self.object(layer);
+            return Err(Error::Missing { object });
+        }
+        let input = self.get(layer, Part::Table(wire::Table {}))?;
+        Table::receive(input, table, layer.table).map_err(|error| self.refused(layer, error))?;
+        // A stream that ends early is no damage.
+        let length = table.metadata().map(|found| found.len());
+        if length.is_ok_and(|length| length < layer.table) {
+            return Err(self.cut(layer));
+        }
+        Ok(Box::new(HeldLayer {
+            held: self.clone(),
+            layer: *layer,
+        }))
+    }
+
+    fn damaged(&self, _tenant: &Tenant, layer: &LayerRef, error: &Error) {
+        add(&self.node.counters.damaged, 1);
+        let mut damaged = self.node.damaged.lock();
+        if damaged.len() >= REMEMBERED {
+            damaged.clear();
+        }
+        damaged.insert(self.artifact);
+        drop(damaged);
+        let report = wire::ReportDamageRequest {
+            ask: Some(self.ask.clone()),
+            artifact: self.artifact.to_string(),
+            layer: layer.digest.0.to_vec(),
+            cause: error.to_string(),
+        };
+        let peer = self.node.name.as_str();
+        tracing::error!(peer, artifact = %self.artifact, %error,
+            "a peer sent damaged content; it was refused");
+        let mut client = self.node.client();
+        let told = async { timeout(SILENT, client.report_damage(report)).await };
+        if !matches!(self.node.runtime.block_on(told), Ok(Ok(_))) {
+            tracing::warn!(peer, artifact = %self.artifact, "the peer was not told of the damage");
+        }
+    }
+}
+
+impl Held {
+    fn cut(&self, layer: &LayerRef) -> Error {
+        Error::Away {
+            object: self.object(layer),
+            cause: "its table was cut".to_owned(),
+        }
+    }
+
+    /// A table that did not arrive, or that is wrong.
+    fn refused(&self, layer: &LayerRef, error: crate::archive::Error) -> Error {
+        use crate::archive::Error as Archive;
+        match error {
+            Archive::Read(error) => match error.downcast::<Error>() {
+                Ok(ours) => ours,
+                Err(error) => Error::Away {
+                    object: self.object(layer),
+                    cause: error.to_string(),
+                },
+            },
+            error @ (Archive::Malformed { .. } | Archive::Limit { .. }) => Error::Corrupt {
+                object: self.object(layer),
+                cause: error.to_string(),
+            },
+            error => Error::Layer(error),
+        }
+    }
+}
+
+/// A layer of another node.
+struct HeldLayer {
+    held: Held,
+    layer: LayerRef,
+}
+
+impl Content for HeldLayer {
+    fn frames(&self, wants: &[Want]) -> Result<Frames> {
+        let wants = messages::wants(wants);
+        let stream = self
+            .held
+            .get(&self.layer, Part::Content(wire::Content { wants }))?;
+        Ok(Frames {
+            stream: Box::new(stream),
+            bytes: 0,
+        })
+    }
+}
+
+/// The bytes of a stream, for a thread that may block.
+struct Incoming {
+    held: Held,
+    layer: LayerRef,
+    stream: Streaming<wire::Chunk>,
+    rest: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Incoming {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.rest.len() {
+            let stream = &mut self.stream;
+            let next = async { timeout(SILENT, stream.message()).await };
+            match self.held.node.runtime.block_on(next) {
+                Ok(Ok(Some(chunk))) => {
+                    add(
+                        &self.held.node.counters.received_bytes,
+                        chunk.data.len() as u64,
+                    );
+                    (self.rest, self.at) = (chunk.data, 0);
+                }
+                Ok(Ok(None)) => return Ok(0),
+                Ok(Err(status)) => {
+                    return Err(io::Error::other(self.held.error(&self.layer, &status)));
+                }
+                Err(_) => {
+                    let seconds = SILENT.as_secs();
+                    return Err(io::Error::other(Error::Away {
+                        object: self.held.object(&self.layer),
+                        cause: format!("it sent nothing for {seconds} s"),
+                    }));
+                }
+            }
+        }
+        let taken = into.len().min(self.rest.len() - self.at);
+        into[..taken].copy_from_slice(&self.rest[self.at..self.at + taken]);
+        self.at += taken;
+        Ok(taken)
+    }
+}
