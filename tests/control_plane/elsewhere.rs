@@ -137,7 +137,7 @@ async fn a_clone_elsewhere_has_the_content_and_is_a_volume_of_its_own() {
     let asked = elsewhere("pvc-clone", of_volume(&id));
     let (clone, at) = provision(&mut client, asked.clone()).await;
     assert_eq!(at, "node-2");
-    let again = create(&mut client, asked).await.expect("it is there");
+    let again = create(&mut again, asked).await.expect("it is there");
     assert_eq!(again, (clone.clone(), at));
     no_more_snapshots(&plane, 0).await;
 
@@ -212,7 +212,7 @@ async fn a_node_that_is_no_peer_is_told_before_anything_is_made() {
     await_pools(&client, 2).await;
     let id = source(&mut client, &kubelet, 1).await;
     let asked = elsewhere("pvc-clone", of_volume(&id));
-    let refused = create(&mut client, asked).await.expect_err("no peer");
+    let refused = create(&mut again, asked).await.expect_err("no peer");
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     assert!(
         refused.message().contains("node node-2 is no peer"),
@@ -260,9 +260,9 @@ async fn a_clone_goes_on_after_each_process_was_killed() {
     let id = source(&mut calls, &kubelet_one, 8 << 20).await;
 
     let asked = elsewhere("pvc-clone", of_volume(&id));
-    let mut caller = calls.clone();
+    let mut again = calls.clone();
     let first = asked.clone();
-    let called = tokio::spawn(async move { create(&mut caller, first).await });
+    let called = tokio::spawn(async move { create(&mut again, first).await });
     is_fetching(&plane).await;
     two.kill();
     two.start();
@@ -313,8 +313,8 @@ async fn nothing_is_left_of_a_clone_that_is_given_up() {
     // Killed when the snapshot was ordered: nothing asks for the volume again.
     one.signal(Signal::STOP);
     let begin = |name: String| {
-        let (mut caller, asked) = (calls.clone(), elsewhere(&name, of_volume(&id)));
-        tokio::spawn(async move { create(&mut caller, asked).await })
+        let (mut again, asked) = (calls.clone(), elsewhere(&name, of_volume(&id)));
+        tokio::spawn(async move { create(&mut again, asked).await })
     };
     let called = begin("pvc-given-up".to_owned());
     eventually("the snapshot is ordered", async || {
@@ -335,8 +335,8 @@ async fn nothing_is_left_of_a_clone_that_is_given_up() {
     let calls = client(&controller).await;
     await_pools(&calls, 2).await;
     let name = claim(&plane, "given-up");
-    let (mut caller, asked) = (calls.clone(), elsewhere(&name, of_volume(&id)));
-    let called = tokio::spawn(async move { create(&mut caller, asked).await });
+    let (mut again, asked) = (calls.clone(), elsewhere(&name, of_volume(&id)));
+    let called = tokio::spawn(async move { create(&mut again, asked).await });
     is_fetching(&plane).await;
     controller.kill();
     called
