@@ -137,7 +137,7 @@ async fn a_clone_elsewhere_has_the_content_and_is_a_volume_of_its_own() {
     let asked = elsewhere("pvc-clone", of_volume(&id));
     let (clone, at) = provision(&mut client, asked.clone()).await;
     assert_eq!(at, "node-2");
-    let again = create(&mut again, asked).await.expect("it is there");
+    let again = create(&mut client, asked).await.expect("it is there");
     assert_eq!(again, (clone.clone(), at));
     no_more_snapshots(&plane, 0).await;
 
@@ -212,7 +212,7 @@ async fn a_node_that_is_no_peer_is_told_before_anything_is_made() {
     await_pools(&client, 2).await;
     let id = source(&mut client, &kubelet, 1).await;
     let asked = elsewhere("pvc-clone", of_volume(&id));
-    let refused = create(&mut again, asked).await.expect_err("no peer");
+    let refused = create(&mut client, asked).await.expect_err("no peer");
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     assert!(
         refused.message().contains("node node-2 is no peer"),
