@@ -38,8 +38,8 @@ const AWAY: Duration = Duration::from_secs(120);
 /// How long a result waits for a caller.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// Whether a volume is still to be made, asked just before it is.
-pub type IsWanted = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
+/// Whether a volume is still to be made, asked just before it is. `None`: not known now.
+pub type IsWanted = Arc<dyn Fn() -> BoxFuture<'static, Option<bool>> + Send + Sync>;
 
 /// A volume that is to be made of a snapshot of another node.
 #[derive(Clone)]
@@ -100,7 +100,7 @@ impl Run {
         Self {
             from,
             stop: CancellationToken::new(),
-            waits: Mutex::new("it waits for other fetches to end".to_owned()),
+            waits: Mutex::new("that node is asked".to_owned()),
             bytes: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             of: AtomicU64::new(0),
@@ -213,14 +213,24 @@ impl Cloner {
                 "this node is no peer of the others, so no volume can be cloned from another node",
             ));
         };
+        let ends = || async {
+            tokio::select! {
+                () = run.stop.cancelled() => {}
+                () = self.context.stop.cancelled() => {}
+            }
+        };
         let frozen = tokio::select! {
             frozen = self.frozen(&*peers, &request, run) => frozen?,
-            () = run.stop.cancelled() => return Err(Error::ShuttingDown),
-            () = self.context.stop.cancelled() => return Err(Error::ShuttingDown),
+            () = ends() => return Err(Error::ShuttingDown),
+        };
+        run.waits("it waits for other fetches to end");
+        let free = tokio::select! {
+            free = self.workers.free() => free.ok_or(Error::ShuttingDown)?,
+            () = ends() => return Err(Error::ShuttingDown),
         };
         let (this, ours) = (Arc::clone(self), Arc::clone(run));
         let call = move || this.receive(&*peers, &request, &frozen, &ours);
-        let received = self.workers.run(|| !run.stop.is_cancelled(), call).await;
+        let received = self.workers.run_on(free, call).await;
         received.unwrap_or(Err(Error::ShuttingDown))
     }
 
@@ -233,6 +243,12 @@ impl Cloner {
                     return Err(Error::NoSuchSnapshot(request.asked.snapshot.to_string()));
                 }
                 Err(NoSnapshot::Never(why)) => return Err(refused(Code::FailedPrecondition, why)),
+                Err(NoSnapshot::Refused(why)) => {
+                    if (request.wanted)().await == Some(false) {
+                        return Err(unwanted(request));
+                    }
+                    run.waits(why);
+                }
                 Err(NoSnapshot::NotYet(why)) => run.waits(why),
             }
             tokio::time::sleep(PAUSE).await;
@@ -269,13 +285,17 @@ impl Cloner {
             self.layer(peers, request, frozen, index, place, run)
         };
         let may_enter = || {
-            let is_wanted = !run.stop.is_cancelled();
-            if is_wanted && self.context.block_on((request.wanted)()) {
-                return Ok(());
+            while !run.stop.is_cancelled() {
+                match self.context.block_on((request.wanted)()) {
+                    Some(true) => return Ok(()),
+                    Some(false) => break,
+                    None => run.waits("the API server does not say whether it is still to be made"),
+                }
+                if !self.context.sleep(PAUSE) {
+                    return Err(Error::ShuttingDown);
+                }
             }
-            let volume = &request.asked.volume;
-            let why = format!("volume {volume} is not to be made any more");
-            Err(refused(Code::Aborted, why))
+            Err(unwanted(request))
         };
         let engine = &self.context.engine;
         let received = engine.receive_claim(receive, &run.bytes, make, may_enter);
@@ -322,16 +342,23 @@ impl Cloner {
                 shared::Error::Away { .. }
                     | shared::Error::SlowDown { .. }
                     | shared::Error::Permanent { .. }
+                    | shared::Error::Missing { .. }
             );
             if !may_return || since.elapsed() >= AWAY || stop() || !self.context.sleep(PAUSE) {
                 return Err(error);
             }
             let again = peers.snapshot(&request.node, &request.asked);
             match self.context.block_on(again) {
-                // A node may merge layers: then they have other tables.
                 Ok(again) if again.layers.contains(layer) => source = again.source,
-                Ok(_) | Err(NoSnapshot::Gone | NoSnapshot::Never(_)) => return Err(error),
-                Err(NoSnapshot::NotYet(_)) => {}
+                // A node may merge layers: then they have other tables. The next try asks for them.
+                Ok(_) => {
+                    return Err(shared::Error::Away {
+                        object: format!("layer {}", layer.digest),
+                        cause: "that node has merged the layers of the snapshot".to_owned(),
+                    });
+                }
+                Err(NoSnapshot::Gone | NoSnapshot::Never(_)) => return Err(error),
+                Err(NoSnapshot::Refused(_) | NoSnapshot::NotYet(_)) => {}
             }
         }
     }
@@ -347,6 +374,12 @@ fn refused(code: Code, message: impl Into<String>) -> Error {
         code: code.into(),
         message: message.into(),
     }
+}
+
+fn unwanted(request: &CloneRequest) -> Error {
+    let volume = &request.asked.volume;
+    let why = format!("volume {volume} is not to be made any more");
+    refused(Code::Aborted, why)
 }
 
 /// The engine's error for a clone that was not received. A temporary error is one after which the

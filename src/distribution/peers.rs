@@ -108,6 +108,8 @@ pub enum NoSnapshot {
     Gone,
     /// It cannot give it, whenever it is asked. In words.
     Never(String),
+    /// It gives it to no node that asks so. In words. It may not have seen the order yet.
+    Refused(String),
     /// Not now: the node does not answer, or prepares the snapshot. In words.
     NotYet(String),
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_util::task::TaskTracker;
 
 /// One kind of work.
@@ -15,6 +15,10 @@ pub(super) struct Workers {
     tasks: TaskTracker,
 }
 
+/// A thread that is free for one call.
+#[derive(Debug)]
+pub(super) struct Free(OwnedSemaphorePermit);
+
 impl Workers {
     /// At most `most` calls at once.
     pub(super) fn new(name: &'static str, most: usize, tasks: TaskTracker) -> Self {
@@ -23,17 +27,31 @@ impl Workers {
     }
 
     /// Waits for a free thread, and runs the call there. `is_wanted` is asked when the thread is
-    /// free. `None`: it is not wanted any more, or it panicked. A call that runs is not stopped if
-    /// its caller goes away.
+    /// free. `None`: it is not wanted any more, or it panicked.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         is_wanted: impl FnOnce() -> bool,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        let permit = Arc::clone(&self.free).acquire_owned().await.ok()?;
+        let free = self.free().await?;
         if !is_wanted() {
             return None;
         }
+        self.run_on(free, call).await
+    }
+
+    /// Waits for a free thread. `None`: there will be none.
+    pub(super) async fn free(&self) -> Option<Free> {
+        Some(Free(Arc::clone(&self.free).acquire_owned().await.ok()?))
+    }
+
+    /// Runs the call on a free thread. `None`: it panicked. A call that runs is not stopped if its
+    /// caller goes away.
+    pub(super) async fn run_on<T: Send + 'static>(
+        &self,
+        Free(permit): Free,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
         let token = self.tasks.token();
         let (answer, answered) = oneshot::channel();
         let started = std::thread::Builder::new()

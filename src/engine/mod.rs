@@ -586,6 +586,7 @@ impl Engine {
         make: impl FnMut(usize, &LayerPlace<'_>) -> std::result::Result<Arc<Table>, E>,
     ) -> std::result::Result<Received, ReceiveError<E>> {
         self.inner.refuse_degraded()?;
-        transfer::receive(&self.inner, request, progress, make)
+        let received = transfer::receive(&self.inner, request, progress, make);
+        transfer::finish(&self.inner, received)
     }
 }

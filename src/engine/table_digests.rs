@@ -36,6 +36,8 @@ pub(super) struct TableDigests {
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
     pub(super) failed: Setbacks<LayerId>,
+    /// Layers without a table that another node waits for.
+    awaited: Mutex<HashSet<LayerId>>,
     /// A layer became durable, or got its table.
     changed: Notify,
 }
@@ -47,7 +49,19 @@ impl TableDigests {
     }
 
     pub(super) fn insert(&self, layer: LayerId, digest: Sha256) {
+        self.awaited.lock().remove(&layer);
         self.known.lock().insert(layer, digest);
+    }
+
+    /// Another node waits for the layer's table.
+    pub(super) fn wait_for(&self, layer: LayerId) {
+        self.awaited.lock().insert(layer);
+        self.wake();
+    }
+
+    /// Whether another node waits for it.
+    pub(super) fn is_awaited(&self, layer: &LayerId) -> bool {
+        self.awaited.lock().contains(layer)
     }
 
     /// The layer's table is gone.
@@ -58,6 +72,7 @@ impl TableDigests {
     /// Forgets all layers but these.
     pub(super) fn retain(&self, layers: &HashSet<LayerId>) {
         self.known.lock().retain(|layer, _| layers.contains(layer));
+        self.awaited.lock().retain(|layer| layers.contains(layer));
     }
 
     /// Begins to read a layer. The caller closes its files before it drops the guard.

@@ -86,7 +86,7 @@ fn layers(inner: &Inner) -> HashSet<LayerId> {
 }
 
 /// The digest of a layer's table; `None`: the engine stops, the layer is gone, or the pool has too
-/// little space to spend some on tables.
+/// little space to spend some on tables that no other node waits for.
 fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     let reading = inner.collector.tables.read(layer);
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
@@ -100,7 +100,7 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     if found == Recorded::Damaged {
         tracing::warn!(%layer, "the layer's table of contents is damaged; it is made again");
     }
-    if is_nearly_full(inner) {
+    if is_nearly_full(inner) && !inner.collector.tables.is_awaited(&layer) {
         return Ok(None);
     }
     match make(&dir, &|| reading.is_gone() || inner.lifetime.is_stopping()) {

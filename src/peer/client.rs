@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use sha2::Digest as _;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -21,7 +20,7 @@ use super::messages;
 use crate::distribution::roster::{AskedClone, Directory, Located, Peer, Reader, Roster};
 use crate::distribution::{Frozen, Holding, NoSnapshot, Patience, PeerFigures, Peers, Told};
 use crate::link::{Key, connect};
-use crate::model::{ArtifactId, CacheKey, Name, NodeId, Sha256, SnapshotId, Tenant};
+use crate::model::{ArtifactId, CacheKey, Name, NodeId, Sha256, Tenant};
 use crate::proto::peer::v1 as wire;
 use wire::get_artifact_response::State;
 use wire::peer_client::PeerClient;
@@ -335,6 +334,7 @@ impl Node {
                 // It may not know the key of this node yet, or the volume.
                 return failed(match status.code() {
                     Code::FailedPrecondition => NoSnapshot::Never(why),
+                    Code::PermissionDenied => NoSnapshot::Refused(why),
                     Code::InvalidArgument => {
                         NoSnapshot::Never(format!("{why}; its driver may be of an older version"))
                     }
@@ -346,15 +346,18 @@ impl Node {
         match answer.state() {
             State::Nothing => Err(NoSnapshot::Gone),
             State::Coming => Err(NoSnapshot::NotYet(format!(
-                "node {peer} reads the snapshot, to make its tables of contents"
+                "node {peer} reads the snapshot, to make its tables of contents; its log says what \
+                 hinders it"
             ))),
             State::Here => {
                 let held = Held {
                     node: Arc::clone(self),
-                    artifact: id_of(&asked.snapshot),
+                    artifact: None,
                     ask,
                 };
-                let frozen = messages::frozen(&answer.snapshot.unwrap_or_default(), Arc::new(held));
+                let snapshot = answer.snapshot.as_ref();
+                let snapshot = snapshot.ok_or_else(|| "snapshot is missing".to_owned());
+                let frozen = snapshot.and_then(|it| messages::frozen(it, Arc::new(held)));
                 frozen.map_err(|why| {
                     NoSnapshot::Never(format!("the answer of node {peer} is refused: {why}"))
                 })
@@ -387,20 +390,11 @@ impl Node {
             sharing,
             source: Arc::new(Held {
                 node: Arc::clone(self),
-                artifact,
+                artifact: Some(artifact),
                 ask: messages::ask(name, reader),
             }),
         })
     }
-}
-
-/// What stands for a snapshot where an artifact of a peer has its id: it was damaged, or is asked
-/// for. No artifact has this id, since ids of artifacts are random.
-fn id_of(snapshot: &SnapshotId) -> ArtifactId {
-    let digest = sha2::Sha256::digest(snapshot.as_str().as_bytes());
-    let mut bits = [0; 16];
-    bits.copy_from_slice(&digest[..16]);
-    ArtifactId::from_bits(u128::from_be_bytes(bits))
 }
 
 /// An error of a call as a message shows it.

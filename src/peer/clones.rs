@@ -101,10 +101,7 @@ impl Inner {
         opened.await?.map_err(|error: Error| {
             tracing::warn!(snapshot = %asked.snapshot, %error,
                 "a snapshot cannot be opened for a peer");
-            match error {
-                Error::Unsupported { .. } => Status::failed_precondition(error.to_string()),
-                _ => Status::unavailable("the snapshot cannot be opened"),
-            }
+            Status::unavailable("the snapshot cannot be opened")
         })
     }
 

@@ -24,12 +24,18 @@ const REMEMBERED: usize = 4096;
 #[derive(Debug, Clone)]
 pub(super) struct Held {
     pub(super) node: Arc<Node>,
-    /// The artifact, or what stands for the snapshot.
-    pub(super) artifact: ArtifactId,
+    /// The artifact. `None`: `ask` names a snapshot.
+    pub(super) artifact: Option<ArtifactId>,
     pub(super) ask: wire::Ask,
 }
 
 impl Held {
+    /// The artifact's id, as a request has it: empty for a snapshot.
+    fn id(&self) -> String {
+        let id = self.artifact.as_ref();
+        id.map_or_else(String::new, ToString::to_string)
+    }
+
     fn object(&self, layer: &LayerRef) -> String {
         format!("layer {} of {}", layer.digest, self.name())
     }
@@ -50,7 +56,7 @@ impl Held {
     fn get(&self, layer: &LayerRef, part: Part) -> Result<Incoming> {
         let request = wire::GetLayerRequest {
             ask: Some(self.ask.clone()),
-            artifact: self.artifact.to_string(),
+            artifact: self.id(),
             layer: layer.digest.0.to_vec(),
             part: Some(part),
         };
@@ -92,7 +98,9 @@ impl Source for Held {
     }
 
     fn open(&self, _tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
-        if self.node.damaged.lock().contains(&self.artifact) {
+        if let Some(artifact) = &self.artifact
+            && self.node.damaged.lock().contains(artifact)
+        {
             let object = self.object(layer);
             return Err(Error::Missing { object });
         }
@@ -111,25 +119,28 @@ impl Source for Held {
 
     fn damaged(&self, _tenant: &Tenant, layer: &LayerRef, error: &Error) {
         add(&self.node.counters.damaged, 1);
-        let mut damaged = self.node.damaged.lock();
-        if damaged.len() >= REMEMBERED {
-            damaged.clear();
+        // A snapshot has one holder, and is asked for again when that was mended.
+        if let Some(artifact) = self.artifact {
+            let mut damaged = self.node.damaged.lock();
+            if damaged.len() >= REMEMBERED {
+                damaged.clear();
+            }
+            damaged.insert(artifact);
         }
-        damaged.insert(self.artifact);
-        drop(damaged);
         let report = wire::ReportDamageRequest {
             ask: Some(self.ask.clone()),
-            artifact: self.artifact.to_string(),
+            artifact: self.id(),
             layer: layer.digest.0.to_vec(),
             cause: error.to_string(),
         };
         let peer = self.node.name.as_str();
-        tracing::error!(peer, artifact = %self.artifact, %error,
+        let artifact = self.id();
+        tracing::error!(peer, artifact, %error,
             "a peer sent damaged content; it was refused");
         let mut client = self.node.client();
         let told = async { timeout(SILENT, client.report_damage(report)).await };
         if !matches!(self.node.runtime.block_on(told), Ok(Ok(_))) {
-            tracing::warn!(peer, artifact = %self.artifact, "the peer was not told of the damage");
+            tracing::warn!(peer, artifact, "the peer was not told of the damage");
         }
     }
 }

@@ -222,10 +222,13 @@ async fn a_node_that_is_no_peer_is_told_before_anything_is_made() {
     assert_eq!(snapshots(&plane).await.len(), 0);
 }
 
-/// A node whose content leaves slowly: 1 MiB in a second.
+/// A node whose content leaves slowly: 1 MiB in a second. Its pool counts as nearly full, as that of
+/// a node that one moves away from.
 fn slow(plane: &ControlPlane, pool: &Path) -> Process {
     let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
-    node_with(plane, "node-1", pool, &[&listen, "--peer-bandwidth=1Mi"])
+    let full = ["--low-watermark=0", "--high-watermark=1"];
+    let arguments = [&listen, "--peer-bandwidth=1Mi", full[0], full[1]];
+    node_with(plane, "node-1", pool, &arguments)
 }
 
 async fn is_fetching(plane: &ControlPlane) {

@@ -37,7 +37,8 @@ impl Engine {
         may_enter: impl FnOnce() -> Result<()>,
     ) -> std::result::Result<PersistentVolume, ReceiveError<E>> {
         self.inner.refuse_degraded()?;
-        receive::receive(&self.inner, request, progress, make, may_enter)
+        let received = receive::receive(&self.inner, request, progress, make, may_enter);
+        transfer::finish(&self.inner, received)
     }
 
     /// Opens a snapshot layer by layer, to be sent to another node. Blocks.

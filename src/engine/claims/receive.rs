@@ -11,7 +11,7 @@ use super::create::{self, Content};
 use super::types::CreateClaim;
 use super::{data_dir, lookup};
 use crate::archive::toc::Table;
-use crate::engine::error::{Error, Result};
+use crate::engine::error::Result;
 use crate::engine::guard::Guard;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
@@ -37,21 +37,6 @@ pub struct ReceiveClaim {
 /// Receives the content, and makes the volume if `may_enter` allows it then. See
 /// [`crate::engine::Engine::receive_claim`].
 pub(in crate::engine) fn receive<E>(
-    inner: &Arc<Inner>,
-    request: ReceiveClaim,
-    progress: &AtomicU64,
-    make: impl FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
-    may_enter: impl FnOnce() -> Result<()>,
-) -> Result<PersistentVolume, ReceiveError<E>> {
-    let received = receive_now(inner, request, progress, make, may_enter);
-    if let Err(ReceiveError::Engine(Error::Full(_))) = received {
-        // The space that it needed was asked for while it ran.
-        inner.ask_for_room(0);
-    }
-    received
-}
-
-fn receive_now<E>(
     inner: &Arc<Inner>,
     request: ReceiveClaim,
     progress: &AtomicU64,

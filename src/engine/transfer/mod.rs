@@ -19,5 +19,5 @@ pub use import::{ImportRequest, Imported};
 pub(super) use open_layers::{Kept, open_layers, open_snapshot};
 pub use open_layers::{OpenArtifact, OpenLayer, OpenSnapshot, Opened};
 pub use receive::{LayerPlace, ReceiveError, ReceiveRequest, Received};
-pub(super) use receive::{Owner, receive, receive_layers, reuse_of_claims};
+pub(super) use receive::{Owner, finish, receive, receive_layers, reuse_of_claims};
 pub(super) use rollback::rollback;

@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 use super::in_use::Use;
 use crate::archive::toc::{Holder, Table};
 use crate::archive::{self, Limits};
-use crate::engine::error::{Context, Error, Result};
+use crate::engine::error::{Context, Result};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
@@ -123,7 +123,7 @@ pub(in crate::engine) fn open_layers(
     }))
 }
 
-/// Opens the layers of a snapshot. Fails with `Unsupported` if a layer's table could not be made.
+/// Opens the layers of a snapshot.
 pub(in crate::engine) fn open_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> Result<Opened> {
     let mut pins = Pins::none(inner);
     let snapshot = {
@@ -142,17 +142,8 @@ pub(in crate::engine) fn open_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> R
             open.push(layer);
             continue;
         }
-        let tables = &inner.collector.tables;
-        tables.wake();
-        if tables.failed.has(layer) {
-            return Err(Error::Unsupported {
-                what: format!("sending snapshot {id} to another node"),
-                why: format!(
-                    "the table of contents of layer {layer} cannot be made; the log of this node \
-                     has the reason"
-                ),
-            });
-        }
+        // If that fails, the log has the reason, and it is tried again.
+        inner.collector.tables.wait_for(*layer);
         return Ok(Opened::Coming);
     }
     Ok(Opened::Open(Box::new(OpenSnapshot {

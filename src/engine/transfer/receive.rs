@@ -120,16 +120,11 @@ const FINISH: &str = "complete a layer";
 /// A stack has at most so many layers here: the kernel bounds the options of a mount.
 const MOST_LAYERS: usize = 64;
 
-/// Receives an artifact. `make` makes one layer at the place that it is given, and returns its
-/// table. It is called for each layer that this node lacks, oldest first, with the layer's place in
-/// the request.
-pub(in crate::engine) fn receive<E>(
-    inner: &Arc<Inner>,
-    request: &ReceiveRequest,
-    progress: &AtomicU64,
-    make: impl FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
-) -> Result<Received, ReceiveError<E>> {
-    let received = receive_now(inner, request, progress, make);
+/// Does what is due after something was received, or was not.
+pub(in crate::engine) fn finish<T, E>(
+    inner: &Inner,
+    received: Result<T, ReceiveError<E>>,
+) -> Result<T, ReceiveError<E>> {
     if let Err(ReceiveError::Engine(Error::Full(_))) = received {
         // The space that it needed was asked for while it ran.
         inner.ask_for_room(0);
@@ -139,7 +134,10 @@ pub(in crate::engine) fn receive<E>(
     received
 }
 
-fn receive_now<E>(
+/// Receives an artifact. `make` makes one layer at the place that it is given, and returns its
+/// table. It is called for each layer that this node lacks, oldest first, with the layer's place in
+/// the request.
+pub(in crate::engine) fn receive<E>(
     inner: &Arc<Inner>,
     request: &ReceiveRequest,
     progress: &AtomicU64,

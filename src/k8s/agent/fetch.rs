@@ -22,6 +22,9 @@ use crate::server::{code_of, may_go_on};
 /// How long a job waits for a fetch.
 const MOMENT: Duration = Duration::from_secs(1);
 
+/// How long the API server may take to tell a volume.
+const ANSWER: Duration = Duration::from_secs(10);
+
 /// Has the content fetched, and reports how far that is.
 pub(super) async fn create(
     volume: &Arc<Volume>,
@@ -106,20 +109,20 @@ fn clone_request(
     })
 }
 
-/// Whether the object is there, the same, and orders the volume. If that cannot be read, it is not
-/// wanted: the next job begins again.
+/// Whether the object is there, the same, and orders the volume.
 fn is_wanted(volume: &Volume, agent: &Agent) -> IsWanted {
     let volumes: Api<Volume> = Api::all(agent.client.clone());
     let (name, uid) = (volume.metadata.name.clone(), volume.metadata.uid.clone());
     Arc::new(move || {
         let (volumes, name, uid) = (volumes.clone(), name.clone(), uid.clone());
         Box::pin(async move {
-            let found = volumes.get_opt(name.as_deref().unwrap_or_default()).await;
-            found.ok().flatten().is_some_and(|volume| {
+            let found = volumes.get_opt(name.as_deref().unwrap_or_default());
+            let found = tokio::time::timeout(ANSWER, found).await.ok()?.ok()?;
+            Some(found.is_some_and(|volume| {
                 volume.metadata.uid == uid
                     && volume.spec.wanted == Wanted::Present
                     && matches!(volume.phase(), None | Some(Phase::Fetching))
-            })
+            }))
         })
     })
 }

@@ -244,6 +244,13 @@ impl Asked<'_> {
     }
 }
 
+/// Whether a volume waits for content of another node, or has failed to get it. A volume that was
+/// made is none of these, also if its disk is away now.
+pub(super) fn lacks_content(volume: &Volume) -> bool {
+    let is_made = !matches!(volume.phase(), None | Some(Phase::Fetching | Phase::Failed));
+    volume.spec.fetch.is_some() && !is_made
+}
+
 /// Refuses to abandon a volume that a PersistentVolume names; `named` is read just before. It was
 /// Ready once: its object was deleted by hand then, and another controller made it again.
 pub(in crate::k8s) fn check_abandon(volume: &Volume, named: Option<&str>) -> Result<()> {

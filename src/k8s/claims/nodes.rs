@@ -18,7 +18,7 @@ use super::Cluster;
 use super::decide::refusal;
 use super::objects::failed;
 use crate::api::{Phase, Wanted};
-use crate::engine::Result;
+use crate::engine::{Error, Result};
 
 /// The shortest and the longest time between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
@@ -125,15 +125,20 @@ impl Cluster {
 
     /// Refuses a source on a node that was given up.
     pub(super) async fn refuse_given_up(&self, source: &str, node: &str) -> Result<()> {
-        if !self.is_given_up(node).await? {
-            return Ok(());
+        if self.is_given_up(node).await? {
+            return Err(given_up(source, node));
         }
-        let message = format!(
-            "the source {source} is on node {node}, which was deleted from the cluster; it can be \
-             copied again when the node is back with its disk"
-        );
-        Err(refusal(Code::FailedPrecondition, message))
+        Ok(())
     }
+}
+
+/// The error for a source on a node that was given up.
+pub(super) fn given_up(source: &str, node: &str) -> Error {
+    let message = format!(
+        "the source {source} is on node {node}, which was deleted from the cluster; it can be \
+         copied again when the node is back with its disk"
+    );
+    refusal(Code::FailedPrecondition, message)
 }
 
 #[cfg(test)]

@@ -60,6 +60,9 @@ impl Cluster {
                 let volume = volume_of(&snapshot.spec.name).unwrap_or_default();
                 let due = if let Some(volume) = self.seen_volumes.get(volume) {
                     is_over(&volume)
+                } else if snapshot.status.is_none() {
+                    // The node may copy for long, and calls wait for it.
+                    false
                 } else {
                     let uid = snapshot.uid().unwrap_or_default();
                     let first = since.get(&uid).copied().unwrap_or(now);

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::decide::{self, Aim, Asked, Change, Creation, Deletion, refusal};
+use super::nodes::given_up;
 use super::persistent::Named;
 use super::{Cluster, TO_MAKE, deadline, late, lists, temporary};
 use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
@@ -76,11 +77,7 @@ impl Cluster {
                     self.make_order(order, asked.source.as_deref()).await?;
                 }
                 Creation::Wait(volume) => self.answered(volume, time_up).await,
-                Creation::Abandon(volume) => {
-                    let named = self.persistent.read(&request.name).await?;
-                    decide::check_abandon(volume, named.as_ref().map(|named| &*named.id))?;
-                    self.volumes.write(volume, absent()).await?;
-                }
+                Creation::Abandon(volume) => self.abandon(volume).await?,
                 Creation::Withdraw(volume, error) => {
                     if self.volumes.remove(volume).await? {
                         self.end_temporary_of(volume).await;
@@ -96,6 +93,14 @@ impl Cluster {
                 ));
             }
         }
+    }
+
+    /// Orders the deletion of a volume that is not made in time, or never will be.
+    async fn abandon(&self, volume: &Volume) -> Result<()> {
+        let named = self.persistent.read(&volume.spec.name).await?;
+        decide::check_abandon(volume, named.as_ref().map(|named| &*named.id))?;
+        self.volumes.write(volume, absent()).await?;
+        Ok(())
     }
 
     /// Makes the object of an order. For a clone on another node than its source's, the snapshot
@@ -200,15 +205,14 @@ impl Cluster {
         if let Some(begun) = begun.filter(|it| it.phase() == Some(Phase::Ready)) {
             return Ok(Some(self.node(&begun.spec.node_name)));
         }
-        let (ClaimSource::Claim(id) | ClaimSource::Snapshot(id)) = source;
-        if let Err(error) = self.refuse_given_up(id.as_str(), &node).await {
-            // Its content will not come any more.
-            if let Some(begun) = begun.filter(|it| it.spec.fetch.is_some()) {
-                self.volumes.write(begun, absent()).await?;
-            }
-            return Err(error);
+        if !self.is_given_up(&node).await? {
+            return Ok(Some(self.node(&node)));
         }
-        Ok(Some(self.node(&node)))
+        if let Some(begun) = begun.filter(|it| decide::lacks_content(it)) {
+            self.abandon(begun).await?;
+        }
+        let (ClaimSource::Claim(id) | ClaimSource::Snapshot(id)) = source;
+        Err(given_up(id.as_str(), &node))
     }
 
     /// A volume that is not to be deleted.

@@ -2,7 +2,7 @@
 //! No I/O, and no API server.
 
 use super::*;
-use crate::api::VolumeStatus;
+use crate::api::{Fetch, VolumeStatus};
 use crate::model::{ClaimParameters, ClaimSource, MutableParameters, NODE_LABEL, NodeId, Topology};
 use crate::server::code_of;
 
@@ -395,4 +395,27 @@ fn a_refused_size_is_taken_back_before_it_is_answered() {
     volume.spec.wanted = Wanted::Absent;
     let gone = Aim::larger(&volume, 80, None).expect_err("deleted");
     assert_eq!(code_of(&gone), Code::NotFound);
+}
+
+#[test]
+fn only_a_clone_without_its_content_is_given_up_with_its_source() {
+    let clone = |phase: Option<Phase>| {
+        let mut volume = volume("b", Wanted::Present, phase.map(|phase| (phase, 1)));
+        volume.spec.fetch = Some(Fetch {
+            node_name: "a".to_owned(),
+            snapshot: "snap-1".to_owned(),
+        });
+        volume
+    };
+    for phase in [None, Some(Phase::Fetching), Some(Phase::Failed)] {
+        assert!(lacks_content(&clone(phase)), "{phase:?}");
+        assert!(!lacks_content(&volume(
+            "b",
+            Wanted::Present,
+            phase.map(|phase| (phase, 1))
+        )));
+    }
+    for phase in [Phase::Ready, Phase::Lost, Phase::Gone] {
+        assert!(!lacks_content(&clone(Some(phase))), "{phase:?}");
+    }
 }
