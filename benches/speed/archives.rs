@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use baggageclaim::archive::toc::{Holder, Patience, Receiver, Table, Want, scan};
+use baggageclaim::archive::toc::{Holder, Packing, Patience, Receiver, Table, Want, scan};
 use baggageclaim::archive::{Codec, Hashing, Limits, Pack, Progress, Unpack, pack, unpack};
 use baggageclaim::sys::Dir;
 
@@ -241,7 +241,7 @@ impl Held {
         let wants = [Want::Files { first: 0, count }];
         let sent = self
             .holder
-            .send(&wants, out, 1, &mut |_| Ok(true), &|| false);
+            .send(&wants, out, Packing::at(1), &mut |_| Ok(true), &|| false);
         assert!(sent.expect("send") > 0);
     }
 

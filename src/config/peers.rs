@@ -41,7 +41,7 @@ pub struct Peers {
 #[derive(Debug, Clone, Args)]
 pub struct PeerBandwidth {
     /// The most bytes per second that this node sends to all peers, a quantity such as 100Mi; at
-    /// least 1Mi [default: no limit]
+    /// least 1Mi. With a limit, all content is compressed [default: no limit]
     #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_PEER_BANDWIDTH",
         value_parser = parse_bandwidth)]
     pub peer_bandwidth: Option<NonZeroU64>,

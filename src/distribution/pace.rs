@@ -24,6 +24,12 @@ impl Pace {
         Self { rate, free }
     }
 
+    /// Whether there is a rate.
+    #[must_use]
+    pub fn has_limit(&self) -> bool {
+        self.rate.is_some()
+    }
+
     /// How long a part of so many bytes waits at this moment.
     pub fn take(&self, bytes: usize, now: Instant) -> Duration {
         let Some(rate) = self.rate else {

@@ -23,6 +23,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// HTTP/2's windows: what may travel before it is taken.
 const STREAM: u32 = 4 << 20;
 const CONNECTION: u32 = 16 << 20;
+/// The longest frame of HTTP/2 that the other side may send. A larger one wakes fewer tasks.
+const FRAME: u32 = 256 << 10;
 
 /// A connection to the holder of a key, which is made by its first call, and again after it was
 /// lost. Must be called in a tokio runtime, or by a thread that has entered one.
@@ -46,6 +48,7 @@ pub fn connect(key: &Key, pinned: Sha256, address: String) -> Result<Channel, ru
     let channel = Endpoint::from_static("http://node")
         .initial_stream_window_size(STREAM)
         .initial_connection_window_size(CONNECTION)
+        .max_frame_size(FRAME)
         .http2_keep_alive_interval(ALIVE)
         .keep_alive_timeout(ANSWER)
         .keep_alive_while_idle(true)

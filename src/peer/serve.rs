@@ -18,7 +18,7 @@ use super::counters::{Counters, Sends, add};
 use super::lease::Leases;
 use super::messages;
 use super::sent::Sent;
-use crate::archive::toc::Want;
+use crate::archive::toc::{Packing, Want};
 use crate::distribution::Pace;
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};
 use crate::engine::{Engine, OpenArtifact, OpenSnapshot};
@@ -37,9 +37,9 @@ const TURN: Duration = Duration::from_secs(2);
 /// How long a peer may read nothing before its stream ends: it holds a lease.
 const UNREAD: Duration = Duration::from_secs(30);
 /// Bytes of a message, and how many messages wait to be sent.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 256 << 10;
 const WAITING: usize = 4;
-/// How hard content is compressed: the link between nodes is fast.
+/// How hard content is compressed where the link is slower than that.
 const LEVEL: i32 = 1;
 /// How many reports of damage are remembered.
 const REMEMBERED: usize = 4096;
@@ -409,11 +409,13 @@ impl Sending {
         let sent = match wants {
             None => layer.table.write_to(&mut out),
             Some(wants) => {
+                let packing = Packing {
+                    level: LEVEL,
+                    is_awaited: &|| self.is_awaited(),
+                };
                 let all = &mut |_| Ok(true);
-                layer
-                    .holder
-                    .send(wants, &mut out, LEVEL, all, &stop)
-                    .map(drop)
+                let sent = layer.holder.send(wants, &mut out, packing, all, &stop);
+                sent.map(drop)
             }
         };
         let sent = sent.map_err(|error| error.to_string());
@@ -430,6 +432,12 @@ impl Sending {
                     .block_on(async { tokio::time::timeout(TURN, told).await });
             }
         }
+    }
+
+    /// Whether the link takes content faster than this thread compresses it: it has taken most of
+    /// the last frame while the next one was read.
+    fn is_awaited(&self) -> bool {
+        !self.service.0.pace.has_limit() && self.sender.capacity() > WAITING / 2
     }
 
     fn send(&self, data: Vec<u8>) -> io::Result<()> {

@@ -14,7 +14,7 @@ use super::object::{FOOTER_BYTES, Footer, INDEX, Index, TABLE, head};
 use super::record::{LayerRef, ObjectId, sha256};
 use super::store::Store;
 use crate::archive;
-use crate::archive::toc::{Holder, Noted, Table, Want};
+use crate::archive::toc::{Holder, Noted, Packing, Table, Want};
 use crate::model::Sha256;
 use crate::tree::Stop;
 
@@ -78,7 +78,7 @@ pub fn upload(
     };
     let mut has = |_| Ok(true);
     holder
-        .send(&[all], &mut out, how.level, &mut has, stop)
+        .send(&[all], &mut out, Packing::at(how.level), &mut has, stop)
         .map_err(ours)?;
     let (mut parts, frames, tail) = out.into_parts();
     let index = Index::new(frames);

@@ -1,5 +1,6 @@
 //! The format between nodes: tables, frames, holders that stall, are cut, lie or differ.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use baggageclaim::archive::toc::{Holder, Patience, Receiver, Scanned, Table, Want, scan};
+use baggageclaim::archive::toc::{Holder, Packing, Patience, Receiver, Scanned, Table, Want, scan};
 use baggageclaim::archive::{self, Error, LayerMarks, Limits, Progress};
 use baggageclaim::tree;
 use sha2::{Digest as _, Sha256};
@@ -69,11 +70,15 @@ pub(crate) fn hold(lab: &Lab, layer: &Path, name: &str) -> Held {
 
 impl Held {
     fn send(&self, wants: &[Want], level: i32) -> Vec<u8> {
+        self.send_packed(wants, Packing::at(level))
+    }
+
+    fn send_packed(&self, wants: &[Want], packing: Packing<'_>) -> Vec<u8> {
         let wants: Vec<Want> = wants.iter().map(|want| self.bounded(*want)).collect();
         let mut out = Vec::new();
         let mut all = |_| Ok(true);
         self.holder
-            .send(&wants, &mut out, level, &mut all, &never)
+            .send(&wants, &mut out, packing, &mut all, &never)
             .expect("send");
         out
     }
@@ -271,6 +276,40 @@ fn order_repetition_and_compression_do_not_matter() {
 }
 
 #[test]
+fn frames_that_are_awaited_are_not_compressed() {
+    let lab = require_lab!(Fs::Tmpfs);
+    let from = lab.dir("from");
+    content(&from);
+    let held = hold(&lab, &from, "one");
+    let stored = Packing {
+        level: 1,
+        is_awaited: &|| true,
+    };
+    let count = Cell::new(0);
+    let half = Packing {
+        level: 1,
+        is_awaited: &|| count.replace(count.get() + 1) % 2 == 0,
+    };
+    let packed = held.send(&[ALL], 1).len();
+    let [stored, half] = [stored, half].map(|packing| held.send_packed(&[ALL], packing));
+    assert!(stored.len() as u64 > held.table.bytes(), "{}", stored.len());
+    assert!(
+        packed < half.len() && half.len() < stored.len(),
+        "{}",
+        half.len()
+    );
+    for (number, stream) in [stored, half].iter().enumerate() {
+        let plain = zstd::decode_all(&stream[..]).expect("it is zstd");
+        assert_eq!(plain.len() as u64, held.table.bytes());
+        let to = lab.dir(&format!("to-{number}"));
+        let mut receiver = held.receiver(&to);
+        take(&mut receiver, stream).expect("take");
+        receiver.finish(&never).expect("finish");
+        assert_same(&shown(&from), &shown(&to.join("fs")));
+    }
+}
+
+#[test]
 fn a_stream_that_is_cut_anywhere_is_resumed_from_another_holder() {
     let lab = require_lab!(Fs::Tmpfs);
     let from = lab.dir("from");
@@ -416,7 +455,7 @@ fn a_holder_that_is_filling_sends_what_it_has() {
     let all = held.bounded(ALL);
     let mut has = |piece| filling.has(piece);
     holder
-        .send(&[all], &mut out, 1, &mut has, &never)
+        .send(&[all], &mut out, Packing::at(1), &mut has, &never)
         .expect("send");
     let mut receiver = held.receiver(&far);
     assert!(take(&mut receiver, &out).expect("take") > 0);

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baggageclaim::archive::toc::{Holder, Patience, Receiver, Table, scan};
+use baggageclaim::archive::toc::{Holder, Packing, Patience, Receiver, Table, scan};
 use baggageclaim::archive::{Limits, Progress, Result};
 use baggageclaim::engine::LayerPlace;
 use baggageclaim::sys::Dir;
@@ -36,7 +36,13 @@ pub fn make(table: &Table, holder: &Holder, place: &LayerPlace<'_>) -> Result<Ar
             break;
         }
         let mut frames = Vec::new();
-        holder.send(&wants, &mut frames, 1, &mut |_| Ok(true), &|| false)?;
+        holder.send(
+            &wants,
+            &mut frames,
+            Packing::at(1),
+            &mut |_| Ok(true),
+            &|| false,
+        )?;
         let patience = Patience(Duration::from_secs(60));
         receiver.take(&frames[..], patience, place.progress, place.stop)?;
     }

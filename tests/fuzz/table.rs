@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use baggageclaim::archive::toc::{Holder, Patience, Receiver, Table, Want, scan};
+use baggageclaim::archive::toc::{Holder, Packing, Patience, Receiver, Table, Want, scan};
 use baggageclaim::archive::{self, Progress};
 use baggageclaim::sys::Dir;
 use common::tar::Tar;
@@ -120,7 +120,7 @@ fn of(tree: &Dir, tar: &[u8]) -> Vec<u8> {
     let mut all = |_| Ok(true);
     let wants = [Want::Files { first: 0, count }];
     holder
-        .send(&wants, &mut stream, 1, &mut all, &never)
+        .send(&wants, &mut stream, Packing::at(1), &mut all, &never)
         .expect("send");
     let table = fs::read(&path).expect("read");
     let length = u16::try_from(table.len()).expect("it is small");

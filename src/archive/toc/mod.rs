@@ -3,12 +3,13 @@
 //!
 //! ```text
 //! holder:    layer ─▶ scan ─▶ table        table, wants ─▶ read, compress ─▶ records
-//! receiver:  table ─▶ directories          records ─▶ decompress ─▶ verify ─▶ files ─▶ finish
+//! receiver:  table ─▶ directories          records ─▶ decompress, verify ─▶ files ─▶ finish
 //! ```
 //!
 //! Nothing here knows of a network: a holder writes to any `Write`, a receiver reads from any
 //! `Read`. A receiver makes a layer in overlayfs' form; `tree::apply` puts it onto a full tree.
 
+mod divide;
 mod done;
 mod frames;
 mod receive;
@@ -16,13 +17,14 @@ mod record;
 mod row;
 mod scan;
 mod send;
+mod stored;
 mod table;
 
 pub use frames::{FrameAt, Noted, end_record, frames_of};
 pub use receive::{Patience, Receiver, Taken};
 pub use record::{Offer, State};
 pub use scan::{Scanned, scan};
-pub use send::{Holder, Want};
+pub use send::{Holder, Packing, Want};
 pub use table::{Table, has_whole_length};
 
 /// A chunk of a large file, the longest piece and the longest frame.

@@ -21,6 +21,7 @@ use sha2::{Digest as _, Sha256};
 use super::super::sparse::GRAIN;
 use super::super::walk::{Attribute, Look};
 use super::super::{Error, Result, shown};
+use super::divide::{Divider, Piece, wrong};
 use super::done::Done;
 use super::record::{self, Frame, Paced, Record};
 use super::row::{Kind, Row};
@@ -36,7 +37,7 @@ const DONE: &str = "done";
 const CHARACTER: u32 = 0o020_000;
 const BLOCK: u32 = 0o060_000;
 const FIFO: u32 = 0o010_000;
-/// How many frames wait between the thread that decompresses and the one that writes.
+/// How many frames wait between the thread that verifies and the one that writes.
 const WAITING: usize = 2;
 
 /// How long a receiver waits for one record and its frame.
@@ -60,7 +61,6 @@ pub struct Taken {
 #[derive(Debug)]
 pub struct Receiver {
     table: Arc<Table>,
-    cursor: Cursor<Arc<Table>>,
     root: Dir,
     done: Done,
     devices: bool,
@@ -73,7 +73,6 @@ impl Receiver {
     pub fn open(into: &Dir, table: Arc<Table>, devices: bool, stop: Stop<'_>) -> Result<Self> {
         into.ensure_dir(FS, 0o700)?;
         let mut receiver = Self {
-            cursor: Cursor::new(Arc::clone(&table)),
             root: into.open_beneath(FS)?,
             done: Done::open(into, DONE, table.digest().sha256)?,
             table,
@@ -168,10 +167,11 @@ impl Receiver {
         progress: &AtomicU64,
         stop: Stop<'_>,
     ) -> Result<Taken> {
-        let digest = self.table.digest().sha256;
+        let table = Arc::clone(&self.table);
+        let mut divider = Divider::new(Arc::clone(&self.table));
         let (sender, frames) = sync_channel(WAITING);
         std::thread::scope(|scope| {
-            let decoding = scope.spawn(move || decode(from, digest, patience, &sender));
+            let decoding = scope.spawn(move || decode(from, table, patience, &sender));
             let mut taken = Taken::default();
             let mut result = Ok(());
             for (frame, plain) in &frames {
@@ -179,9 +179,11 @@ impl Receiver {
                     Err(Error::Stopped)
                 } else {
                     let before = taken.bytes;
-                    let verified = self.frame(&frame, &plain, &mut taken);
+                    taken.frames += 1;
+                    let written =
+                        divider.divide(&frame, &plain, |piece| self.piece(piece, &mut taken));
                     progress.fetch_add(taken.bytes - before, Ordering::Relaxed);
-                    verified
+                    written
                 };
                 if result.is_err() {
                     break;
@@ -198,84 +200,25 @@ impl Receiver {
         })
     }
 
-    /// Verifies the pieces of a frame, and writes those that are new.
-    fn frame(&mut self, frame: &Frame, plain: &[u8], taken: &mut Taken) -> Result<()> {
-        let wrong = |why: &str| Error::Refused {
-            path: format!("the frame of file {} at {}", frame.file, frame.offset),
-            why: why.to_owned(),
-        };
-        let mut row = self.cursor.seek(frame.file)?;
-        let (mut offset, mut plain) = (frame.offset, plain);
-        taken.frames += 1;
-        loop {
-            let size = match row.kind {
-                Kind::File { size } => size,
-                _ => 0,
-            };
-            if offset % CHUNK != 0 || (offset >= size && offset > 0) {
-                return Err(wrong("it does not begin with a piece of a file"));
-            }
-            let mut piece = offset / CHUNK;
-            while piece < pieces(size) && !plain.is_empty() {
-                let expected = self.cursor.digest(piece)?;
-                if expected != ZEROS {
-                    let length = (size - piece * CHUNK).min(CHUNK);
-                    let length = usize::try_from(length).expect("at most 4 MiB");
-                    let (bytes, rest) = plain
-                        .split_at_checked(length)
-                        .ok_or_else(|| wrong("it does not end with a piece of a file"))?;
-                    if Sha256Sum::from(Sha256::digest(bytes)) != expected {
-                        return Err(wrong("its content is not what the table says"));
-                    }
-                    self.piece(&row, size, piece, bytes, taken)?;
-                    plain = rest;
-                }
-                piece += 1;
-            }
-            if plain.is_empty() {
-                return Ok(());
-            }
-            row = loop {
-                match self.cursor.next()? {
-                    Some(row) if matches!(row.kind, Kind::File { .. }) => break row,
-                    Some(_) => {}
-                    None => return Err(wrong("it has more than the layer")),
-                }
-            };
-            offset = 0;
-        }
-    }
-
-    /// Writes a piece that was verified.
-    fn piece(
-        &mut self,
-        row: &Row,
-        size: u64,
-        piece: u64,
-        bytes: &[u8],
-        taken: &mut Taken,
-    ) -> Result<()> {
-        let number = self.cursor.piece() + piece;
-        if self.done.has(number)? {
+    /// Writes a piece that was verified, if it is new.
+    fn piece(&mut self, piece: &Piece<'_>, taken: &mut Taken) -> Result<()> {
+        if self.done.has(piece.number)? {
             taken.repeated += 1;
             return Ok(());
         }
-        let path = self.cursor.path().to_vec();
-        let (parent, name) = split(&path);
+        let (parent, name) = split(piece.path);
         self.enter(parent)?;
-        let file = self.create(name, row.look.mode, size <= CHUNK)?;
+        let (look, is_whole) = (&piece.row.look, piece.size <= CHUNK);
+        let file = self.create(name, look.mode, is_whole)?;
         let full = self.here().path().join(name);
         let file = File::from(file);
-        write(&file, bytes, piece * CHUNK, size)
+        write(&file, piece.bytes, piece.place * CHUNK, piece.size)
             .map_err(|error| sys::Error::new("write", &full, error))?;
-        dress(
-            &OpenFile::new(OwnedFd::from(file), full),
-            &row.look,
-            &row.attributes,
-        )?;
-        self.done.set(number)?;
+        let file = OpenFile::new(OwnedFd::from(file), full);
+        dress(&file, look, &piece.row.attributes)?;
+        self.done.set(piece.number)?;
         taken.pieces += 1;
-        taken.bytes += bytes.len() as u64;
+        taken.bytes += piece.bytes.len() as u64;
         Ok(())
     }
 
@@ -481,13 +424,16 @@ fn write(file: &File, bytes: &[u8], offset: u64, size: u64) -> std::io::Result<(
     Ok(())
 }
 
-/// Reads records and decompresses frames, until the stream ends or the other thread does.
+/// Reads records, decompresses frames and verifies all their pieces, until the stream ends or the
+/// other thread does.
 fn decode(
     from: impl Read,
-    table: Sha256Sum,
+    table: Arc<Table>,
     patience: Patience,
     into: &SyncSender<(Frame, Vec<u8>)>,
 ) -> Result<()> {
+    let digest = table.digest().sha256;
+    let mut divider = Divider::new(table);
     let mut from = Paced::new(from, patience.0);
     let mut codec = zstd::bulk::Decompressor::new().map_err(Error::Read)?;
     let (mut packed, mut frames) = (Vec::new(), 0);
@@ -495,12 +441,12 @@ fn decode(
         from.begin();
         let frame = match record::read(&mut from)? {
             Record::Frame(frame) => frame,
-            Record::Offer(offer) if offer.table != table => return Err(of_another()),
+            Record::Offer(offer) if offer.table != digest => return Err(of_another()),
             Record::Offer(_) | Record::Other => continue,
             Record::End(count) if count == frames => return Ok(()),
             Record::End(_) => return Err(from.wrong("frames are missing before its end")),
         };
-        if frame.table != table {
+        if frame.table != digest {
             return Err(of_another());
         }
         let length = |number: u32| usize::try_from(number).expect("it is at most 5 MiB");
@@ -513,6 +459,12 @@ fn decode(
         if plain.len() != length(frame.plain) {
             return Err(from.wrong("a frame does not match its record"));
         }
+        divider.divide(&frame, &plain, |piece| {
+            if Sha256Sum::from(Sha256::digest(piece.bytes)) == piece.digest {
+                return Ok(());
+            }
+            Err(wrong(&frame, "its content is not what the table says"))
+        })?;
         frames += 1;
         if into.send((frame, plain)).is_err() {
             // The receiver has its own reason.

@@ -8,6 +8,7 @@ use super::super::walk::{guarded, open_file};
 use super::super::{Error, Result, shown};
 use super::record::{self, Frame, Offer, State, most_packed};
 use super::row::Kind;
+use super::stored::store;
 use super::table::Cursor;
 use super::{CHUNK, Table, ZEROS, pieces};
 use crate::archive::unpack::{open_below, split};
@@ -37,6 +38,25 @@ pub enum Want {
         /// Bytes; beyond the file's end there are none.
         length: u64,
     },
+}
+
+/// How frames are compressed.
+#[derive(Clone, Copy)]
+pub struct Packing<'a> {
+    /// The level of zstd.
+    pub level: i32,
+    /// Whether the destination waits for bytes at this moment. Then the next frame is not
+    /// compressed: compressing it would take longer than sending it.
+    pub is_awaited: &'a dyn Fn() -> bool,
+}
+
+impl Packing<'_> {
+    /// All frames are compressed at this level.
+    #[must_use]
+    pub const fn at(level: i32) -> Self {
+        let is_awaited = &|| false;
+        Self { level, is_awaited }
+    }
 }
 
 /// A layer that this node holds, and its table.
@@ -70,19 +90,19 @@ impl Holder {
         self.table.write_to(out)
     }
 
-    /// Sends what is wanted, in frames compressed by zstd at `level`, and the end record; returns
-    /// how many frames. Pieces that `has` denies are passed over: a holder may still be filling.
+    /// Sends what is wanted in frames of zstd, and the end record; returns how many frames. Pieces
+    /// that `has` denies are passed over: a holder may still be filling.
     ///
     /// Memory: two frames.
     pub fn send(
         &self,
         wants: &[Want],
         out: impl Write,
-        level: i32,
+        packing: Packing<'_>,
         has: &mut dyn FnMut(u64) -> Result<bool>,
         stop: Stop<'_>,
     ) -> Result<u64> {
-        let codec = zstd::bulk::Compressor::new(level).map_err(Error::Write)?;
+        let codec = zstd::bulk::Compressor::new(packing.level).map_err(Error::Write)?;
         let mut job = Sender {
             cursor: Cursor::new(Arc::clone(&self.table)),
             table: &self.table,
@@ -90,6 +110,7 @@ impl Holder {
             parent: None,
             out,
             codec,
+            is_awaited: packing.is_awaited,
             frame: None,
             plain: Vec::new(),
             packed: Vec::new(),
@@ -133,6 +154,7 @@ struct Sender<'a, W> {
     parent: Option<(Vec<u8>, Dir)>,
     out: W,
     codec: zstd::bulk::Compressor<'static>,
+    is_awaited: &'a dyn Fn() -> bool,
     /// The frame that is being filled: its first file and offset, and the file that may be next.
     frame: Option<(u64, u64, u64)>,
     plain: Vec<u8>,
@@ -239,9 +261,13 @@ impl<W: Write> Sender<'_, W> {
         let most = usize::try_from(most_packed(self.plain.len() as u64)).expect("5 MiB");
         self.packed.clear();
         self.packed.reserve(most);
-        self.codec
-            .compress_to_buffer(&self.plain, &mut self.packed)
-            .map_err(Error::Write)?;
+        if (self.is_awaited)() {
+            store(&self.plain, &mut self.packed);
+        } else {
+            self.codec
+                .compress_to_buffer(&self.plain, &mut self.packed)
+                .map_err(Error::Write)?;
+        }
         let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("at most 5 MiB");
         let frame = Frame {
             table: self.table.digest().sha256,
