@@ -121,7 +121,9 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         client = k8s::connect(config.kubeconfig.as_deref()) => client,
         () = drain.begun() => return Ok(()),
     };
+    // It collects until this function ends, also if no page shows its metrics.
     let collector = config.shared.as_ref().map(collect).transpose()?;
+    let collector = collector.map(Arc::new);
     let setup = Setup {
         driver: csi::DRIVER_NAME,
         place: csi::place_of,
@@ -136,13 +138,13 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     };
     let webhook = open_webhook(config.webhook, hub.as_ref()).await?;
     let overview = serve_people(hub.as_ref());
-    let tier = collector.as_ref().map(Periodic::budgets);
+    let tier = collector.as_ref().map(|it| it.budgets());
     let figures = Figures {
         cluster: cluster.clone(),
         catalog: hub.as_ref().map(|it| Box::new(it.hub.figures()) as _),
         budgets: hub.as_ref().map(|it| it.budgets.clone()),
         locality: webhook.as_ref().map(locality::Webhook::counters),
-        collector,
+        collector: collector.clone(),
     };
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
@@ -193,7 +195,7 @@ struct Figures {
     catalog: Option<Box<dyn Fn() -> hub::Figures + Send + Sync>>,
     budgets: Option<k8s::budgets::Figures>,
     locality: Option<locality::Counters>,
-    collector: Option<Periodic>,
+    collector: Option<Arc<Periodic>>,
 }
 
 impl Figures {

@@ -583,8 +583,8 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         .map_err(|error| format!("{place}: {}: {error}", word("kind")))
 }
 
-/// The request of a patch: a list may begin with the way in which kustomize merges it with the
-/// other one.
+/// The request of a patch: an object, or the first of a list, may have the way in which kustomize
+/// merges it with the other one.
 fn without_directives(object: &Value) -> Value {
     match object {
         Value::Array(all) => {
@@ -592,7 +592,7 @@ fn without_directives(object: &Value) -> Value {
             all.map(without_directives).collect()
         }
         Value::Object(fields) => {
-            let fields = fields.iter();
+            let fields = fields.iter().filter(|(name, _)| *name != "$patch");
             let fields = fields.map(|(name, value)| (name.clone(), without_directives(value)));
             Value::Object(fields.collect())
         }

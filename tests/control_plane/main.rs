@@ -31,6 +31,7 @@ mod policies;
 mod report;
 mod sanity;
 mod scale;
+mod shared_budgets;
 #[path = "../sanity/tool.rs"]
 mod tool;
 mod two;
