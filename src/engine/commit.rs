@@ -19,6 +19,7 @@ use super::layers::confirm;
 use super::lifecycle::Observation;
 use super::notice::{self, NotCommitted, What};
 use super::pending::withdraw_seal_intent;
+use super::policies;
 use super::shared::Inner;
 use crate::model::{Artifact, ArtifactId, LayerId, Name, VolumeRecord};
 use crate::store::Change;
@@ -98,12 +99,16 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         }
     }
     point(Point::CommitConfirmed);
+    // Before the intents go: a start that finds one logs the commit again.
+    let policies = Arc::clone(&inner.state.lock().policies);
+    for (_, artifact) in &artifacts {
+        policies::audit(&policies, artifact);
+    }
     let became = artifacts.iter();
     let became: HashMap<LayerId, ArtifactId> =
         became.map(|(key, artifact)| (*key, artifact.id)).collect();
     let gone = keys.iter().filter(|key| takes_back(inner, **key));
     let gone: Vec<ArtifactId> = gone.filter_map(|key| became.get(key).copied()).collect();
-    audit(inner, &artifacts);
     let committed: Vec<(VolumeRecord, What)> = {
         let mut state = inner.state.lock();
         for id in &gone {
@@ -139,31 +144,6 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     }
     inner.state.notify();
     Ok(())
-}
-
-/// Logs the commits of names that a policy selects, for an audit: who committed what, and of what
-/// it is a fork.
-fn audit(inner: &Inner, artifacts: &[(LayerId, Artifact)]) {
-    let policies = Arc::clone(&inner.state.lock().policies);
-    let selected = artifacts.iter().map(|(_, artifact)| artifact);
-    for artifact in selected.filter(|artifact| policies.select(&artifact.name())) {
-        let Some(maker) = &artifact.made_by else {
-            continue;
-        };
-        tracing::info!(
-            target: "baggageclaim::audit",
-            tenant = %artifact.tenant,
-            name = %artifact.reference,
-            artifact.id = %artifact.id,
-            parent = maker.parent.as_ref().map(tracing::field::display),
-            service_account = maker.pod.service_account,
-            pod = maker.pod.name,
-            pod.uid = %maker.pod.uid,
-            images = maker.images.join(" "),
-            node = maker.node.as_ref().map(crate::model::NodeId::as_str),
-            "committed under a cache policy"
-        );
-    }
 }
 
 /// Withdraws the intent of a seal that is over; whether that worked. If not, the artifact does not

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::error::Context as _;
 use super::shared::Inner;
-use crate::model::{Policies, layout};
+use crate::model::{Artifact, NodeId, Policies, layout};
 use crate::store::{self, Unreadable};
 
 /// The policies that a start finds.
@@ -88,4 +88,29 @@ pub(super) fn say_missing(inner: &Inner) {
              do, too: check that the controller runs, is reached, and is as new as this driver"
         );
     });
+}
+
+/// Logs the commit of a name that a policy selects, for an audit: who committed what, and of what
+/// it is a fork. The commit logs it before it withdraws its seal intent, and a start that finds the
+/// intent of a commit logs it again: so a kill repeats a line rather than losing it.
+pub(super) fn audit(policies: &Policies, artifact: &Artifact) {
+    let Some(maker) = artifact.made_by.as_ref() else {
+        return;
+    };
+    if !policies.select(&artifact.name()) {
+        return;
+    }
+    tracing::info!(
+        target: "baggageclaim::audit",
+        tenant = %artifact.tenant,
+        name = %artifact.reference,
+        artifact.id = %artifact.id,
+        parent = maker.parent.as_ref().map(tracing::field::display),
+        service_account = maker.pod.service_account,
+        pod = maker.pod.name,
+        pod.uid = %maker.pod.uid,
+        images = maker.images.join(" "),
+        node = maker.node.as_ref().map(NodeId::as_str),
+        "committed under a cache policy"
+    );
 }

@@ -357,8 +357,9 @@ fn recover_pending(
         let at = (Parent::Pending, name);
         let rebooted = |record: &VolumeRecord| {
             let plan = record.seal.as_ref();
-            if !plan.is_some_and(|plan| state.catalog.contains(&plan.artifact)) {
-                say_rebooted(inner, record);
+            match plan.and_then(|plan| state.catalog.get(&plan.artifact)) {
+                Some(sealed) => policies::audit(&state.policies, &sealed.artifact),
+                None => say_rebooted(inner, record),
             }
         };
         let Some((dir, record)) = volume_at(inner, at, mounts, recovered, rebooted)? else {
@@ -379,8 +380,9 @@ fn recover_pending(
         };
         inner.saw(record.created);
         let key = plan.layer;
-        if state.catalog.contains(&plan.artifact) {
-            // Only the clean-up was missing.
+        if let Some(sealed) = state.catalog.get(&plan.artifact) {
+            // Only the clean-up was missing, and maybe the line in the log.
+            policies::audit(&state.policies, &sealed.artifact);
             if let Err(error) = confirm(inner, key) {
                 tracing::warn!(layer = %key, %error,
                     "the layer could not be confirmed: an index rebuilt now would not include it");

@@ -483,3 +483,54 @@ fn a_table_of_contents_whose_making_is_cut_short_is_made_by_the_next_start() {
         driver.shut_down();
     }
 }
+
+/// Commits two outputs, of which a policy selects one, and dies at a point of the commit. Then the
+/// machine goes on, or has another boot.
+fn commits_and_dies(place: &Place, point: &str, reboots: bool) {
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("a process");
+    on.must(&Call::Select {
+        reference: "artifact/selected".to_owned(),
+    });
+    let mut world = World::default();
+    let other = [("type", "output"), ("name", "other")];
+    world.start_pod(place, &mut on, "other", Some("artifact/other"), &other);
+    world.end_pod(place, &mut on, "other");
+    let selected = [("type", "output"), ("name", "selected")];
+    let becomes = Some("artifact/selected");
+    world.start_pod(place, &mut on, "selected", becomes, &selected);
+    on.must(&outcome("selected", true));
+    arm(&mut on, point);
+    // It may die before the answer.
+    let _answer = on.call(&unpublish(place, "selected"));
+    assert!(driver.dies_within(TO_THE_POINT));
+    if reboots {
+        reboot(place);
+    }
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("it starts");
+    on.must(&Call::Settle);
+    let line = "committed under a cache policy";
+    let of = |name: &str| place.lines_with(&[line, &format!("name=artifact/{name} ")]);
+    assert_eq!((of("selected"), of("other")), (1, 0), "{}", place.tail());
+    driver.kill();
+    // What was said is not said at each start.
+    let mut driver = place.start(None);
+    driver.connect().expect("it starts").must(&Call::Settle);
+    assert_eq!(of("selected"), 1, "{}", place.tail());
+}
+
+#[test]
+fn a_kill_after_the_index_loses_no_line_of_the_audit() {
+    for (point, reboots) in [
+        ("commit-synced", false),
+        ("commit-indexed", false),
+        ("commit-indexed", true),
+        ("commit-confirmed", false),
+        ("commit-pending-trashed", false),
+    ] {
+        let mut place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+        place.policies = true;
+        commits_and_dies(&place, point, reboots);
+    }
+}

@@ -4,7 +4,7 @@
 //! descriptors, page cache. Any number of callers send calls over a unix socket, one line of JSON
 //! each. Nothing here knows the right answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -21,7 +21,8 @@ use baggageclaim::engine::{
     ReceiveLayer, ReceiveRequest, Source, VolumeRow, failpoint,
 };
 use baggageclaim::model::{
-    ArtifactId, Coverage, Fence, Name, Outcome, Pod, Sha256, Sharing, Tenant, Timestamp, VolumeSpec,
+    ArtifactId, Coverage, Fence, Name, NamespacePolicy, Outcome, Pod, Policies, Rule, Sha256,
+    Sharing, Tenant, Timestamp, VolumeSpec,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -50,6 +51,7 @@ struct Launch {
     socket: PathBuf,
     way: Way,
     uses_unwritten: Option<Duration>,
+    policies: bool,
     armed: Option<(String, usize)>,
     /// Rebuilds the index and ends.
     rebuilds: bool,
@@ -98,6 +100,10 @@ pub(crate) enum Call {
     Share {
         reference: String,
     },
+    /// A cache policy selects the name, and lets all pods commit it.
+    Select {
+        reference: String,
+    },
     Settle,
     Reap,
     Check,
@@ -128,6 +134,8 @@ pub(crate) struct Place {
     pub(crate) way: Way,
     /// How long the index may not know of a use, if not as long as usual.
     pub(crate) uses_unwritten: Option<Duration>,
+    /// Whether it is a node of a cluster that has cache policies.
+    pub(crate) policies: bool,
     pub(crate) pool: PathBuf,
     pub(crate) targets: PathBuf,
     logs: PathBuf,
@@ -147,6 +155,7 @@ impl Place {
             lab,
             way,
             uses_unwritten: None,
+            policies: false,
             pool,
             targets,
             logs,
@@ -189,6 +198,7 @@ impl Place {
             socket: socket.clone(),
             way: self.way,
             uses_unwritten: self.uses_unwritten,
+            policies: self.policies,
             armed: armed.map(|(point, visit)| (point.to_owned(), visit)),
             rebuilds,
         };
@@ -213,6 +223,13 @@ impl Place {
             child: child.expect("the test binary starts"),
             socket,
         }
+    }
+
+    /// How many lines with all these parts the processes have said.
+    pub(crate) fn lines_with(&self, parts: &[&str]) -> usize {
+        let log = std::fs::read_to_string(&self.logs).expect("text");
+        let has_all = |line: &&str| parts.iter().all(|part| line.contains(part));
+        log.lines().filter(has_all).count()
     }
 
     /// The end of what the processes said, for the message of a test that fails.
@@ -372,6 +389,7 @@ pub(crate) fn serve_if_told_to() {
     // Each pool is on a small filesystem in memory, whatever else fills it.
     config.high_watermark = 99;
     config.reserve = 1 << 20;
+    config.policies = launch.policies;
     config.uses_unwritten = launch.uses_unwritten.unwrap_or(config.uses_unwritten);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -548,6 +566,20 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 engine.set_sharing(local.id, |sharing| sharing.number = Some(1))
             });
             assert!(set.await.map_err(said)?);
+            done
+        }
+        Call::Select { reference } => {
+            let rule = Rule {
+                names: vec![reference.parse().expect("a pattern")],
+                commit: None,
+                read: BTreeSet::new(),
+            };
+            let policy = NamespacePolicy {
+                rules: vec![rule],
+                ..NamespacePolicy::default()
+            };
+            let known = Policies::known([(tenant, policy)]);
+            engine.change_policies(|it| *it = known).await;
             done
         }
         Call::Settle => {
