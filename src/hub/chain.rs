@@ -118,9 +118,9 @@ impl State {
         let streams = self.streams.iter().filter(|(_, stream)| stream.is_welcome);
         let sessions: Vec<SessionId> = streams.map(|(session, _)| *session).collect();
         for fence in fences {
-            let message = messages::to_node(To::Fence(messages::fence(&fence)));
+            let message = Arc::new(messages::to_node(To::Fence(messages::fence(&fence))));
             for session in &sessions {
-                self.send(*session, message.clone());
+                self.send(*session, Arc::clone(&message));
             }
         }
     }
@@ -177,7 +177,7 @@ impl Attached {
             missing.sort_by_key(|fence| fence.number);
             for fence in missing {
                 let message = messages::to_node(To::Fence(messages::fence(&fence)));
-                let done = self.orders.send(Ok(message)).await;
+                let done = self.orders.send(Ok(message.into())).await;
                 done.map_err(|_| Status::cancelled("the node is gone"))?;
                 sent.insert((fence.number, fence.id));
             }

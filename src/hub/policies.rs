@@ -1,6 +1,8 @@
 //! The cache policies on their way to the nodes: all of them when a stream begins, then those of
-//! each namespace that changes. `k8s` reads and compiles them; `model::Policies` decides.
+//! each namespace that changes. All streams share the messages until these are sent. `k8s` reads
+//! and compiles the policies; `model::Policies` decides.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -29,21 +31,48 @@ const FORMAT: u32 = 0;
 #[derive(Debug, Clone)]
 pub struct PolicyBook(pub(super) Arc<Inner>);
 
+/// The policies that the nodes should have.
+#[derive(Debug)]
+pub(super) struct Known {
+    policies: BTreeMap<Tenant, NamespacePolicy>,
+    /// All of them as messages, once a stream needed that.
+    parts: OnceCell<Vec<Arc<wire::ToNode>>>,
+}
+
+impl Known {
+    fn new(policies: BTreeMap<Tenant, NamespacePolicy>) -> Self {
+        Self {
+            policies,
+            parts: OnceCell::new(),
+        }
+    }
+
+    /// All of them, as messages that streams share.
+    fn parts(&self) -> Vec<Arc<wire::ToNode>> {
+        let parts = || parts(&self.policies).into_iter().map(Arc::new).collect();
+        self.parts.get_or_init(parts).clone()
+    }
+}
+
 impl Policing for PolicyBook {
     fn set(&self, policies: BTreeMap<Tenant, NamespacePolicy>) {
         let mut state = self.0.state.lock();
-        let changed = state.policies.take().map(|it| changes(&it, &policies));
+        let now = Known::new(policies);
+        let before = state.policies.take();
+        let changed = before.map(|it| changes(&it.policies, &now.policies));
         let messages = match changed {
-            Some(changed) if changed.len() <= MOST_CHANGES => changed,
-            _ => parts(&policies),
+            Some(changed) if changed.len() <= MOST_CHANGES => {
+                changed.into_iter().map(Arc::new).collect()
+            }
+            _ => now.parts(),
         };
-        state.policies = Some(policies);
+        state.policies = Some(now);
         // The others get them with their Welcome.
         let streams = state.streams.iter().filter(|(_, stream)| stream.is_welcome);
         let sessions: Vec<SessionId> = streams.map(|(session, _)| *session).collect();
         for message in messages {
             for session in &sessions {
-                state.send(*session, message.clone());
+                state.send(*session, Arc::clone(&message));
             }
         }
     }
@@ -52,7 +81,7 @@ impl Policing for PolicyBook {
 impl State {
     /// Sends all policies to a stream that begins, if they are known. Else it gets them later.
     pub(super) fn send_policies(&mut self, session: SessionId) {
-        let parts = self.policies.as_ref().map(parts);
+        let parts = self.policies.as_ref().map(Known::parts);
         for part in parts.unwrap_or_default() {
             self.send(session, part);
         }
@@ -154,8 +183,17 @@ fn rule(rule: wire::Rule) -> Result<Rule, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use tokio::sync::mpsc;
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
-    use crate::hub::MOST_MESSAGE;
+    use crate::catalog::Hello;
+    use crate::distribution::roster::Members;
+    use crate::hub::serve::{Order, Way};
+    use crate::hub::{MOST_MESSAGE, USAGE};
+    use crate::model::{Fences, NodeId, Sha256};
 
     fn tenant(name: &str) -> Tenant {
         name.parse().expect("a label")
@@ -242,5 +280,70 @@ mod tests {
         ];
         assert_eq!(changed, expected);
         assert_eq!(changes(&now, &now), []);
+    }
+
+    #[derive(Debug)]
+    struct NoNode;
+
+    impl Members for NoNode {
+        fn named(&self, _: &Sha256) -> Option<NodeId> {
+            None
+        }
+
+        fn zone(&self, _: &NodeId) -> String {
+            String::new()
+        }
+
+        fn expected(&self) -> Option<BTreeSet<String>> {
+            None
+        }
+    }
+
+    /// A stream that reads nothing of what it is sent.
+    fn begin(inner: &Inner, node: &str) -> (SessionId, mpsc::Receiver<Order>) {
+        let (orders, sent) = mpsc::channel(WAITING);
+        let hello = Hello {
+            node,
+            zone: "",
+            attempt: 1,
+            fences: &Fences::default(),
+        };
+        let mut state = inner.state.lock();
+        let session = state.catalog.hello(&hello, inner.now()).expect("it is new");
+        let way = Way {
+            node: NodeId::new(node).expect("a name"),
+            key: Sha256([0; 32]),
+            orders,
+            ends: CancellationToken::new(),
+            is_welcome: true,
+            applied: 0,
+        };
+        state.streams.insert(session, way);
+        (session, sent)
+    }
+
+    #[test]
+    fn all_streams_share_one_copy_of_what_waits_for_them() {
+        let inner = Arc::new(Inner::new(Arc::new(NoNode), USAGE));
+        let book = PolicyBook(Arc::clone(&inner));
+        let (one, mut to_one) = begin(&inner, "node-1");
+        let (two, mut to_two) = begin(&inner, "node-2");
+        let mut both = |what: &str| {
+            let mut next = || [&mut to_one, &mut to_two].map(mpsc::Receiver::try_recv);
+            let [one, two] = next().map(|order| order.expect(what).expect("no error"));
+            assert!(Arc::ptr_eq(&one, &two), "{what}");
+            assert!(next().iter().all(Result::is_err), "one message");
+        };
+        let mut all = BTreeMap::from([(tenant("ci"), policy(None))]);
+        book.set(all.clone());
+        both("all policies");
+        all.insert(tenant("other"), policy(None));
+        book.set(all);
+        both("a change");
+        let mut state = inner.state.lock();
+        state.send_policies(one);
+        state.send_policies(two);
+        drop(state);
+        both("all policies, when a stream begins");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -19,13 +19,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::policies::Known;
 use super::{Budgets, Chain, Figures, MOST_ENTRIES, MOST_HELLO, PolicyBook, messages};
 use crate::catalog::{Answer, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
 use crate::distribution::roster::{Members, Overview};
 use crate::link::{self, IsKnown, Key, KeyError, Who};
-use crate::model::{
-    ClusterClock, Fence, Fences, NamespacePolicy, NodeId, Sha256, Tenant, Timestamp,
-};
+use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
 use crate::server::Drain;
 use wire::from_node::Kind as From;
@@ -175,6 +174,9 @@ impl Hub {
     }
 }
 
+/// A message that waits for a node. One that goes to many nodes is shared until it is sent.
+pub(super) type Order = Result<Arc<wire::ToNode>, Status>;
+
 #[derive(Debug, Clone)]
 pub(super) struct Service(Arc<Inner>);
 
@@ -216,7 +218,7 @@ pub(super) struct State {
     /// Fences that the streams get when nothing is owed.
     pub(super) unsent: Vec<Fence>,
     /// The cache policies, once they are known.
-    pub(super) policies: Option<BTreeMap<Tenant, NamespacePolicy>>,
+    pub(super) policies: Option<Known>,
     /// Fence objects that cannot be read.
     pub(super) malformed: usize,
 }
@@ -225,8 +227,8 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) node: NodeId,
-    key: Sha256,
-    pub(super) orders: mpsc::Sender<Result<wire::ToNode, Status>>,
+    pub(super) key: Sha256,
+    pub(super) orders: mpsc::Sender<Order>,
     pub(super) ends: CancellationToken,
     /// It has got the fences that it lacked.
     pub(super) is_welcome: bool,
@@ -235,7 +237,7 @@ pub(super) struct Way {
 }
 
 impl Inner {
-    fn new(members: Arc<dyn Members>, usage: Duration) -> Self {
+    pub(super) fn new(members: Arc<dyn Members>, usage: Duration) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         let wall = u64::try_from(wall.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
         let began = (Timestamp(wall), Instant::now());
@@ -350,11 +352,11 @@ impl Inner {
 
 impl State {
     /// Sends an order to a node. The stream of one that does not read ends: it reports again.
-    pub(super) fn send(&mut self, session: SessionId, order: wire::ToNode) {
+    pub(super) fn send(&mut self, session: SessionId, order: impl Into<Arc<wire::ToNode>>) {
         let Some(stream) = self.streams.get(&session) else {
             return;
         };
-        if stream.orders.try_send(Ok(order)).is_err() {
+        if stream.orders.try_send(Ok(order.into())).is_err() {
             stream.ends.cancel();
         }
     }
@@ -365,7 +367,7 @@ pub(super) struct Attached {
     pub(super) inner: Arc<Inner>,
     node: NodeId,
     key: Sha256,
-    pub(super) orders: mpsc::Sender<Result<wire::ToNode, Status>>,
+    pub(super) orders: mpsc::Sender<Order>,
     ends: CancellationToken,
     pub(super) session: Option<SessionId>,
 }
@@ -402,7 +404,7 @@ impl Attached {
         match message.kind {
             Some(From::Beat(beat)) => {
                 let answer = self.beat(beat);
-                let sent = self.orders.send(Ok(answer)).await;
+                let sent = self.orders.send(Ok(answer.into())).await;
                 sent.map_err(|_| Status::cancelled("the node is gone"))
             }
             Some(From::Hello(hello)) => self.hello(&hello).await,
@@ -543,7 +545,8 @@ impl wire::hub_server::Hub for Service {
             session: None,
         };
         tokio::spawn(attached.run(request.into_inner()));
-        Ok(Response::new(Box::pin(ReceiverStream::new(sent))))
+        let sent = ReceiverStream::new(sent).map(|order| order.map(Arc::unwrap_or_clone));
+        Ok(Response::new(Box::pin(sent)))
     }
 
     async fn find(
