@@ -26,7 +26,8 @@ enum Found {
 }
 
 impl Inner {
-    /// The peer that calls, if it may have this snapshot. Every refusal is logged.
+    /// The peer that calls, if it may have this snapshot. A refusal is logged, once a minute for
+    /// each peer and volume.
     pub(super) async fn admit_clone<T>(
         &self,
         request: &Request<T>,
@@ -38,11 +39,16 @@ impl Inner {
             Ok(()) => Ok((peer, asked)),
             Err(refusal) => {
                 add(&self.counters.refused, 1);
-                tracing::warn!(
-                    peer = peer.as_str(), address = %who.address, volume = %asked.volume,
-                    snapshot = %asked.snapshot, why = %refusal,
-                    "refused: the peer may not have this snapshot"
-                );
+                if self
+                    .refusals
+                    .is_news(format!("{} volume {}", peer.as_str(), asked.volume))
+                {
+                    tracing::warn!(
+                        peer = peer.as_str(), address = %who.address, volume = %asked.volume,
+                        snapshot = %asked.snapshot, why = %refusal,
+                        "refused: the peer may not have this snapshot"
+                    );
+                }
                 Err(status(refusal))
             }
         }

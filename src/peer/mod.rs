@@ -18,6 +18,7 @@ mod held;
 mod lease;
 mod list;
 mod messages;
+mod refusals;
 mod sent;
 mod serve;
 

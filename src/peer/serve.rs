@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 use super::counters::{Counters, Sends, add};
 use super::lease::Leases;
 use super::messages;
+use super::refusals::Refusals;
 use super::sent::Sent;
 use crate::archive::toc::{Packing, Want};
 use crate::distribution::Pace;
@@ -59,6 +60,7 @@ pub(super) struct Inner {
     pub(super) snapshots: Arc<Leases<SnapshotId, OpenSnapshot>>,
     pace: Pace,
     pub(super) counters: Arc<Counters>,
+    pub(super) refusals: Refusals,
     drain: Drain,
     serves: Arc<Semaphore>,
     pub(super) opens: Arc<Semaphore>,
@@ -83,6 +85,7 @@ impl Service {
             snapshots: Arc::default(),
             pace,
             counters,
+            refusals: Refusals::default(),
             drain,
             serves: Arc::new(Semaphore::new(SERVES as usize)),
             opens: Arc::new(Semaphore::new(OPENS as usize)),
@@ -124,7 +127,10 @@ impl Inner {
         let who = who.ok_or_else(|| Status::internal("a connection without a key"))?;
         let Some(peer) = self.roster.named(&who.key) else {
             add(&self.counters.refused, 1);
-            tracing::warn!(address = %who.address, key = %who.key, "refused: no peer has this key");
+            if self.refusals.is_news(who.key.to_string()) {
+                tracing::warn!(address = %who.address, key = %who.key,
+                    "refused: no peer has this key");
+            }
             return Err(Status::permission_denied(
                 "this node knows no peer that has your key",
             ));
@@ -132,7 +138,8 @@ impl Inner {
         Ok((peer, who))
     }
 
-    /// The peer that calls, if it may have this content. Every refusal is logged.
+    /// The peer that calls, if it may have this content. A refusal is logged, once a minute for
+    /// each peer and name.
     async fn admit<T>(
         &self,
         request: &Request<T>,
@@ -152,12 +159,17 @@ impl Inner {
             Ok(()) => Ok((peer, asked)),
             Err(refusal) => {
                 add(&self.counters.refused, 1);
-                tracing::warn!(
-                    peer = peer.as_str(), address = %who.address, tenant = %asked.name.tenant,
-                    reference = %asked.name.reference, why = %refusal,
-                    pod = crate::sys::printable(&asked.pod.name),
-                    "refused: the peer may not have this content"
-                );
+                if self
+                    .refusals
+                    .is_news(format!("{} {}", peer.as_str(), asked.name))
+                {
+                    tracing::warn!(
+                        peer = peer.as_str(), address = %who.address, tenant = %asked.name.tenant,
+                        reference = %asked.name.reference, why = %refusal,
+                        pod = crate::sys::printable(&asked.pod.name),
+                        "refused: the peer may not have this content"
+                    );
+                }
                 Err(status(refusal))
             }
         }
