@@ -1,7 +1,8 @@
 //! The limits of namespaces: `CachePolicy` objects, read for the catalog, and their status.
 //!
 //! Each look takes what the nodes have reported, and orders them to evict again what exceeds a
-//! limit. So no order is remembered, and one that is lost does no harm.
+//! limit. So no order is remembered, and one that is lost does no harm. Then it writes the statuses
+//! that are news, each at most once in the time of a report, and waits for no write for long.
 //!
 //! The limits of the shared tier are given to its collector in this process (`shared::periodic`),
 //! which knows what each namespace has there.
@@ -205,26 +206,27 @@ impl Keeper {
             let mut policies = policies.iter();
             policies.any(|policy| policy.metadata.uid.as_ref() == Some(uid))
         });
+        let mut news = Vec::new();
         for policy in &policies {
-            let Some(known) = tenant(policy).and_then(|tenant| known.get(&tenant)) else {
-                continue;
-            };
-            if let Err(error) = self.tell(policy, known, is_incomplete).await {
-                let (namespace, name) = (policy.namespace().unwrap_or_default(), policy.name_any());
-                tracing::warn!(namespace, name, %error,
-                    "the status of a CachePolicy could not be written; retrying");
-            }
+            let known = tenant(policy).and_then(|tenant| known.get(&tenant));
+            let status = known.and_then(|known| self.news(policy, known, is_incomplete));
+            news.extend(status.map(|status| (Arc::clone(policy), status)));
+        }
+        for policy in conditions::write_all(&self.client, news).await {
+            let of = policy.metadata.generation;
+            let uid = policy.uid().unwrap_or_default();
+            self.written.insert(uid, (Instant::now(), of));
         }
     }
 
-    /// Writes the status of a policy, if that is news: once in the time of a report, and at once
+    /// The status of a policy, if it is to be written: once in the time of a report, and at once
     /// for another specification.
-    async fn tell(
-        &mut self,
+    fn news(
+        &self,
         policy: &CachePolicy,
         known: &Known,
         is_incomplete: bool,
-    ) -> Result<(), kube::Error> {
+    ) -> Option<CachePolicyStatus> {
         let now = conditions::now();
         let mut status = status_of(policy, known, self.tier.is_some(), &now);
         if !is_incomplete {
@@ -236,13 +238,7 @@ impl Keeper {
             .written
             .get(&uid)
             .is_some_and(|(at, of)| at.elapsed() < self.every && *of == generation);
-        if is_recent || !is_news(policy.status.as_ref(), &status) {
-            return Ok(());
-        }
-        if conditions::write(&self.client, policy, &status).await? {
-            self.written.insert(uid, (Instant::now(), generation));
-        }
-        Ok(())
+        (!is_recent && is_news(policy.status.as_ref(), &status)).then_some(status)
     }
 }
 

@@ -1,6 +1,11 @@
 //! The status of a `CachePolicy`, which two parts of the controller write: `policies` and `budgets`.
-//! Each has conditions of its own, and leaves all others as they are.
+//! Each has conditions of its own, and leaves all others as they are. A round of writes ends early
+//! if the API server does not answer, since the part that waits for it also decides.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
@@ -9,6 +14,9 @@ use serde_json::json;
 use super::client::has_code;
 use crate::api::{CachePolicy, CachePolicyStatus, PolicyCondition};
 
+/// How many statuses are written at once, and how long one may take.
+const AT_ONCE: usize = 8;
+const WRITE: Duration = Duration::from_secs(10);
 /// The longest message of a condition, in bytes.
 const MOST_MESSAGE: usize = 1024;
 
@@ -51,9 +59,50 @@ pub(super) fn set(all: &mut Vec<PolicyCondition>, mut new: PolicyCondition) {
     *old = new;
 }
 
+/// Writes statuses of policies, and returns those policies whose status was written. The next round
+/// writes the others: a policy that was changed since the watch has shown it, one whose write
+/// failed, and all that are left when the API server does not answer.
+pub(super) async fn write_all(
+    client: &Client,
+    all: Vec<(Arc<CachePolicy>, CachePolicyStatus)>,
+) -> Vec<Arc<CachePolicy>> {
+    let writes = all.into_iter().map(|(policy, status)| {
+        let client = client.clone();
+        async move {
+            let written = tokio::time::timeout(WRITE, write(&client, &policy, &status)).await;
+            (policy, written)
+        }
+    });
+    let writes: Vec<_> = writes.collect();
+    let mut writes = stream::iter(writes).buffer_unordered(AT_ONCE);
+    let mut done = Vec::new();
+    while let Some((policy, written)) = writes.next().await {
+        let (why, is_answer) = match written {
+            Ok(Ok(is_written)) => {
+                if is_written {
+                    done.push(policy);
+                }
+                continue;
+            }
+            Ok(Err(error)) => (error.to_string(), matches!(error, kube::Error::Api(_))),
+            Err(_) => ("the API server does not answer".to_owned(), false),
+        };
+        tracing::warn!(
+            namespace = policy.namespace(),
+            name = policy.name_any(),
+            error = why,
+            "the status of a CachePolicy could not be written; retrying"
+        );
+        if !is_answer {
+            break;
+        }
+    }
+    done
+}
+
 /// Writes the status of a policy. Returns whether it was written: not if the policy was changed or
 /// deleted since the watch has shown it. The next event shows it again.
-pub(super) async fn write(
+async fn write(
     client: &Client,
     policy: &CachePolicy,
     status: &CachePolicyStatus,

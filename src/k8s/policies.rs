@@ -3,7 +3,9 @@
 //! says whether all its rules and size limits have effect.
 //!
 //! Nothing is sent before all objects are read: until then the nodes keep the policies that they
-//! have. It needs `get`, `list` and `watch` on `cachepolicies` and `namespaces`, and `patch` on
+//! have. They do not wait for the conditions, which are written meanwhile.
+//!
+//! It needs `get`, `list` and `watch` on `cachepolicies` and `namespaces`, and `patch` on
 //! `cachepolicies/status`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +14,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
 use kube::{Client, Resource as _, ResourceExt as _};
+use tokio::sync::watch;
 
 use super::conditions;
 use super::watched::{Namespaces, Watched};
@@ -40,13 +43,33 @@ pub async fn keep(
     namespaces: Namespaces,
     nodes: Arc<dyn Policing>,
 ) {
+    let (judged, to_say) = watch::channel(Judged::default());
     let keeper = Keeper {
-        client,
+        client: client.clone(),
         nodes,
         policies,
         namespaces,
+        judged,
     };
-    keeper.run().await;
+    tokio::join!(keeper.run(), say(client, to_say));
+}
+
+/// Objects, and what is wrong with each.
+type Judged = Arc<Vec<(Arc<CachePolicy>, Vec<String>)>>;
+
+/// Writes the conditions that are other ones, of the objects as they were last judged.
+async fn say(client: Client, mut judged: watch::Receiver<Judged>) {
+    while judged.changed().await.is_ok() {
+        let all = Judged::clone(&judged.borrow_and_update());
+        let now = conditions::now();
+        let news = all.iter().filter_map(|(object, problems)| {
+            let status = status_of(object, problems, &now);
+            let is_news = object.status.as_ref() != Some(&status);
+            is_news.then(|| (Arc::clone(object), status))
+        });
+        let news = news.collect();
+        conditions::write_all(&client, news).await;
+    }
 }
 
 /// Whether the API server lists the kinds of the group, and there is no such kind. Every other
@@ -65,6 +88,8 @@ struct Keeper {
     nodes: Arc<dyn Policing>,
     policies: Watched<CachePolicy>,
     namespaces: Namespaces,
+    /// For [`say`], which looks at each one again also if nothing has changed.
+    judged: watch::Sender<Judged>,
 }
 
 impl Keeper {
@@ -96,12 +121,8 @@ impl Keeper {
             .collect();
         let Compiled { policies, problems } = compile(&objects, &labels);
         self.nodes.set(policies);
-        for (object, problems) in objects.iter().zip(problems) {
-            if let Err(error) = self.say(object, &problems).await {
-                tracing::warn!(%error, namespace = object.namespace(), name = object.name_any(),
-                    "the condition of a CachePolicy could not be written");
-            }
-        }
+        let judged = objects.into_iter().zip(problems).collect();
+        self.judged.send_replace(Arc::new(judged));
     }
 
     /// Whether the kind is not defined at the API server. Then there is no policy.
@@ -110,15 +131,6 @@ impl Keeper {
             let group = CachePolicy::api_version(&());
             lists_none(self.client.list_api_group_resources(&group).await)
         }
-    }
-
-    /// Writes the condition of an object, if it is another one.
-    async fn say(&self, object: &CachePolicy, problems: &[String]) -> kube::Result<()> {
-        let status = status_of(object, problems, &conditions::now());
-        if object.status.as_ref() != Some(&status) {
-            conditions::write(&self.client, object, &status).await?;
-        }
-        Ok(())
     }
 }
 

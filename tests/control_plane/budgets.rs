@@ -1,11 +1,13 @@
 //! The limits of a namespace over two nodes, by a `CachePolicy`; and a namespace that is deleted
 //! while no controller runs.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use baggageclaim::api::CachePolicy;
 use baggageclaim::kubelet_double::Kubelet;
 use kube::Api;
+use rustix::process::Signal;
 
 use crate::clears::{fences, has, the_namespace_goes};
 use crate::common::{Fs, require_lab};
@@ -135,8 +137,39 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
     .await;
     unpublish(&user).await;
     says(&plane, "small", "OverBudget", "False").await;
+    goes_on_unanswered(&plane, &one, &kubelets[0], &pools[0]).await;
     plane.kubectl(&["delete", "cachepolicies", "--all", "--namespace=ci"]);
     goes_unseen(&plane, &mut controller, &kubelets[1], &pools).await;
+}
+
+/// The budget holds while the API server answers nothing: no write of a status is waited for long.
+/// The budget is almost nothing.
+async fn goes_on_unanswered(plane: &ControlPlane, node: &Process, kubelet: &Kubelet, pool: &Path) {
+    // The log of the node then tells each commit, however soon the content is evicted.
+    limit(plane, "audited", "{rules: [{names: [task-cache/x]}]}");
+    eventually("the node has the policy", async || {
+        let kept = fs::read_to_string(pool.join("policies.json"));
+        kept.is_ok_and(|kept| kept.contains("task-cache/x"))
+    })
+    .await;
+    let attributes = [("type", "task-cache"), ("key", "x"), ("commit", "always")];
+    let volume = "{type: task-cache, key: x, commit: always}";
+    let names = ["unanswered-1", "unanswered-2", "unanswered-3"];
+    let uids = names.map(|name| object(plane, "ci", name, "node-1", volume));
+    plane.signal_server(Signal::STOP);
+    for (number, (name, uid)) in names.into_iter().zip(uids).enumerate() {
+        let pod = kubelet.pod_with_uid("ci", name, uid);
+        let target = publish(&pod, &attributes).await;
+        fs::write(target.join("file"), vec![7; SIZE]).expect("write");
+        unpublish(&pod).await;
+        eventually("it is committed", async || {
+            let log = node.log();
+            log.matches("committed under a cache policy").count() == number + 1
+        })
+        .await;
+        has(pool, "task-cache/x", false).await;
+    }
+    plane.signal_server(Signal::CONT);
 }
 
 /// The namespace goes while no controller sees it.
