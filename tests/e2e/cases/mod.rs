@@ -52,6 +52,10 @@ pub(crate) fn of_several_nodes() -> Vec<Case> {
             nodes::peers,
         ),
         case(
+            "a cache policy: who commits, who reads, what the log tells, and a rollback",
+            nodes::policies,
+        ),
+        case(
             "a node is cut off: its pods go on, and a new claim is made elsewhere",
             nodes::cut_off,
         ),

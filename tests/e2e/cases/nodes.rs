@@ -14,6 +14,7 @@ use crate::cluster::{Cluster, eventually, succeed};
 use crate::env::{Env, condition, items};
 
 pub(super) use peers::peers;
+pub(super) use policies::policies;
 pub(crate) use report::report;
 
 const GROUP: &str = "baggageclaim.concourse-ci.org";
@@ -529,4 +530,5 @@ impl<'a> Driver<'a> {
 }
 
 mod peers;
+mod policies;
 mod report;

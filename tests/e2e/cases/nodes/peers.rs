@@ -155,7 +155,13 @@ fn step(name: &str, node: &Cluster, command: &str) -> String {
 }
 
 /// A pod with a volume of these attributes at `/VOLUME`, on a node.
-fn step_with(name: &str, node: &Cluster, volume: &str, attributes: &str, command: &str) -> String {
+pub(super) fn step_with(
+    name: &str,
+    node: &Cluster,
+    volume: &str,
+    attributes: &str,
+    command: &str,
+) -> String {
     let source = format!(
         "csi: {{driver: baggageclaim.csi.concourse-ci.org, volumeAttributes: {{{attributes}}}}}"
     );
@@ -165,14 +171,14 @@ fn step_with(name: &str, node: &Cluster, volume: &str, attributes: &str, command
 
 /// The drivers with the component. When this is dropped they are as they were: the next case needs
 /// that.
-struct Installed<'a> {
+pub(super) struct Installed<'a> {
     cluster: &'a Cluster,
     before: PathBuf,
     ours: tempfile::TempDir,
 }
 
 impl<'a> Installed<'a> {
-    fn new(cluster: &'a Cluster) -> Self {
+    pub(super) fn new(cluster: &'a Cluster) -> Self {
         let before = cluster.installed_overlay();
         let beside = before.parent().expect("a directory");
         let ours = tempfile::TempDir::new_in(beside).expect("a directory beside it");
