@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `bench` | an engine, and pods that mount claims |
 //! | `content` | the content of clones, snapshots, chains and groups |
+//! | `elsewhere` | clones that come from another engine |
 //! | `mounts` | staging and publishing, owners, durability |
 //! | `nodes` | one engine as a node among others |
 //! | `projects` | limits, if a tenant changes the project of its files |
@@ -22,6 +23,8 @@ mod common;
 mod bench;
 #[path = "claims/content.rs"]
 mod content;
+#[path = "claims/elsewhere.rs"]
+mod elsewhere;
 #[path = "claims/mounts.rs"]
 mod mounts;
 #[path = "claims/nodes.rs"]

@@ -23,20 +23,21 @@ use std::future::Future;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
+use baggageclaim::engine::claims::{CreateClaim, MountClaim, ReceiveClaim, SnapshotFilter};
 use baggageclaim::engine::failpoint::{self, Point};
-use baggageclaim::engine::{Config, Engine, Error};
+use baggageclaim::engine::{Config, Engine, Error, LayerPlace, ReceiveError, ReceiveLayer};
 use baggageclaim::model::{
-    Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, PersistentVolume, Snapshot,
-    SnapshotId, VolumeId,
+    Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, OwnerView,
+    PersistentVolume, Sha256, Snapshot, SnapshotId, VolumeId,
 };
 use baggageclaim::sys::{self, Dir};
 use bench::{BTRFS, Bench, COPY, Ground, OVERLAY, request, say};
 use common::bench::{NEVER, names, open_again};
-use common::{Fs, Lab};
+use common::{Fs, Lab, layers};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +76,8 @@ enum Step {
     Fill(&'static str, &'static str),
     /// CreateSnapshot, of the one by the name of the other.
     Snapshot(&'static str, &'static str),
+    /// CreateVolume from a snapshot of another node.
+    Receive(&'static str),
     /// CreateVolume from a volume.
     Clone(&'static str, &'static str),
     /// CreateVolume from a snapshot.
@@ -118,6 +121,8 @@ const LIFE: &[Step] = &[
     Step::Delete("c"),
     // It is the last that has a layer.
     Step::DeleteSnapshot("t"),
+    Step::Receive("r"),
+    Step::Fill("r", "four"),
     Step::Crowd("w"),
     // Under its pod: by a copy, where there is no snapshot.
     Step::Snapshot("w", "l"),
@@ -138,11 +143,12 @@ const LIFE: &[Step] = &[
 const CROWD: usize = 300;
 
 /// The final content of the remaining claims.
-const LEFT: [(&str, &[&str]); 4] = [
+const LEFT: [(&str, &[&str]); 5] = [
     ("d", &["one", "two"]),
     ("e", &["one", "three"]),
     ("f", &["one", "three", "two"]),
     ("k", &[]),
+    ("r", &["four", "one", "three", "two"]),
 ];
 
 /// The content of the claims of a crowd.
@@ -284,6 +290,37 @@ impl Actor<'_> {
         }
     }
 
+    async fn receive(&self, name: &str) -> Result<(), Error> {
+        let claim = CreateClaim {
+            source: Some(ClaimSource::Snapshot("snap-1".parse().expect("an id"))),
+            ..request(name)
+        };
+        let (engine, held) = (self.engine.clone(), other_node(self.targets));
+        let received = layers::apart(move || {
+            let holders: Vec<_> = held.iter().map(|layer| layers::holder(layer)).collect();
+            let wanted = holders.iter().map(|(table, _)| ReceiveLayer {
+                digest: Sha256(table.digest().sha256),
+                bytes: table.bytes(),
+            });
+            let request = ReceiveClaim {
+                claim,
+                layers: wanted.collect(),
+                view: OwnerView::default(),
+                size: 16 * MIB,
+            };
+            let make = |layer: usize, place: &LayerPlace<'_>| {
+                let (table, holder): &(_, _) = &holders[layer];
+                layers::make(table, holder, place)
+            };
+            engine.receive_claim(request, &AtomicU64::new(0), make, || Ok(()))
+        });
+        match received.await {
+            Ok(_) => Ok(()),
+            Err(ReceiveError::Engine(error)) => Err(error),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     fn group(&self) -> Option<SnapshotId> {
         let mut snapshots = snapshots(self.engine).into_iter();
         snapshots.find_map(|snapshot| snapshot.group)
@@ -342,6 +379,7 @@ impl Actor<'_> {
                 };
                 patiently(name, || engine.create_snapshot(name, id.as_str())).await;
             }
+            Step::Receive(name) => patiently(name, || self.receive(name)).await,
             Step::Clone(of, name) => {
                 let source = ClaimSource::Claim(self.id(of));
                 self.create(name, Some(source)).await;
@@ -387,6 +425,26 @@ impl Actor<'_> {
                 }
             }
         }
+    }
+}
+
+/// The layers of a snapshot of another node, newest first.
+fn other_node(targets: &Path) -> [PathBuf; 2] {
+    ["new", "old"].map(|layer| targets.with_file_name("other-node").join(layer))
+}
+
+/// Makes them.
+fn make_other_node(targets: &Path) {
+    let [new, old] = other_node(targets);
+    let files = [
+        (&old, "one", "one"),
+        (&old, "two", "old"),
+        (&new, "two", "two"),
+        (&new, "three", "three"),
+    ];
+    for (layer, name, text) in files {
+        fs::create_dir_all(layer).expect("made");
+        fs::write(layer.join(name), text).expect("written");
     }
 }
 
@@ -507,6 +565,7 @@ struct Ended {
 /// Has a process live, on a filesystem of its own.
 fn live(ground: Ground, death: Option<Death>) -> Result<Ended, String> {
     let lab = Lab::try_sized(ground.1, 512 * MIB)?;
+    make_other_node(&lab.kubelet_dir().join("pods"));
     Ok(live_in(lab, ground, death))
 }
 
@@ -646,7 +705,7 @@ async fn take_over(ended: Ended, calm: &[Vec<String>], death: &str) {
 
 /// Where a life is cut short, and which part of the product it is in.
 fn is_of_claims(point: Point) -> bool {
-    let of_claims = ["claim-", "freeze-", "snapshot-"];
+    let of_claims = ["claim-", "freeze-", "snapshot-", "receive-"];
     of_claims.iter().any(|part| point.name().starts_with(part)) || point == Point::CollectTrashed
 }
 
@@ -662,7 +721,9 @@ async fn visit_all(ground: Ground) {
     let mut deaths: Vec<(Point, usize)> = Vec::new();
     for (point, visits) in visits.filter(|(point, _)| is_of_claims(*point)) {
         let moves = ground.0 == BackendKind::Overlay;
-        let passed = moves || point != Point::FreezeMarked;
+        // Only a layer of a stack is that of the other node, with its table.
+        let of_stacks = [Point::FreezeMarked, Point::ReceiveTabled];
+        let passed = moves || !of_stacks.contains(&point);
         assert_eq!(visits > 0, passed, "{}", point.name());
         // An emulated machine takes seconds for a death, and is taken to hang when it says nothing
         // for minutes.

@@ -6,12 +6,17 @@
 //! - Data that a PersistentVolume names is never deleted, and never made again empty.
 //! - At the end, each Volume object of a node that is there is named by a PersistentVolume, and is
 //!   Ready if the data is in the node's pool.
+//! - A call that makes a volume never orders the deletion of data that was Ready.
+//! - No snapshot is left of a clone on another node.
 //! - Without rough steps the claims in the engines, the Ready volumes and the PersistentVolumes are
 //!   the same.
 //!
 //! `BAGGAGECLAIM_TEST_SCHEDULES=100000` runs that many of each kind.
 
+mod clones;
+mod end;
 mod node;
+mod rough;
 mod server;
 
 use std::collections::BTreeSet;
@@ -20,12 +25,12 @@ use std::sync::Arc;
 use super::claims::decide::{self, Asked, Creation, Deletion, Place};
 use super::claims::leaks::{Known, is_leak};
 use super::claims::{name_on, nodes, orphans};
-use crate::api::{Phase, Volume, VolumeSpec, Wanted, number};
+use crate::api::{Phase, Snapshot, Volume, VolumeSpec, Wanted, number};
 use crate::engine::Error;
 use crate::engine::claims::{CreateClaim, claim_id};
 use crate::model::{
-    ClaimParameters, MutableParameters, NODE_LABEL, Node as ModelNode, NodeId, PersistentVolume,
-    Requirement, Topology,
+    ClaimParameters, MutableParameters, NODE_LABEL, Node as ModelNode, NodeId, Requirement,
+    Topology,
 };
 use crate::server::{code_of, may_go_on};
 use node::Node;
@@ -77,8 +82,12 @@ struct Bound {
 struct Life {
     request: CreateClaim,
     node: usize,
+    /// The life whose volume it is a clone of.
+    source: Option<usize>,
     /// What each controller has read and not acted on yet.
     read: [Option<Vec<Volume>>; 2],
+    /// The order for a clone for which each controller has a snapshot taken.
+    order: [Option<Volume>; 2],
     overdue: bool,
     bound: Option<Bound>,
     fate: Fate,
@@ -93,7 +102,15 @@ struct World {
     contents: u64,
     backup: Option<(Stored, Vec<Life>)>,
     is_rough: bool,
+    has_clones: bool,
     seed: u64,
+}
+
+/// A kind of schedules.
+#[derive(Clone, Copy)]
+struct Kind {
+    is_rough: bool,
+    has_clones: bool,
 }
 
 fn place(name: &str) -> Place {
@@ -119,7 +136,9 @@ fn life(number: usize) -> Life {
             source: None,
         },
         node: 0,
+        source: None,
         read: [None, None],
+        order: [None, None],
         overdue: false,
         bound: None,
         fate: match number {
@@ -142,7 +161,7 @@ fn order(request: &CreateClaim, node: &str, wanted: Wanted) -> Volume {
         node_name: node.to_owned(),
         parameters: request.parameters.into(),
         made_with: request.mutable.into(),
-        source: None,
+        source: request.source.as_ref().map(Into::into),
         fetch: None,
         wanted,
         capacity: number(request.required_bytes),
@@ -153,16 +172,20 @@ fn order(request: &CreateClaim, node: &str, wanted: Wanted) -> Volume {
 }
 
 impl World {
-    fn new(seed: u64, is_rough: bool) -> Self {
+    fn new(seed: u64, kind: Kind) -> Self {
         let mut world = Self {
             server: Server::default(),
             nodes: NODES.iter().map(|name| Node::new(name)).collect(),
             lives: (0..CLAIMS).map(life).collect(),
             contents: 0,
             backup: None,
-            is_rough,
+            is_rough: kind.is_rough,
+            has_clones: kind.has_clones,
             seed,
         };
+        if kind.has_clones {
+            world.lives.extend(clones::lives(CLAIMS));
+        }
         for node in &world.nodes {
             world.server.now.nodes.insert(node.name.to_owned());
             node.publish(&mut world.server);
@@ -173,9 +196,18 @@ impl World {
     /// One step of the call for a claim: a read, or what was decided on it.
     fn call(&mut self, number: usize, controller: usize, random: &mut Random) {
         let life = &mut self.lives[number];
+        // A call goes on when its claim is deleted.
+        if let Some(order) = life.order[controller].take() {
+            let late = std::mem::take(&mut life.overdue);
+            return self.take(number, controller, order, late, random);
+        }
         if life.done && !(self.is_rough && life.bound.is_some()) {
             return;
         }
+        if !self.has_source(number) {
+            return;
+        }
+        let life = &mut self.lives[number];
         let Some(read) = life.read[controller].take() else {
             let all = self.server.now.volumes.values();
             let all = all.filter(|volume| volume.spec.name == life.request.name);
@@ -184,9 +216,9 @@ impl World {
         };
         match life.bound.clone() {
             // A provisioner with a late watch asks again for what is bound.
-            Some(_) if life.done => self.create(number, &read, random),
+            Some(_) if life.done => self.create(number, controller, &read, random),
             Some(bound) => self.delete(number, &bound, &read),
-            None => self.create(number, &read, random),
+            None => self.create(number, controller, &read, random),
         }
     }
 
@@ -229,7 +261,11 @@ impl World {
         }
     }
 
-    fn create(&mut self, number: usize, read: &[Volume], random: &mut Random) {
+    fn create(&mut self, number: usize, controller: usize, read: &[Volume], random: &mut Random) {
+        let source = match self.node_of_source(number, read) {
+            Ok(source) => source,
+            Err(error) => return self.is_refused(number, &error, random),
+        };
         let life = &self.lives[number];
         let selected = place(NODES[life.node]).node.topology.clone();
         let at = Requirement {
@@ -247,7 +283,7 @@ impl World {
             request: &life.request,
             at: &at,
             places: &places,
-            source: None,
+            source,
             overdue: life.overdue,
         };
         match asked.next(read) {
@@ -257,34 +293,57 @@ impl World {
                     Some(bound) => order(&life.request, &bound.node, Wanted::Kept),
                     None => order(&life.request, node.id.as_str(), Wanted::Present),
                 };
-                self.server.create(order);
+                let source = asked.source.clone();
+                self.make_order(number, controller, order, source.as_deref());
             }
             Ok(Creation::Wait(_)) => {}
-            Ok(Creation::Abandon(volume)) => {
-                let named = life.bound.as_ref().map(|bound| &*bound.id);
-                if decide::check_abandon(volume, named).is_ok() {
-                    self.order_absent(volume);
+            Ok(Creation::Abandon(volume)) => self.abandon(number, volume),
+            Ok(Creation::Withdraw(volume, _)) => {
+                if self.server.remove(volume) {
+                    self.end_temporary_of(volume);
                 }
             }
-            Ok(Creation::Withdraw(volume, _)) => drop(self.server.remove(volume)),
-            Err(error) => {
-                let is_final = !may_go_on(code_of(&error));
-                let stays = matches!(error, Error::ExistsElsewhere { .. });
-                assert!(
-                    self.is_rough || !stays,
-                    "seed {}: a repeated request is refused: {error}",
-                    self.seed
-                );
-                let life = &mut self.lives[number];
-                life.overdue = false;
-                if code_of(&error) == Code::FailedPrecondition && life.bound.is_none() {
-                    // The data is lost before it is bound. The user deletes the claim.
-                    (life.fate, life.done) = (Fate::GivenUp, true);
-                } else if is_final {
-                    // The pod is scheduled again.
-                    life.node = random.below(NODES.len());
-                }
-            }
+            Err(error) => self.is_refused(number, &error, random),
+        }
+    }
+
+    /// Orders the deletion of a volume that is not made in time, or never will be.
+    fn abandon(&mut self, number: usize, volume: &Volume) {
+        let named = self.lives[number].bound.as_ref().map(|bound| &*bound.id);
+        if decide::check_abandon(volume, named).is_ok() {
+            let is_ordered = self.order_absent(volume);
+            let was_ready = matches!(volume.phase(), Some(Phase::Ready | Phase::Lost));
+            assert!(
+                !(was_ready && is_ordered),
+                "seed {}: a call orders the deletion of what was Ready: {volume:?}",
+                self.seed
+            );
+        }
+    }
+
+    /// A call has ended with an error.
+    fn is_refused(&mut self, number: usize, error: &Error, random: &mut Random) {
+        let is_final = !may_go_on(code_of(error));
+        let stays = matches!(error, Error::ExistsElsewhere { .. });
+        assert!(
+            self.is_rough || !stays,
+            "seed {}: a repeated request is refused: {error}",
+            self.seed
+        );
+        let life = &mut self.lives[number];
+        life.overdue = false;
+        // The data is lost before it is bound, or that of the source of a clone.
+        let is_lost = match code_of(error) {
+            Code::FailedPrecondition => true,
+            Code::NotFound => life.source.is_some(),
+            _ => false,
+        };
+        if is_lost && life.bound.is_none() {
+            // The user deletes the claim.
+            (life.fate, life.done) = (Fate::GivenUp, true);
+        } else if is_final {
+            // The pod is scheduled again.
+            life.node = random.below(NODES.len());
         }
     }
 
@@ -332,7 +391,7 @@ impl World {
     /// Makes objects of orphans again, from reports that may be old.
     fn keep_orphans(&mut self) {
         for (node, orphans) in self.server.now.pools.clone() {
-            for orphan in orphans {
+            for orphan in orphans.volumes {
                 let mut lives = self.lives.iter();
                 let is_needed = lives.any(|life| {
                     let bound = life.bound.as_ref();
@@ -348,7 +407,7 @@ impl World {
         let named: BTreeSet<&String> = lives
             .filter_map(|life| Some(&life.bound.as_ref()?.id))
             .collect();
-        self.server.remove_all(|volume| {
+        self.server.remove_all(|volume: &Volume| {
             let id = volume.metadata.name.as_ref().expect("a name");
             orphans::is_empty_handed(volume.spec.wanted, volume.phase()) && !named.contains(id)
         });
@@ -360,16 +419,19 @@ impl World {
         let missing = NODES.iter().filter(|name| !stored.nodes.contains(**name));
         let missing: Vec<&str> = missing.copied().collect();
         for node in missing {
-            self.server.remove_all(|volume| {
+            self.server.remove_all(|volume: &Volume| {
                 volume.spec.node_name == node && nodes::goes(volume.spec.wanted, volume.phase())
+            });
+            self.server.remove_all(|one: &Snapshot| {
+                one.spec.node_name == node && nodes::goes(one.spec.wanted, one.phase())
             });
             self.server.now.pools.remove(node);
         }
     }
 
     /// Orders the deletion of a volume, unless it was changed. That of a named one only as its own
-    /// DeleteVolume does.
-    fn order_absent(&mut self, volume: &Volume) {
+    /// DeleteVolume does. Whether it is ordered now.
+    fn order_absent(&mut self, volume: &Volume) -> bool {
         let id = volume.metadata.name.as_ref();
         let mut lives = self.lives.iter();
         let is_named = lives.any(|life| {
@@ -382,6 +444,7 @@ impl World {
             "seed {}: the deletion of what a PersistentVolume names is ordered",
             self.seed
         );
+        is_ordered
     }
 
     fn node(&mut self, number: usize, what: usize) {
@@ -395,34 +458,29 @@ impl World {
                 self.nodes[number].work(&mut self.server, self.contents);
             }
             2 => self.nodes[number].publish(&mut self.server),
-            _ => self.nodes[number].restart(&self.server),
+            3 => self.nodes[number].restart(&mut self.server),
+            4 => self.nodes[number].see_snapshots(&self.server),
+            5 => self.nodes[number].work_snapshots(&mut self.server),
+            _ => self.advance(number),
         }
-    }
-
-    /// A node comes back; `replaced`: with its other disk.
-    fn power_on(&mut self, number: usize, replaced: bool) {
-        let node = &mut self.nodes[number];
-        if replaced {
-            std::mem::swap(&mut node.disk, &mut node.other);
-        }
-        node.is_on = true;
-        node.restart(&self.server);
-        self.server.now.nodes.insert(node.name.to_owned());
-        node.publish(&mut self.server);
     }
 
     /// A controller is killed: the calls are repeated.
     fn kill_controller(&mut self, controller: usize) {
         for life in &mut self.lives {
             (life.read[controller], life.overdue) = (None, false);
+            life.order[controller] = None;
         }
     }
 
     fn step(&mut self, random: &mut Random) {
-        let (node, life) = (random.below(NODES.len()), random.below(CLAIMS));
+        let (node, life) = (random.below(NODES.len()), random.below(self.lives.len()));
         let controller = if self.is_rough { random.below(2) } else { 0 };
         if self.is_rough && random.below(6) == 0 {
             return self.rough_step(node, random);
+        }
+        if self.has_clones && random.below(3) == 0 {
+            return self.clone_step(node, controller, random.below(12));
         }
         match random.below(24) {
             0..=5 => self.node(node, 0),
@@ -440,125 +498,23 @@ impl World {
             _ => self.call(life, controller, random),
         }
     }
-
-    fn rough_step(&mut self, node: usize, random: &mut Random) {
-        match random.below(8) {
-            // `kubectl delete volumes`.
-            0 => {
-                let which = random.below(3);
-                self.server
-                    .remove_all(|volume| which == 0 || volume.spec.node_name == NODES[which]);
-            }
-            1 => self.backup = Some((self.server.now.clone(), self.lives.clone())),
-            2 => {
-                let Some((stored, lives)) = self.backup.take() else {
-                    return;
-                };
-                // All that watches is restarted after that.
-                self.server.now = stored;
-                self.lives = lives;
-                (0..2).for_each(|controller| self.kill_controller(controller));
-                for number in 0..NODES.len() {
-                    if self.nodes[number].is_on {
-                        self.power_on(number, false);
-                    }
-                }
-            }
-            3 => self.nodes[node].is_on = false,
-            4 => {
-                self.nodes[node].is_on = false;
-                self.server.now.nodes.remove(NODES[node]);
-            }
-            5 => self.give_up(),
-            6 if !self.nodes[node].is_on => self.power_on(node, random.below(3) == 0),
-            7 => self.server.now.pools.clear(),
-            _ => {}
-        }
-    }
-
-    fn settle(&mut self, random: &mut Random) {
-        for (number, name) in NODES.iter().enumerate() {
-            // A node whose Node object is there works. Another one may stay away.
-            let has_node = self.server.now.nodes.contains(*name);
-            if !self.nodes[number].is_on && (has_node || random.below(2) == 0) {
-                self.power_on(number, random.below(4) == 0);
-            }
-        }
-        if !self.nodes.iter().any(|node| node.is_on) {
-            self.power_on(0, false);
-        }
-        for _ in 0..120 {
-            for node in 0..NODES.len() {
-                for what in [0, 0, 1, 1, 2] {
-                    self.node(node, what);
-                }
-            }
-            for life in 0..CLAIMS {
-                if !self.lives[life].done {
-                    self.call(life, 0, random);
-                }
-            }
-            self.keep_orphans();
-            self.delete_leaks();
-            self.give_up();
-            self.server.sweep();
-        }
-    }
-
-    fn check(&self) {
-        let seed = self.seed;
-        let undone = self.lives.iter().filter(|life| !life.done).count();
-        assert_eq!(undone, 0, "seed {seed}: calls never end");
-        let bound = self.lives.iter().filter_map(|life| life.bound.as_ref());
-        let named: BTreeSet<&String> = bound.clone().map(|bound| &bound.id).collect();
-        for (id, volume) in &self.server.now.volumes {
-            assert!(named.contains(id), "seed {seed}: not needed: {volume:?}");
-        }
-        for bound in bound {
-            let mut nodes = self.nodes.iter();
-            let node = nodes.find(|node| node.name == bound.node).expect("one");
-            let held = node.disk.claims.get(&bound.id);
-            let content = |claim: &PersistentVolume| Some(claim.created.0) == bound.content;
-            let other = node.other.claims.get(&bound.id);
-            assert!(
-                // An older disk may have older data of the claim. It is not empty then.
-                bound.content.is_none() || held.is_none_or(content) || other.is_some_and(content),
-                "seed {seed}: {} was made again empty",
-                bound.id
-            );
-            let volume = self.server.now.volumes.get(&bound.id);
-            let phase = volume.and_then(Volume::phase);
-            let status = volume.and_then(|volume| volume.status.as_ref());
-            let is_of_other = status.is_some_and(|status| status.pool == node.other.pool);
-            if node.is_on && held.is_some() && !is_of_other {
-                assert_eq!(phase, Some(Phase::Ready), "seed {seed}: {volume:?}");
-            } else if node.is_on {
-                assert!(
-                    volume.is_none() || phase == Some(Phase::Lost),
-                    "seed {seed}"
-                );
-            }
-        }
-        if !self.is_rough {
-            let held = self.nodes.iter().flat_map(|one| one.disk.claims.keys());
-            let held: BTreeSet<&String> = held.collect();
-            let ready: BTreeSet<&String> = self.server.now.volumes.keys().collect();
-            assert_eq!(held, ready, "seed {seed}: engines and Volumes");
-            assert_eq!(ready, named, "seed {seed}: Volumes and PersistentVolumes");
-        }
-    }
 }
 
 /// Runs one schedule for each seed.
 #[expect(clippy::disallowed_methods, reason = "a setting of this test only")]
-fn run(is_rough: bool) {
+fn run(kind: Kind) {
     let schedules = std::env::var("BAGGAGECLAIM_TEST_SCHEDULES").ok();
     let schedules = schedules.map(|text| text.parse().expect("a number"));
-    let usual = if is_rough { ROUGH_SCHEDULES } else { SCHEDULES };
+    let usual = if kind.is_rough {
+        ROUGH_SCHEDULES
+    } else {
+        SCHEDULES
+    };
     for seed in (1..=schedules.unwrap_or(usual)).chain(FOUND) {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let mut world = World::new(seed, is_rough);
-        for _ in 0..STEPS {
+        let mut world = World::new(seed, kind);
+        let steps = if kind.has_clones { 3 * STEPS } else { STEPS };
+        for _ in 0..steps {
             world.step(&mut random);
         }
         world.settle(&mut random);
@@ -566,12 +522,36 @@ fn run(is_rough: bool) {
     }
 }
 
+const CALM: Kind = Kind {
+    is_rough: false,
+    has_clones: false,
+};
+
 #[test]
 fn no_schedule_leaks_or_loses_a_claim() {
-    run(false);
+    run(CALM);
 }
 
 #[test]
 fn no_rough_schedule_deletes_or_empties_what_a_persistent_volume_names() {
-    run(true);
+    run(Kind {
+        is_rough: true,
+        ..CALM
+    });
+}
+
+#[test]
+fn no_schedule_leaks_or_loses_a_clone_on_another_node() {
+    run(Kind {
+        has_clones: true,
+        ..CALM
+    });
+}
+
+#[test]
+fn no_rough_schedule_deletes_a_clone_that_was_ready_or_leaves_its_snapshot() {
+    run(Kind {
+        is_rough: true,
+        has_clones: true,
+    });
 }

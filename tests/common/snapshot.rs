@@ -74,6 +74,18 @@ impl Snapshot {
         self
     }
 
+    /// What an archive keeps of it.
+    #[must_use]
+    pub fn archived(mut self) -> Self {
+        let gone = |kind| matches!(kind, 's' | 'b' | 'c');
+        self.entries.retain(|_, entry| !gone(entry.kind));
+        for entry in self.entries.values_mut() {
+            let is_kept = |name: &[u8]| !name.starts_with(b"trusted.");
+            entry.xattrs.retain(|name, _| is_kept(name));
+        }
+        self
+    }
+
     /// The same without the root's own mode, owner, times and attributes.
     #[must_use]
     pub fn without_root(mut self) -> Self {

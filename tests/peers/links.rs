@@ -1,15 +1,33 @@
 //! Links that are cut, and holders that vanish or hang in the middle.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::nodes::{INPUT, Link, Node, OUTPUT, RESOURCE, TASK, peers, random, text};
 
-/// The longest frame, and its record.
+/// The longest frame of files below 1 MiB, and its record.
 const FRAME: u64 = (1 << 20) + (64 << 10);
 
 fn content(node: &Node, volume: &str) -> Vec<u8> {
     fs::read(node.bench.target(volume).join("random")).expect("read")
+}
+
+/// What a cut is tried on: several frames, so that all of it twice is more than one frame.
+fn files() -> BTreeMap<String, Vec<u8>> {
+    let large = (0..8).map(|file| (format!("large-{file}"), random(256 << 10)));
+    let small = (0..200).map(|file| (format!("small-{file}"), random(2 << 10)));
+    large.chain(small).collect()
+}
+
+fn read(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(root).expect("list").map(|entry| {
+        let entry = entry.expect("an entry");
+        let name = entry.file_name().into_string().expect("text");
+        (name, fs::read(entry.path()).expect("read"))
+    });
+    files.collect()
 }
 
 #[tokio::test]
@@ -17,11 +35,10 @@ async fn cut_at_each_of_100_offsets_no_byte_is_wrong_and_at_most_one_frame_comes
     let [a, b] = peers!("a", "b");
     let link = Link::to(&a).await;
     b.knows_at(&a, link.address, a.key.name(), None);
-    let made = random(600 << 10);
+    let made = files();
     a.commits("made", &OUTPUT, |target| {
-        fs::write(target.join("random"), &made).expect("write");
-        for file in 0..200 {
-            fs::write(target.join(format!("{file}")), random(2 << 10)).expect("write");
+        for (name, bytes) in &made {
+            fs::write(target.join(name), bytes).expect("write");
         }
     })
     .await;
@@ -29,11 +46,7 @@ async fn cut_at_each_of_100_offsets_no_byte_is_wrong_and_at_most_one_frame_comes
         let (passed, received) = (link.passed(), b.figures().received_bytes);
         let volume = format!("v{round}");
         b.publish(&volume, &INPUT).await;
-        assert!(content(&b, &volume) == made, "round {round}");
-        assert_eq!(
-            fs::read_dir(b.bench.target(&volume)).expect("list").count(),
-            201
-        );
+        assert!(read(&b.bench.target(&volume)) == made, "round {round}");
         b.end(&volume, baggageclaim::model::Outcome::Failed).await;
         b.forget("artifact/built").await;
         (
@@ -44,15 +57,15 @@ async fn cut_at_each_of_100_offsets_no_byte_is_wrong_and_at_most_one_frame_comes
     fetch(0).await;
     // Without the first handshake.
     let (whole, needed) = fetch(1).await;
-    let mut cuts = 0;
+    assert!(needed > 2 * FRAME, "{needed} bytes are too few frames");
     for round in 0..100 {
-        link.cut_after(whole * round / 100);
+        // TLS can need a few bytes less another time.
+        link.cut_after(whole * round / 101);
         let (_, received) = fetch(usize::try_from(round).expect("small") + 2).await;
-        cuts += u32::from(link.was_met());
+        assert!(link.was_met(), "round {round}: the link was not cut");
         let more = received.saturating_sub(needed);
         assert!(more <= FRAME, "round {round}: {more} bytes came twice");
     }
-    assert!(cuts >= 95, "only {cuts} cuts");
     a.finish().await;
     b.finish().await;
 }

@@ -14,7 +14,7 @@ use baggageclaim::model::{ArtifactId, Name, Outcome, Sha256, Sharing, Timestamp}
 
 use crate::common::bench::{Bench, Ground, NEVER, names, waits};
 use crate::common::{Fs, assert_same, layers, tree};
-use crate::engine::{MIB, assert_left, bench, kept, shown, small};
+use crate::engine::{MIB, assert_left, bench, shown, small};
 use crate::tables::tables;
 
 pub(crate) const CACHE: [(&str, &str); 2] = [("type", "task-cache"), ("key", "k")];
@@ -130,7 +130,9 @@ async fn ten_generations_arrive_on_every_backend() {
             source
                 .step(&volume, &CACHE, |root| generation(root, number))
                 .await;
-            let expected = kept(shown(&source, &format!("before-{number}"), NAME).await);
+            let expected = shown(&source, &format!("before-{number}"), NAME)
+                .await
+                .archived();
             let open = opened(&source, NAME).await;
             let sent: Vec<Sha256> = tables(&source, NAME).await;
             assert_eq!(open.layers.len(), if is_stack { number + 1 } else { 1 });

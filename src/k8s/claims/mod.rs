@@ -34,7 +34,7 @@ mod persistent;
 mod running;
 mod snapshots;
 mod tell;
-mod temporary;
+pub(super) mod temporary;
 mod volumes;
 
 use std::fmt;

@@ -55,7 +55,11 @@ pub(in crate::k8s) fn volume_order(
 }
 
 /// The order for an orphan snapshot, likewise.
-fn snapshot_order(node: &str, orphan: &OrphanSnapshot, wanted: Wanted) -> Option<Snapshot> {
+pub(in crate::k8s) fn snapshot_order(
+    node: &str,
+    orphan: &OrphanSnapshot,
+    wanted: Wanted,
+) -> Option<Snapshot> {
     let id = if orphan.group {
         group_id(&orphan.name)
     } else {

@@ -25,17 +25,17 @@ const PREFIX: &str = "for-clone/";
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// The name of the snapshot for a `Volume`.
-pub(super) fn name_for(volume: &str) -> String {
+pub(in crate::k8s) fn name_for(volume: &str) -> String {
     format!("{PREFIX}{volume}")
 }
 
 /// The `Volume` for which a snapshot of this name was taken; `None`: a person took it.
-pub(super) fn volume_of(name: &str) -> Option<&str> {
+pub(in crate::k8s) fn volume_of(name: &str) -> Option<&str> {
     name.strip_prefix(PREFIX)
 }
 
 /// Whether a snapshot is of no more use to this volume.
-fn is_over(volume: &Volume) -> bool {
+pub(in crate::k8s) fn is_over(volume: &Volume) -> bool {
     let is_made = matches!(
         volume.phase(),
         Some(Phase::Ready | Phase::Lost | Phase::Gone | Phase::Failed)

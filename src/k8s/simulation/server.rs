@@ -3,14 +3,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::api::{OrphanVolume, Phase, Volume, VolumeStatus, Wanted};
+use kube::Resource;
+
+use crate::api::{OrphanSnapshot, OrphanVolume, Phase, Snapshot, Volume, Wanted};
+
+/// Each change of an object of a kind, in order; `None`: deleted.
+type Log<K> = Vec<(String, Option<K>)>;
+
+/// The orphans that a node has reported last.
+#[derive(Clone, Default)]
+pub(super) struct Reported {
+    pub(super) volumes: Vec<OrphanVolume>,
+    pub(super) snapshots: Vec<OrphanSnapshot>,
+}
 
 /// What a backup has.
 #[derive(Clone, Default)]
 pub(super) struct Stored {
     pub(super) volumes: BTreeMap<String, Volume>,
-    /// The pools, each with the orphans that its node reported last.
-    pub(super) pools: BTreeMap<String, Vec<OrphanVolume>>,
+    pub(super) snapshots: BTreeMap<String, Snapshot>,
+    pub(super) pools: BTreeMap<String, Reported>,
     pub(super) nodes: BTreeSet<String>,
 }
 
@@ -19,79 +31,182 @@ pub(super) struct Stored {
 pub(super) struct Server {
     pub(super) now: Stored,
     version: u64,
-    /// Each change of a volume, in order; `None`: deleted.
-    pub(super) log: Vec<(String, Option<Volume>)>,
+    volumes: Log<Volume>,
+    snapshots: Log<Snapshot>,
+}
+
+/// A kind of objects that are orders to nodes.
+pub(super) trait Kind: Resource + Clone {
+    fn stored(stored: &mut Stored) -> &mut BTreeMap<String, Self>;
+    fn log(server: &mut Server) -> &mut Log<Self>;
+    fn changes(server: &Server) -> &Log<Self>;
+    fn node(&self) -> &str;
+    fn wanted(&mut self) -> &mut Wanted;
+    fn phase_now(&self) -> Option<Phase>;
+}
+
+macro_rules! kind {
+    ($kind:ty, $field:ident) => {
+        impl Kind for $kind {
+            fn stored(stored: &mut Stored) -> &mut BTreeMap<String, Self> {
+                &mut stored.$field
+            }
+            fn log(server: &mut Server) -> &mut Log<Self> {
+                &mut server.$field
+            }
+            fn changes(server: &Server) -> &Log<Self> {
+                &server.$field
+            }
+            fn node(&self) -> &str {
+                &self.spec.node_name
+            }
+            fn wanted(&mut self) -> &mut Wanted {
+                &mut self.spec.wanted
+            }
+            fn phase_now(&self) -> Option<Phase> {
+                self.phase()
+            }
+        }
+    };
+}
+
+kind!(Volume, volumes);
+kind!(Snapshot, snapshots);
+
+/// The name of an object.
+fn name<K: Kind>(object: &K) -> String {
+    object.meta().name.clone().expect("a name")
 }
 
 impl Server {
-    fn put(&mut self, mut volume: Volume) {
+    fn put<K: Kind>(&mut self, mut object: K) {
         self.version += 1;
-        let name = volume.metadata.name.clone().expect("a name");
-        volume.metadata.resource_version = Some(self.version.to_string());
-        self.log.push((name.clone(), Some(volume.clone())));
-        self.now.volumes.insert(name, volume);
+        let name = name(&object);
+        object.meta_mut().resource_version = Some(self.version.to_string());
+        K::log(self).push((name.clone(), Some(object.clone())));
+        K::stored(&mut self.now).insert(name, object);
     }
 
-    pub(super) fn create(&mut self, mut volume: Volume) {
-        let name = volume.metadata.name.clone().expect("a name");
-        if !self.now.volumes.contains_key(&name) {
-            volume.metadata.generation = Some(1);
-            self.put(volume);
+    pub(super) fn create<K: Kind>(&mut self, mut object: K) {
+        if !K::stored(&mut self.now).contains_key(&name(&object)) {
+            object.meta_mut().generation = Some(1);
+            object.meta_mut().uid = Some(format!("uid-{}", self.version));
+            self.put(object);
         }
     }
 
-    /// The stored volume, if it is still the one that was read.
-    fn unchanged(&self, read: &Volume) -> Option<Volume> {
-        let stored = self.now.volumes.get(read.metadata.name.as_deref()?)?;
-        let is_same = stored.metadata.resource_version == read.metadata.resource_version;
+    /// The stored object, if it is still the one that was read.
+    fn unchanged<K: Kind>(&mut self, read: &K) -> Option<K> {
+        let stored = K::stored(&mut self.now).get(&name(read))?;
+        let is_same = stored.meta().resource_version == read.meta().resource_version;
         is_same.then(|| stored.clone())
     }
 
-    /// Orders the deletion of a volume, unless it was changed. Whether it is ordered now.
-    pub(super) fn order_absent(&mut self, read: &Volume) -> bool {
-        let Some(mut volume) = self.unchanged(read) else {
+    /// Orders the deletion of an object's data, unless it was changed. Whether it is ordered now.
+    pub(super) fn order_absent<K: Kind>(&mut self, read: &K) -> bool {
+        let Some(mut object) = self.unchanged(read) else {
             return false;
         };
-        volume.spec.wanted = Wanted::Absent;
-        volume.metadata.generation = volume.metadata.generation.map(|number| number + 1);
-        self.put(volume);
+        *object.wanted() = Wanted::Absent;
+        let meta = object.meta_mut();
+        meta.generation = meta.generation.map(|number| number + 1);
+        self.put(object);
         true
     }
 
-    pub(super) fn report(&mut self, read: &Volume, status: VolumeStatus) {
-        if let Some(mut volume) = self.unchanged(read) {
-            volume.status = Some(status);
-            self.put(volume);
+    /// Writes the status of an object, unless it was changed.
+    pub(super) fn report<K: Kind>(&mut self, read: &K, write: impl FnOnce(&mut K)) {
+        if let Some(mut object) = self.unchanged(read) {
+            write(&mut object);
+            self.put(object);
         }
     }
 
-    /// Deletes a volume, unless it was changed. Whether it is gone.
-    pub(super) fn remove(&mut self, read: &Volume) -> bool {
-        let name = read.metadata.name.clone().expect("a name");
+    /// Deletes an object, unless it was changed. Whether it is gone.
+    pub(super) fn remove<K: Kind>(&mut self, read: &K) -> bool {
+        let name = name(read);
         if self.unchanged(read).is_some() {
-            self.now.volumes.remove(&name);
-            self.log.push((name.clone(), None));
+            K::stored(&mut self.now).remove(&name);
+            K::log(self).push((name.clone(), None));
         }
-        !self.now.volumes.contains_key(&name)
+        !K::stored(&mut self.now).contains_key(&name)
     }
 
-    /// Deletes each volume that a condition holds for.
-    pub(super) fn remove_all(&mut self, which: impl Fn(&Volume) -> bool) {
-        let all = self.now.volumes.values();
-        let which: Vec<Volume> = all.filter(|one| which(one)).cloned().collect();
-        for volume in which {
-            self.remove(&volume);
+    /// Deletes each object that a condition holds for.
+    pub(super) fn remove_all<K: Kind>(&mut self, which: impl Fn(&K) -> bool) {
+        let all = K::stored(&mut self.now).values();
+        let which: Vec<K> = all.filter(|one| which(one)).cloned().collect();
+        for object in which {
+            self.remove(&object);
         }
+    }
+
+    fn sweep_kind<K: Kind>(&mut self) {
+        self.remove_all(|object: &K| {
+            *object.clone().wanted() == Wanted::Absent && object.phase_now() == Some(Phase::Gone)
+        });
     }
 
     pub(super) fn sweep(&mut self) {
-        self.remove_all(|volume| {
-            volume.spec.wanted == Wanted::Absent && volume.phase() == Some(Phase::Gone)
-        });
+        self.sweep_kind::<Volume>();
+        self.sweep_kind::<Snapshot>();
     }
 
     /// Whether nothing will answer an order for a node.
     pub(super) fn is_given_up(&self, node: &str) -> bool {
         !self.now.nodes.contains(node) && !self.now.pools.contains_key(node)
+    }
+}
+
+/// A node's watch of its objects of a kind.
+pub(super) struct Watch<K> {
+    /// How much of the log it has seen.
+    seen: usize,
+    pub(super) cache: BTreeMap<String, K>,
+    pub(super) queue: BTreeSet<String>,
+}
+
+impl<K> Default for Watch<K> {
+    fn default() -> Self {
+        Self {
+            seen: 0,
+            cache: BTreeMap::new(),
+            queue: BTreeSet::new(),
+        }
+    }
+}
+
+impl<K: Kind> Watch<K> {
+    /// A start: everything is listed.
+    pub(super) fn restart(&mut self, server: &mut Server, node: &str) {
+        let ours = K::stored(&mut server.now).iter();
+        let ours = ours.filter(|(_, object)| object.node() == node);
+        self.cache = ours
+            .map(|(name, object)| (name.clone(), object.clone()))
+            .collect();
+        self.queue = self.cache.keys().cloned().collect();
+        self.seen = K::changes(server).len();
+    }
+
+    /// Takes the next event.
+    pub(super) fn see(&mut self, server: &Server, node: &str) {
+        let Some((name, object)) = K::changes(server).get(self.seen) else {
+            return;
+        };
+        self.seen += 1;
+        match object {
+            Some(object) if object.node() == node => {
+                self.cache.insert(name.clone(), object.clone());
+                self.queue.insert(name.clone());
+            }
+            Some(_) => {}
+            None => drop(self.cache.remove(name)),
+        }
+    }
+
+    /// The next object that a job is due for.
+    pub(super) fn next(&mut self) -> Option<K> {
+        let name = self.queue.pop_first()?;
+        self.cache.get(&name).cloned()
     }
 }
