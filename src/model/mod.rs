@@ -34,6 +34,7 @@ pub use attributes::{
 };
 pub use budget::{
     Bucket, CutOff, Evictable, Limit, Limits, MAX_BUCKETS, NamespaceUsage, Unused, buckets, excess,
+    smaller_limit,
 };
 pub use class::ParameterError;
 pub use clock::{ClusterClock, MAX_AHEAD_MS, MAX_ROUND_TRIP_MS, counted};

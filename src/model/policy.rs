@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::budget::smaller_limit;
 use super::name::{CacheKey, Name, NameError, Reference, Tenant};
 use super::volume::{SealPlan, VolumeRecord};
 
@@ -185,10 +186,9 @@ impl NamespacePolicy {
 
     /// Adds another policy of the namespace: all rules hold, and the smaller limits.
     pub fn add(&mut self, other: Self) {
-        let smaller = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
         self.rules.extend(other.rules);
-        self.cache_limit = smaller(self.cache_limit, other.cache_limit);
-        self.output_limit = smaller(self.output_limit, other.output_limit);
+        self.cache_limit = smaller_limit(self.cache_limit, other.cache_limit);
+        self.output_limit = smaller_limit(self.output_limit, other.output_limit);
     }
 }
 

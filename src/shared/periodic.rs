@@ -356,12 +356,22 @@ mod tests {
     use std::fs::File;
     use std::path::Path;
 
+    use tempfile::TempDir;
     use tokio::runtime::Runtime;
 
     use super::*;
     use crate::model::{ArtifactId, Sha256};
     use crate::shared::{Commit, LayerRef, Publication, Root, Times, Url, list, look};
     use crate::telemetry::metrics;
+
+    const TICKS: Intervals = Intervals {
+        look: Duration::from_millis(10),
+        ..INTERVALS
+    };
+
+    fn value(figure: &AtomicU64) -> u64 {
+        figure.load(Ordering::Relaxed)
+    }
 
     /// Waits until `is_true`, since the thread tells no one.
     fn eventually(what: &str, is_true: impl Fn() -> bool) {
@@ -372,12 +382,14 @@ mod tests {
         }
     }
 
-    fn open(directory: &Path, runtime: &Runtime) -> Store {
-        let url: Url = format!("file://{}", directory.display())
-            .parse()
-            .expect("a URL");
+    /// The directory must live as long as the store, and the runtime runs its requests.
+    fn empty_tier() -> (TempDir, Runtime, Store) {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let runtime = Runtime::new().expect("a runtime");
+        let url = format!("file://{}", directory.path().display());
+        let url: Url = url.parse().expect("a URL");
         let store = url.open(runtime.handle().clone(), Times::default());
-        store.expect("the directory is there")
+        (directory, runtime, store.expect("the directory is there"))
     }
 
     /// Commits names that each show 100 bytes of their own, two hours ago.
@@ -420,20 +432,13 @@ mod tests {
 
     #[test]
     fn a_tenant_with_a_budget_is_kept_within_it_soon_after_each_change() {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let runtime = Runtime::new().expect("a runtime");
-        let store = open(directory.path(), &runtime);
+        let (directory, _runtime, store) = empty_tier();
         let tenants = ["ci", "other", "none"].map(|it| it.parse::<Tenant>().expect("a label"));
         for tenant in &tenants[..2] {
             let names = ["task-cache/a", "task-cache/b", "task-cache/c"];
             commit(&store, directory.path(), tenant, &names);
         }
-        let ticks = Intervals {
-            look: Duration::from_millis(10),
-            ..INTERVALS
-        };
-        let collector = Periodic::every(store.clone(), ticks).expect("a thread");
-        let value = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let collector = Periodic::every(store.clone(), TICKS).expect("a thread");
         let figures = &collector.figures;
         eventually("both", || value(&figures.collections) == 2);
         assert_eq!(value(&figures.evicted), 0, "there is no budget yet");
@@ -479,9 +484,7 @@ mod tests {
 
     #[test]
     fn each_tenant_is_collected_once_in_the_interval_by_any_process() {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let runtime = Runtime::new().expect("a runtime");
-        let store = open(directory.path(), &runtime);
+        let (directory, _runtime, store) = empty_tier();
         for tenant in ["one", "two"] {
             let (tenant, name) = (
                 tenant.parse().expect("a label"),
@@ -495,12 +498,7 @@ mod tests {
         Collector::new(&store, &two, ObjectId::from_bits(2))
             .run(now(), &|| false)
             .expect("collected by another");
-        let ticks = Intervals {
-            look: Duration::from_millis(10),
-            ..INTERVALS
-        };
-        let collector = Periodic::every(store.clone(), ticks).expect("a thread");
-        let value = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let collector = Periodic::every(store.clone(), TICKS).expect("a thread");
         let figures = &collector.figures;
         eventually("a round", || value(&figures.succeeded) > 0);
         assert_eq!(value(&figures.collections), 1, "the other is not due");
@@ -508,7 +506,7 @@ mod tests {
         // With a short interval both are due again and again.
         let often = Intervals {
             every: Duration::ZERO,
-            ..ticks
+            ..TICKS
         };
         let collector = Periodic::every(store, often).expect("a thread");
         let figures = Arc::clone(&collector.figures);
