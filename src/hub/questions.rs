@@ -75,13 +75,16 @@ impl Inner {
     fn find(&self, asked: Asked, wait: Duration) -> impl Future<Output = Answer> {
         let (sender, answer) = oneshot::channel();
         let now = self.now();
-        let until = now.after(wait);
         let mut state = self.state.lock();
         let State { catalog, held, .. } = &mut *state;
-        let at_once = held.ask(catalog, asked.clone(), sender, now, until);
+        let at_once = if wait.is_zero() {
+            Some(catalog.find(&asked, now))
+        } else {
+            held.ask(catalog, asked.clone(), sender, now)
+        };
         drop(state);
         async move {
-            if let Some((_, answer)) = at_once {
+            if let Some(answer) = at_once {
                 return answer;
             }
             match tokio::time::timeout(wait, answer).await {
