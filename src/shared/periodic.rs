@@ -381,7 +381,7 @@ mod tests {
         figure.load(Ordering::Relaxed)
     }
 
-    /// Waits until `is_true`, since the thread tells no one.
+    /// Waits until `is_true`, since the thread sends no event.
     fn eventually(what: &str, is_true: impl Fn() -> bool) {
         let began = std::time::Instant::now();
         while !is_true() {

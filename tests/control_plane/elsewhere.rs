@@ -258,8 +258,8 @@ async fn a_node_that_is_no_peer_is_told_before_anything_is_made() {
     assert_eq!(snapshots(&cluster.plane).await.len(), 0);
 }
 
-/// A node whose content leaves slowly: 1 MiB in a second. Its pool counts as nearly full, as that of
-/// a node that one moves away from.
+/// A node whose content leaves slowly: 1 MiB in a second. Its pool counts as nearly full, as that
+/// of a node that one moves away from.
 fn slow(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
     let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
     let full = ["--low-watermark=0", "--high-watermark=1"];

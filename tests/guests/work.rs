@@ -208,8 +208,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A degraded driver ends when the disk answers again, and kubelet starts it again. The pool has
-    /// one owner at a time: the old engine is dropped before the new one opens it.
+    /// A degraded driver ends when the disk answers again, and kubelet starts it again. The pool
+    /// has one owner at a time: the old engine is dropped before the new one opens it.
     pub(crate) async fn restarted(self) -> Self {
         let Self { place, engine, .. } = self;
         engine.needs_restart().await;
