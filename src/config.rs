@@ -222,8 +222,7 @@ pub struct Node {
         default_value = DEFAULT_KUBELET)]
     pub kubelet_dir: PathBuf,
     /// The unix socket of the CSI services, at the path by which kubelet reaches it. The driver
-    /// makes it, with mode
-    /// 0600. The path has at most 107 bytes [default:
+    /// makes it, with mode 0600. The path has at most 107 bytes [default:
     ///   plugins/baggageclaim.csi.concourse-ci.org/csi.sock in kubelet's directory]
     #[arg(long, value_name = "PATH", env = "BAGGAGECLAIM_SOCKET")]
     pub socket: Option<PathBuf>,

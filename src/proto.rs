@@ -1,7 +1,7 @@
 //! The messages of the gRPC services, which `build.rs` generates from `proto/*.proto`.
 //!
-//! Only `csi`, `admin`, `hub`, `peer`, `kubelet` and `kubelet_double` use them. Lower tiers do not, so
-//! that the engine can be read and tested without gRPC.
+//! Only `csi`, `admin`, `hub`, `peer`, `kubelet` and `kubelet_double` use them. Lower tiers do not,
+//! so that the engine can be read and tested without gRPC.
 
 /// The Container Storage Interface.
 pub mod csi {

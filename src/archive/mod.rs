@@ -14,7 +14,7 @@
 //!
 //! An archive is hostile until it is unpacked, and so is a tree that is being packed: no path is
 //! resolved twice, no symlink followed, no mount point crossed, nothing recurses. A tree may be one
-//! layer of a stack, in overlayfs' form (`layer`). Nothing here knows of volumes or the pool.
+//! layer of a stack, in overlayfs' form (`marks`, `onto`). Nothing here knows volumes or the pool.
 //!
 //! The blocks and records are read and written here, not by the crate `tar` (0.4.46). That crate
 //! splits pax records at newlines, which attributes may hold. It also takes base-256 numbers that
@@ -25,8 +25,9 @@ mod decode;
 mod dress;
 mod encode;
 mod header;
-mod layer;
 mod links;
+mod marks;
+mod onto;
 mod pack;
 mod pax;
 mod pipe;
@@ -44,7 +45,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sha2::{Digest as _, Sha256};
 
-pub use layer::{LayerMarks, unpack_onto};
+pub use marks::LayerMarks;
+pub use onto::unpack_onto;
 pub use pack::{Pack, Packed, pack, pack_layer};
 pub use unpack::{Limits, Unpack, Unpacked, unpack, unpack_layer};
 
@@ -287,6 +289,14 @@ impl Progress {
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
+    }
+}
+
+/// The error for an entry that an archive must not have.
+fn refused(path: &[u8], why: impl Into<String>) -> Error {
+    Error::Refused {
+        path: shown(path),
+        why: why.into(),
     }
 }
 

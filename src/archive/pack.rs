@@ -13,8 +13,8 @@ use super::encode::encode;
 use super::header::{
     BLOCK, Draft, GID, LINK, MAJOR, MINOR, MODE, MOST_12, MTIME, NAME, SIZE, UID, padding,
 };
-use super::layer::{self, LayerMarks};
 use super::links::Links;
+use super::marks::{self, LayerMarks};
 use super::pipe::{Feeder, pipe};
 use super::sparse::{self, GRAIN, Run};
 use super::walk::{Look, Visitor, attributes, guarded, walk};
@@ -181,7 +181,7 @@ impl Visitor for Packer<'_> {
         self.counts.directories += 1;
         let mut records = self.records(dir)?;
         if opaque && self.marks == Some(LayerMarks::Records) {
-            records.push((layer::RECORD.to_vec(), layer::OPAQUE.to_vec()));
+            records.push((marks::RECORD.to_vec(), marks::OPAQUE.to_vec()));
         }
         let name = if path.is_empty() { b"." } else { path };
         let name = [name, b"/"].concat();
@@ -191,7 +191,7 @@ impl Visitor for Packer<'_> {
         };
         put(&mut self.feeder, &head)?;
         if opaque && self.marks == Some(LayerMarks::Oci) {
-            let path = [path, b"/", layer::OCI_OPAQUE].concat();
+            let path = [path, b"/", marks::OCI_OPAQUE].concat();
             put(&mut self.feeder, &Head::new(&path, b'0', Look::default()))?;
         }
         Ok(())
@@ -276,10 +276,10 @@ impl Visitor for Packer<'_> {
         self.counts.whiteouts += 1;
         let look = Look::default();
         if self.marks == Some(LayerMarks::Oci) {
-            let path = layer::oci_whiteout(path)?;
+            let path = marks::oci_whiteout(path)?;
             return put(&mut self.feeder, &Head::new(&path, b'0', look));
         }
-        let records = [(layer::RECORD.to_vec(), layer::WHITEOUT.to_vec())];
+        let records = [(marks::RECORD.to_vec(), marks::WHITEOUT.to_vec())];
         let head = Head {
             records: &records,
             ..Head::new(path, b'0', look)
@@ -307,7 +307,7 @@ impl Packer<'_> {
     /// Refuses a name that an OCI layer cannot hold.
     fn check(&self, path: &[u8]) -> Result<()> {
         match self.marks {
-            Some(LayerMarks::Oci) => layer::check_name(path),
+            Some(LayerMarks::Oci) => marks::check_name(path),
             _ => Ok(()),
         }
     }

@@ -10,12 +10,12 @@ use super::header::{
     BLOCK, Block, Dialect, Field, GID, Header, LINK, MAJOR, MINOR, MODE, MTIME, OLD_SPARSE_MORE,
     OLD_SPARSE_SIZE, SIZE, UID, malformed, padding, unsigned,
 };
-use super::layer::Mark;
+use super::marks::Mark;
 use super::pax::{self, Record};
 use super::pipe::Drain;
 use super::sparse::{self, MapReader, Run};
 use super::walk::Look;
-use super::{Error, Limits, Result, shown};
+use super::{Error, Limits, Result, refused, shown};
 
 /// The longest extended header, and the longest of GNU's long names.
 const MOST_SPECIAL: u64 = 1 << 20;
@@ -477,11 +477,4 @@ fn is_zero(bytes: &[u8]) -> bool {
 
 pub(super) fn limit(what: &'static str, limit: u64) -> Error {
     Error::Limit { what, limit }
-}
-
-pub(super) fn refused(path: &[u8], why: impl Into<String>) -> Error {
-    Error::Refused {
-        path: shown(path),
-        why: why.into(),
-    }
 }

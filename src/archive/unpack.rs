@@ -21,10 +21,10 @@ use rustix::fs::{Timestamps, UTIME_OMIT};
 
 use super::decode::decode;
 use super::dress::{Owned, dress, times};
-use super::layer::{LayerMarks, Mark};
+use super::marks::{LayerMarks, Mark};
 use super::pipe::{Drain, pipe};
-use super::read::{Entry, Kind, Reader, limit, refused};
-use super::{Digests, Error, Hashing, Progress, Result};
+use super::read::{Entry, Kind, Reader, limit};
+use super::{Digests, Error, Hashing, Progress, Result, refused};
 use crate::sys::{Dir, Errno, FileKind, OpenFile, Xattrs};
 use crate::tree::{self, Stop};
 

@@ -1,5 +1,5 @@
-//! Questions that wait: an answer without content is held until it changes, or its time is over.
-//! Only reads the catalog; the hub calls it after each change.
+//! Questions that wait: an answer without content is held until it changes. Only reads the catalog;
+//! the hub calls it after each change, and has the clocks that end a wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem::discriminant;
@@ -21,7 +21,6 @@ struct Question<T> {
     asked: Asked,
     /// The answer when it was asked.
     first: Answer,
-    until: Timestamp,
     node: T,
 }
 
@@ -36,31 +35,24 @@ impl<T> Default for Held<T> {
 }
 
 impl<T> Held<T> {
-    /// Answers now if there is content, if accounts are missing, or if the time is over already. Else
-    /// the question is held.
+    /// Answers now if there is content, or if accounts are missing. Else the question is held.
     pub fn ask(
         &mut self,
         catalog: &Catalog,
         asked: Asked,
         node: T,
         now: Timestamp,
-        until: Timestamp,
-    ) -> Option<(T, Answer)> {
+    ) -> Option<Answer> {
         let first = catalog.find(&asked, now);
         // Without all accounts the asking node can ask the others itself.
-        if matches!(first, Answer::Found(_) | Answer::Incomplete) || until <= now {
-            return Some((node, first));
+        if matches!(first, Answer::Found(_) | Answer::Incomplete) {
+            return Some(first);
         }
         self.last += 1;
         for name in asked.hashes() {
             self.by_name.entry(name).or_default().push(self.last);
         }
-        let question = Question {
-            asked,
-            first,
-            until,
-            node,
-        };
+        let question = Question { asked, first, node };
         self.questions.insert(self.last, question);
         None
     }
@@ -83,21 +75,23 @@ impl<T> Held<T> {
         };
         asked.sort_unstable();
         asked.dedup();
-        self.answer(catalog, asked, now, |question, answer| {
+        let mut answers = Vec::new();
+        for id in asked {
+            let Some(question) = self.questions.get(&id) else {
+                continue;
+            };
+            let answer = catalog.find(&question.asked, now);
             // That accounts are awaited again tells the asking node nothing.
-            discriminant(answer) != discriminant(&question.first) && *answer != Answer::Incomplete
-        })
+            let is_other = discriminant(&answer) != discriminant(&question.first)
+                && answer != Answer::Incomplete;
+            if is_other && let Some(question) = self.remove(id) {
+                answers.push((question.node, answer));
+            }
+        }
+        answers
     }
 
-    /// The questions whose time is over, with the answer as it is now.
-    pub fn over(&mut self, catalog: &Catalog, now: Timestamp) -> Vec<(T, Answer)> {
-        let over = self.questions.iter();
-        let over = over.filter(|(_, question)| question.until <= now);
-        let over = over.map(|(id, _)| *id).collect();
-        self.answer(catalog, over, now, |_, _| true)
-    }
-
-    /// Forgets questions of nodes that went away.
+    /// Forgets questions whose time is over, or whose node went away.
     pub fn retain(&mut self, mut is_wanted: impl FnMut(&T) -> bool) {
         let gone = self.questions.iter();
         let gone = gone.filter(|(_, question)| !is_wanted(&question.node));
@@ -117,28 +111,6 @@ impl<T> Held<T> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.questions.is_empty()
-    }
-
-    fn answer(
-        &mut self,
-        catalog: &Catalog,
-        questions: Vec<u64>,
-        now: Timestamp,
-        is_due: impl Fn(&Question<T>, &Answer) -> bool,
-    ) -> Vec<(T, Answer)> {
-        let mut answers = Vec::new();
-        for id in questions {
-            let Some(question) = self.questions.get(&id) else {
-                continue;
-            };
-            let answer = catalog.find(&question.asked, now);
-            if is_due(question, &answer)
-                && let Some(question) = self.remove(id)
-            {
-                answers.push((question.node, answer));
-            }
-        }
-        answers
     }
 
     fn remove(&mut self, id: u64) -> Option<Question<T>> {
@@ -162,17 +134,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_is_held_until_its_answer_changes_or_its_time_is_over() {
+    fn a_question_is_held_until_its_answer_changes_or_it_is_forgotten() {
         let mut nodes = Nodes::complete(&["n1", "n2"]);
         let mut held = Held::default();
         let asked = || Asked::new(vec![name("artifact/a")], "");
-        let later = Timestamp(nodes.now.0 + 1_000);
-        assert!(
-            held.ask(&nodes.catalog, asked(), 1, nodes.now, later)
-                .is_none()
-        );
-        let at_once = held.ask(&nodes.catalog, asked(), 2, nodes.now, nodes.now);
-        assert_eq!(at_once, Some((2, Answer::Nothing)));
+        let at_once = held.ask(&nodes.catalog, asked(), 1, nodes.now);
+        assert_eq!(at_once, None);
 
         // Another name changes nothing.
         let changes = nodes.put(0, entry("artifact/b", State::Durable, 1));
@@ -182,10 +149,8 @@ mod tests {
         assert_eq!(answers, [(1, Answer::Coming(vec!["n1".into()]))]);
         assert!(held.is_empty() && held.by_name.is_empty());
 
-        assert!(
-            held.ask(&nodes.catalog, asked(), 3, nodes.now, later)
-                .is_none()
-        );
+        let at_once = held.ask(&nodes.catalog, asked(), 3, nodes.now);
+        assert_eq!(at_once, None);
         let changes = nodes.put(1, entry("artifact/a", State::Coming, 0));
         assert_eq!(held.changed(&nodes.catalog, &changes, nodes.now), []);
         let changes = nodes.put(1, entry("artifact/a", State::Durable, 5));
@@ -193,18 +158,15 @@ mod tests {
         assert!(matches!(answers[..], [(3, Answer::Found(_))]));
 
         let other = Asked::new(vec![name("artifact/c")], "");
-        assert!(
-            held.ask(&nodes.catalog, other.clone(), 4, nodes.now, later)
-                .is_none()
-        );
-        assert_eq!(held.over(&nodes.catalog, nodes.now), []);
-        assert_eq!(held.over(&nodes.catalog, later), [(4, Answer::Nothing)]);
-
-        assert!(
-            held.ask(&nodes.catalog, other, 5, nodes.now, later)
-                .is_none()
-        );
+        let at_once = held.ask(&nodes.catalog, asked(), 4, nodes.now);
+        assert!(matches!(at_once, Some(Answer::Found(_))));
+        for node in [4, 5] {
+            let at_once = held.ask(&nodes.catalog, other.clone(), node, nodes.now);
+            assert_eq!(at_once, None);
+        }
         held.retain(|node| *node != 5);
+        assert_eq!(held.len(), 1);
+        held.retain(|node| *node != 4);
         assert!(held.is_empty() && held.by_name.is_empty());
     }
 }

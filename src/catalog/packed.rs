@@ -57,7 +57,7 @@ impl Packed {
         }
     }
 
-    /// The same, of a stamp that was too far ahead and counts as now.
+    /// This entry, marked: its stamp was too far ahead, and counts as now.
     pub(super) fn lowered(mut self) -> Self {
         self.kind_and_state |= 8;
         self

@@ -115,7 +115,7 @@ impl Nodes {
         self.report(node, &report)
     }
 
-    /// The same, with its name if it is a cache.
+    /// Reports an entry, with its name if it is a cache.
     pub(super) fn put_named(&mut self, node: usize, text: &str, state: State, stamp: u64) {
         self.put_entry(node, entry(text, state, stamp), text);
     }

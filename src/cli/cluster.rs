@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::Namespace;
+use super::answer::{Done, now, print, say_none};
 use super::human::bytes;
+use super::namespace::Namespace;
 use super::rows::{Now, time};
-use super::run::{Done, now, print, say_none};
 use super::show::data;
 use super::table::Table;
 use crate::admin as socket;

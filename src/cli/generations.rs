@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::Namespace;
+use super::answer::{Done, Failure, artifacts, now, only, print};
 use super::human::bytes;
+use super::namespace::Namespace;
 use super::rows::{Now, Row as _, digits, short};
-use super::run::{Done, Failure, artifacts, now, only, print};
 use super::show::{Thing, WIDTH, data};
 use super::table::Table;
 use crate::admin as socket;

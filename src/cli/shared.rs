@@ -11,10 +11,10 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
-use super::Namespace;
+use super::answer::{Done, print};
 use super::human::{age, bytes};
+use super::namespace::Namespace;
 use super::rows::time;
-use super::run::{Done, print};
 use super::show::data;
 use super::table::Table;
 use crate::config::PlainOutput;
@@ -57,8 +57,9 @@ pub(super) struct Shared {
 enum Verb {
     /// List the names
     ///
-    /// STATE is content, cleared (by a person: content from before is refused), expired (its time to
-    /// live is over, or an object was damaged) or evicted (by the sharedBudget of a CachePolicy).
+    /// STATE is content, cleared (by a person: content from before is refused), expired (its time
+    /// to live is over, or an object was damaged) or evicted (by the sharedBudget of a
+    /// CachePolicy).
     #[command(after_long_help = "\
 Example:
   baggageclaim shared ls --shared s3://ci-cache/prod -n ci")]

@@ -11,21 +11,23 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use rustix::fs::{CWD, RenameFlags};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::answer::{self, Done};
 use super::human::{bytes, counted, took};
+use super::namespace::Namespace;
 use super::progress::{Bar, Done as Far};
-use super::run::{self, Done};
 use super::show::Thing;
-use super::{Export, Import};
-use crate::admin as socket;
+use crate::model::{Reference, Sha256};
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
+use crate::{admin as socket, config};
 
 /// How many bytes are read from a file at a time.
 const CHUNK: usize = 128 << 10;
@@ -70,6 +72,49 @@ impl From<Format> for admin::Format {
             Format::TarZst => Self::TarZst,
         }
     }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Export {
+    /// artifact/NAME, resource-cache/KEY, task-cache/KEY, volume/ID, or an id as `inspect` takes
+    /// it; the beginning of an id will do
+    #[arg(value_name = "REFERENCE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(super) what: String,
+    #[command(flatten)]
+    pub(super) namespace: Namespace,
+    /// Where the archive goes; `-` is stdout, unless that is a terminal
+    #[arg(short, long, value_name = "FILE|-", default_value = "-")]
+    pub(super) output: PathBuf,
+    /// How it is compressed. Without this flag the end of FILE's name decides, and else it is not
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) format: Option<Format>,
+    /// Replace FILE if it is there
+    #[arg(long)]
+    pub(super) force: bool,
+    #[command(flatten)]
+    pub(super) pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it will belong to")))]
+pub(super) struct Import {
+    /// The archive; `-` is stdin
+    #[arg(value_name = "FILE|-")]
+    pub(super) file: PathBuf,
+    /// The name of the result: artifact/NAME, task-cache/KEY or resource-cache/KEY
+    #[arg(long = "as", value_name = "REFERENCE")]
+    pub(super) reference: Reference,
+    #[command(flatten)]
+    pub(super) namespace: Namespace,
+    /// Import it only if it has this digest: the archive as it is, or the tar stream in it
+    #[arg(long, value_name = "sha256:DIGITS")]
+    pub(super) digest: Option<Sha256>,
+    /// Delete it after this time: an artifact after the import, a cache after its last use. Without
+    /// this flag it stays until the pool needs the space
+    #[arg(long, value_name = "DURATION", value_parser = config::parse_duration)]
+    pub(super) ttl: Option<Duration>,
+    #[command(flatten)]
+    pub(super) pool: config::Pool,
 }
 
 /// Why an archive did not arrive.
@@ -163,11 +208,11 @@ fn packed(format: Format, size: u64) -> String {
 async fn find(
     client: &mut socket::Client,
     flags: &Export,
-) -> Result<(admin::export_request::Source, String), run::Failure> {
+) -> Result<(admin::export_request::Source, String), answer::Failure> {
     use admin::export_request::Source;
     let tenant = flags.namespace.tenant.as_ref();
-    let volumes = run::volumes(client, tenant).await?;
-    let artifacts = run::artifacts(client, tenant).await?;
+    let volumes = answer::volumes(client, tenant).await?;
+    let artifacts = answer::artifacts(client, tenant).await?;
     let (name, may_be_artifact) = match flags.what.strip_prefix("volume/") {
         Some(name) => (name, false),
         None => (flags.what.as_str(), true),
@@ -176,7 +221,7 @@ async fn find(
     let artifacts = artifacts.iter().filter(|_| may_be_artifact);
     let all = all.chain(artifacts.map(Thing::Artifact));
     let found: Vec<Thing<'_>> = all.filter(|thing| thing.is_called(name)).collect();
-    Ok(match run::only(&found, &flags.what)? {
+    Ok(match answer::only(&found, &flags.what)? {
         Thing::Volume(row) => (
             Source::VolumeId(row.id.clone()),
             format!("volume {} of namespace {}", row.id, row.tenant),
@@ -201,7 +246,7 @@ async fn receive(
     request: admin::ExportRequest,
     output: Output,
     bar: &mut Bar,
-) -> Result<admin::ExportEnd, run::Failure> {
+) -> Result<admin::ExportEnd, answer::Failure> {
     let mut parts = client.export(request).await?.into_inner();
     let mut writer = Writer::start(&output)?;
     while let Some(part) = parts.message().await? {
@@ -422,7 +467,7 @@ pub(super) async fn import(flags: Import) -> Done {
     }
     let took = took(bar.took());
     drop(bar);
-    run::print(|to| {
+    answer::print(|to| {
         writeln!(
             to,
             "{name} of namespace {tenant} is artifact {}: {}, {}, in {took}.",
@@ -466,7 +511,7 @@ async fn send(
     file: File,
     path: &Path,
     bar: &mut Bar,
-) -> Result<admin::ImportEnd, run::Failure> {
+) -> Result<admin::ImportEnd, answer::Failure> {
     let (parts, outgoing) = mpsc::channel(WAITING);
     let (end, ended) = oneshot::channel();
     let read = move || {
@@ -495,7 +540,7 @@ async fn send(
         }
         Err(Failure::Incomplete.into())
     };
-    let answered: Result<_, run::Failure> = answered.await;
+    let answered: Result<_, answer::Failure> = answered.await;
     let mut ended = ended;
     match (answered, ended.try_recv()) {
         // What the driver says of it follows from this.

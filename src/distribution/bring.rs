@@ -72,7 +72,7 @@ impl Candidate {
 enum Place {
     /// It has this name.
     Name(Name),
-    /// The same: it is the newest on this node of the keys that begin so.
+    /// It has this name: that of the newest content on this node of the keys that begin so.
     Newest(Name),
     /// No key on this node begins so.
     Elsewhere(Tenant, CacheKey),

@@ -7,10 +7,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -182,7 +184,9 @@ impl Cloner {
         let (cloner, ours) = (Arc::clone(self), Arc::clone(&run));
         self.context.tasks.spawn(async move {
             let name = format!("{request:?}");
-            let outcome = cloner.clone_now(request, &ours).await;
+            let made = AssertUnwindSafe(cloner.clone_now(request, &ours)).catch_unwind();
+            // Callers wait for its end, also after a panic.
+            let outcome = made.await.unwrap_or(Err(Error::Defect));
             let mut fetches = cloner.context.counters.fetches.lock();
             match &outcome {
                 Ok(_) => {
@@ -408,5 +412,88 @@ fn error_of(request: &CloneRequest, failure: ReceiveError<shared::Error>) -> Err
             Code::Unavailable,
             format!("the content of snapshot {snapshot} did not come from node {node}: {why}"),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::backend::BackendKind;
+    use crate::distribution::roster::Reader;
+    use crate::distribution::{Distribution, Patience, PeerFigures, Settings, Told};
+    use crate::engine::{Config, Engine};
+    use crate::model::{CacheKey, ClaimParameters, MutableParameters, Name};
+
+    /// Peers whose question for a snapshot ends in a panic.
+    #[derive(Debug)]
+    struct Panics;
+
+    #[async_trait]
+    impl Peers for Panics {
+        fn find(&self, _: &Name, _: &Reader, _: Duration, _: Patience) -> mpsc::Receiver<Told> {
+            mpsc::channel(1).1
+        }
+
+        async fn newest(&self, _: &Tenant, _: &CacheKey) -> Option<CacheKey> {
+            None
+        }
+
+        async fn snapshot(
+            &self,
+            _: &NodeId,
+            _: &AskedClone,
+        ) -> std::result::Result<Frozen, NoSnapshot> {
+            panic!("a defect, for this test")
+        }
+
+        fn is_told(&self) -> bool {
+            false
+        }
+
+        fn figures(&self) -> PeerFigures {
+            PeerFigures::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_clone_that_ends_in_a_panic_fails_and_can_be_stopped() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::new(folder.path().join("pool"));
+        config.backend = Some(BackendKind::Copy);
+        let engine = Engine::open(config).await.expect("it opens");
+        let peers: Arc<dyn Peers> = Arc::new(Panics);
+        let distribution =
+            Distribution::start(engine.clone(), None, Some(peers), Settings::default());
+        let volume: VolumeId = "vol-1".parse().expect("an id");
+        let request = CloneRequest {
+            claim: CreateClaim {
+                name: "clone".to_owned(),
+                required_bytes: 0,
+                limit_bytes: None,
+                parameters: ClaimParameters::default(),
+                mutable: MutableParameters::default(),
+                source: None,
+            },
+            asked: AskedClone {
+                volume: volume.clone(),
+                snapshot: "snap-1".parse().expect("an id"),
+            },
+            node: NodeId::new("node-2").expect("a name"),
+            wanted: Arc::new(|| Box::pin(async { Some(true) })),
+        };
+        let limit = Duration::from_secs(60);
+        let failed = distribution.clone_volume(request.clone(), limit).await;
+        assert!(
+            matches!(&failed, Cloned::Failed(error) if matches!(**error, Error::Defect)),
+            "{failed:?}"
+        );
+        distribution.clone_volume(request, Duration::ZERO).await;
+        let stopped = tokio::time::timeout(limit, distribution.stop_clone(&volume));
+        stopped.await.expect("it ends");
+        distribution.stop().await;
+        engine.shutdown().await;
     }
 }

@@ -74,7 +74,7 @@ pub(super) enum Question {
 pub(super) enum Step {
     /// It starts from the content on this node.
     Use,
-    /// The same step, and the content is uploaded again, because the tier lost or evicted it.
+    /// It starts from the content on this node, which is uploaded again, because the tier lost or evicted it.
     UseAndShare,
     /// It fetches what the tier shows.
     Fetch,

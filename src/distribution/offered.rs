@@ -104,7 +104,7 @@ impl Offered {
         }
     }
 
-    /// The same as a message says it. The first peers are the ones that are asked first.
+    /// Where it comes from, for messages. The first peers are the ones that are asked first.
     pub(super) fn from(&self) -> String {
         if self.source() == ContentSource::Shared {
             return "the shared tier".to_owned();
@@ -117,7 +117,7 @@ impl Offered {
         }
     }
 
-    /// The same for a volume, after its fetch.
+    /// What the engine notes of it for a volume, after its fetch.
     pub(super) fn fetched(&self) -> FetchedContent {
         let layers = self.manifest.layers.iter();
         FetchedContent {

@@ -1,19 +1,15 @@
-//! The messages of `proto/hub.proto` as the types of `catalog`, and back. What the other side sent
-//! is checked here.
+//! The messages of a node's stream (`proto/hub.proto`) as the types of `catalog` and `model`, and
+//! back: reports, orders, fences, and what namespaces use. What the other side sent is checked
+//! here. `find` has the calls beside the stream.
 
-use crate::catalog::{
-    Answer, Author, Entry, Found, Kind, NameHash, Report, State, Supersede, ToldCache, Version,
-};
-use crate::distribution::roster::Located;
+use crate::catalog::{Author, Entry, Kind, NameHash, Report, State, Supersede, ToldCache, Version};
 use crate::engine::NameState;
 use crate::model::{
-    ArtifactId, Bucket, CacheKey, CacheKind, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name,
-    NamespaceUsage, NodeId, Reference, Tenant, Timestamp,
+    ArtifactId, Bucket, CacheKind, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name, NameError,
+    NamespaceUsage, Reference, Tenant, Timestamp,
 };
 use crate::proto::hub::v1 as wire;
 
-/// The most names in a question.
-const MOST_KEYS: usize = 64;
 /// The highest number of a fence that a node may have applied: there is room for later ones.
 const MOST_FENCE: u64 = 1 << 62;
 
@@ -22,7 +18,7 @@ pub(super) fn tie(artifact: ArtifactId) -> u32 {
     u32::try_from(artifact.bits() >> 96).unwrap_or(u32::MAX)
 }
 
-fn kind(reference: &Reference) -> wire::Kind {
+pub(super) fn kind(reference: &Reference) -> wire::Kind {
     match Kind::of(reference) {
         Kind::Output => wire::Kind::Artifact,
         Kind::ResourceCache => wire::Kind::ResourceCache,
@@ -84,18 +80,15 @@ fn object_name(text: &str) -> Option<Box<str>> {
 /// A cache that a node reports, with its name. It must be the name of the entry: lists show it, and
 /// beginnings of keys find it.
 fn cache(entry: &wire::Entry) -> Result<ToldCache, &'static str> {
-    let asked = wire::FindRequest {
-        tenant: entry.tenant.clone(),
-        kind: entry.kind,
-        keys: vec![entry.key.clone()],
-        ..wire::FindRequest::default()
+    let malformed = "the name of a cache is malformed";
+    let name = Name {
+        tenant: entry.tenant.parse().map_err(|_| malformed)?,
+        reference: reference(entry.kind(), &entry.key).map_err(|_| malformed)?,
     };
-    let names = names(&asked).map_err(|_| "the name of a cache is malformed")?;
-    let name = names.into_iter().next().filter(|name| {
-        let is_cache = name.reference.cache().is_some();
-        is_cache && NameHash::of(name).0[..] == entry.name[..]
-    });
-    let name = name.ok_or("an entry is not of the name that it gives")?;
+    let is_cache = name.reference.cache().is_some();
+    if !is_cache || NameHash::of(&name).0[..] != entry.name[..] {
+        return Err("an entry is not of the name that it gives");
+    }
     let author = object_name(&entry.pod).map(|pod| Author {
         account: object_name(&entry.service_account),
         pod,
@@ -184,10 +177,10 @@ pub(super) fn usage(tenant: &Tenant, usage: &NamespaceUsage) -> wire::Usage {
     }
 }
 
-/// The same, as it was received. The error names the field.
+/// What a namespace uses on a node, as it was received. The error names the field.
 pub(super) fn received_usage(usage: &wire::Usage) -> Result<(Tenant, NamespaceUsage), String> {
     let tenant = usage.tenant.parse();
-    let tenant = tenant.map_err(|error: crate::model::NameError| format!("tenant: {error}"))?;
+    let tenant = tenant.map_err(|error: NameError| format!("tenant: {error}"))?;
     let unused = usage.unused.iter().map(|bucket| Bucket {
         last_used_before: Timestamp(bucket.last_used_before),
         bytes: bucket.bytes,
@@ -226,7 +219,7 @@ pub(super) fn cut_off(tenant: &Tenant, cut: &CutOff) -> wire::ToNode {
 /// The namespace and the points in time of such an order. The error names the field.
 pub(super) fn received_cut_off(cut: &wire::CutOff) -> Result<(Tenant, CutOff), String> {
     let tenant = cut.tenant.parse();
-    let tenant = tenant.map_err(|error: crate::model::NameError| format!("tenant: {error}"))?;
+    let tenant = tenant.map_err(|error: NameError| format!("tenant: {error}"))?;
     let cut = CutOff {
         unused_before: Timestamp(cut.unused_before),
         caches_before: Timestamp(cut.caches_before),
@@ -323,14 +316,14 @@ pub(super) fn from_node(kind: wire::from_node::Kind) -> wire::FromNode {
     wire::FromNode { kind: Some(kind) }
 }
 
-fn key(reference: &Reference) -> String {
+pub(super) fn key(reference: &Reference) -> String {
     match reference {
         Reference::Artifact(name) => name.to_string(),
         Reference::ResourceCache(key) | Reference::TaskCache(key) => key.to_string(),
     }
 }
 
-fn reference(kind: wire::Kind, key: &str) -> Result<Reference, String> {
+pub(super) fn reference(kind: wire::Kind, key: &str) -> Result<Reference, String> {
     let kind = match kind {
         wire::Kind::Artifact => "artifact",
         wire::Kind::ResourceCache => "resource-cache",
@@ -338,109 +331,7 @@ fn reference(kind: wire::Kind, key: &str) -> Result<Reference, String> {
         wire::Kind::Unspecified => return Err("its kind is missing".to_owned()),
     };
     let reference = format!("{kind}/{key}").parse();
-    reference.map_err(|error: crate::model::NameError| error.to_string())
-}
-
-/// A question about one name.
-pub(super) fn question(name: &Name, wait_ms: u32) -> wire::FindRequest {
-    wire::FindRequest {
-        tenant: name.tenant.to_string(),
-        kind: kind(&name.reference).into(),
-        keys: vec![key(&name.reference)],
-        wait_ms,
-        prefix: false,
-    }
-}
-
-/// A question about the task caches whose key begins so.
-pub(super) fn question_of_prefix(tenant: &Tenant, prefix: &CacheKey) -> wire::FindRequest {
-    wire::FindRequest {
-        tenant: tenant.to_string(),
-        kind: wire::Kind::TaskCache.into(),
-        keys: vec![prefix.to_string()],
-        wait_ms: 0,
-        prefix: true,
-    }
-}
-
-/// What a question with a prefix is about. The error names the field.
-pub(super) fn prefix(request: &wire::FindRequest) -> Result<(Tenant, CacheKey), String> {
-    let mut names = names(request)?.into_iter();
-    match (names.next(), names.next()) {
-        (Some(Name { tenant, reference }), None) => match reference {
-            Reference::TaskCache(key) => Ok((tenant, key)),
-            _ => Err("prefix: only of task caches".to_owned()),
-        },
-        _ => Err("keys: expected one with prefix".to_owned()),
-    }
-}
-
-/// The key that an answer to such a question names. An older controller, which knows no prefixes,
-/// names the prefix itself.
-pub(super) fn newest(response: &wire::FindResponse, prefix: &CacheKey) -> Option<CacheKey> {
-    let is_found = response.answer() == wire::Answer::Found;
-    let key = is_found.then(|| response.key.parse().ok()).flatten();
-    key.filter(|key: &CacheKey| key.as_str().starts_with(prefix.as_str()))
-}
-
-/// The names that a question is about. The error names the field.
-pub(super) fn names(request: &wire::FindRequest) -> Result<Vec<Name>, String> {
-    if request.keys.is_empty() || request.keys.len() > MOST_KEYS {
-        return Err(format!("keys: expected 1 to {MOST_KEYS}"));
-    }
-    let tenant = request.tenant.parse();
-    let tenant: crate::model::Tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
-    let name = |key: &String| {
-        let reference = reference(request.kind(), key);
-        Ok(Name {
-            tenant: tenant.clone(),
-            reference: reference.map_err(|error| format!("keys: {error}"))?,
-        })
-    };
-    request.keys.iter().map(name).collect()
-}
-
-/// The answer to a question about these names.
-pub(super) fn response(names: &[Name], answer: &Answer) -> wire::FindResponse {
-    let nothing = |answer: wire::Answer| wire::FindResponse {
-        answer: answer.into(),
-        ..wire::FindResponse::default()
-    };
-    match answer {
-        Answer::Nothing => nothing(wire::Answer::Nothing),
-        Answer::Coming(makers) => wire::FindResponse {
-            holders: makers.iter().map(ToString::to_string).collect(),
-            ..nothing(wire::Answer::Coming)
-        },
-        Answer::Incomplete => nothing(wire::Answer::Incomplete),
-        Answer::Found(found) => self::found(names, found),
-    }
-}
-
-fn found(names: &[Name], found: &Found) -> wire::FindResponse {
-    let name = names.get(found.which);
-    wire::FindResponse {
-        answer: wire::Answer::Found.into(),
-        key: name.map(|name| key(&name.reference)).unwrap_or_default(),
-        stamp: found.version.stamp.0,
-        tie: found.version.tie,
-        bytes: found.bytes,
-        layers: found.layers.into(),
-        fence: found.fence,
-        holders: found.holders.iter().map(ToString::to_string).collect(),
-    }
-}
-
-/// What an answer says to the asking node.
-pub(super) fn located(response: &wire::FindResponse) -> Located {
-    let nodes = response.holders.iter();
-    let nodes = nodes.filter_map(|node| NodeId::new(node).ok());
-    match response.answer() {
-        wire::Answer::Found => Located::At(nodes.collect()),
-        wire::Answer::Coming => Located::Coming(nodes.collect()),
-        wire::Answer::Nothing => Located::Nothing,
-        wire::Answer::Incomplete | wire::Answer::Unspecified => Located::Unknown,
-    }
+    reference.map_err(|error: NameError| error.to_string())
 }
 
 /// A failed call, for the log.
@@ -453,7 +344,7 @@ pub(super) fn say(status: &tonic::Status) -> String {
 mod tests {
     use super::*;
     use crate::engine::NamedContent;
-    use crate::model::{Maker, Pod};
+    use crate::model::{Maker, NodeId, Pod};
 
     fn name(reference: &str) -> Name {
         Name {
@@ -536,40 +427,6 @@ mod tests {
             assert_eq!((coming.name, coming.kind, coming.state), expected);
             assert_eq!((report.drop, report.complete), (vec![put.name], true));
         }
-    }
-
-    #[test]
-    fn a_question_about_a_beginning_of_keys_is_about_one_and_its_answer_begins_so() {
-        let tenant: Tenant = "ci".parse().expect("a label");
-        let main: CacheKey = "main-".parse().expect("a key");
-        let question = question_of_prefix(&tenant, &main);
-        assert_eq!(prefix(&question), Ok((tenant, main.clone())));
-        let wrong = |change: fn(&mut wire::FindRequest)| {
-            let mut question = question.clone();
-            change(&mut question);
-            prefix(&question).expect_err("it is refused")
-        };
-        wrong(|it| it.keys.clear());
-        wrong(|it| it.keys.push("other".to_owned()));
-        wrong(|it| it.keys[0].clear());
-        wrong(|it| it.keys[0] = "x".repeat(257));
-        wrong(|it| it.kind = wire::Kind::ResourceCache.into());
-        wrong(|it| it.kind = 99);
-        wrong(|it| it.tenant = "A".to_owned());
-        let answer = |answer: wire::Answer, key: &str| wire::FindResponse {
-            answer: answer.into(),
-            key: key.to_owned(),
-            ..wire::FindResponse::default()
-        };
-        let found = |key: &str| newest(&answer(wire::Answer::Found, key), &main);
-        assert_eq!(found("main-7"), "main-7".parse().ok());
-        // An older controller has looked for this very name.
-        assert_eq!(found("main-"), Some(main.clone()));
-        for key in ["", "other", "main", "a\nb"] {
-            assert_eq!(found(key), None);
-        }
-        let none = answer(wire::Answer::Nothing, "main-7");
-        assert_eq!(newest(&none, &main), None);
     }
 
     #[test]
@@ -699,18 +556,5 @@ mod tests {
             ..wire::Report::default()
         };
         report(&short).expect_err("it is refused");
-        let name = name("task-cache/b");
-        let asked = question(&name, 5);
-        assert_eq!(names(&asked).expect("it is valid"), [name]);
-        let wrong = |change: fn(&mut wire::FindRequest)| {
-            let mut asked = asked.clone();
-            change(&mut asked);
-            names(&asked).expect_err("it is refused")
-        };
-        wrong(|asked| asked.kind = 0);
-        wrong(|asked| asked.keys.clear());
-        wrong(|asked| asked.keys = vec!["k".to_owned(); MOST_KEYS + 1]);
-        wrong(|asked| asked.keys = vec!["../x\n".to_owned()]);
-        wrong(|asked| asked.tenant = "A/B".to_owned());
     }
 }

@@ -12,6 +12,7 @@
 mod budgets;
 mod chain;
 mod figures;
+mod find;
 mod messages;
 mod node;
 mod overview;
@@ -30,7 +31,7 @@ use std::time::Duration;
 
 /// The largest message of either side.
 const MOST_MESSAGE: usize = 1 << 20;
-/// The same of a Hello, which has the node's fences: those of a week, some 100 bytes each.
+/// The largest Hello, which has the node's fences: those of a week, some 100 bytes each.
 const MOST_HELLO: usize = 16 << 20;
 /// How often a node measures the controller's time.
 const BEAT: Duration = Duration::from_secs(10);

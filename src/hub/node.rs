@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use super::{BEAT, MOST_MESSAGE, SENT_ENTRIES, USAGE, messages, policies};
+use super::{BEAT, MOST_MESSAGE, SENT_ENTRIES, USAGE, find, messages, policies};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
@@ -494,8 +494,8 @@ impl Directory for Node {
 
     async fn locate(&self, name: &Name, wait: Duration) -> Located {
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let answer = self.find(messages::question(name, wait_ms), name, wait);
-        let located = answer.await.map(|answer| messages::located(&answer));
+        let answer = self.find(find::question(name, wait_ms), name, wait);
+        let located = answer.await.map(|answer| find::located(&answer));
         located.unwrap_or(Located::Unknown)
     }
 
@@ -504,9 +504,9 @@ impl Directory for Node {
             tenant: tenant.clone(),
             origin: Origin::Newest(prefix.clone()),
         };
-        let question = messages::question_of_prefix(tenant, prefix);
+        let question = find::question_of_prefix(tenant, prefix);
         let answer = self.find(question, &wanted, Duration::ZERO).await?;
-        messages::newest(&answer, prefix)
+        find::newest(&answer, prefix)
     }
 }
 

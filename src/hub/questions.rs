@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::{Response, Status};
 
-use super::messages;
+use super::find;
 use super::serve::{Hub, Inner, State};
 use crate::catalog::{Answer, Asked, Found, Newest};
 use crate::model::{CacheKey, NodeId, Tenant, TenantOrigin};
@@ -37,7 +37,7 @@ impl Hub {
 
 /// An answer without content.
 fn nothing(answer: &Answer) -> Response<wire::FindResponse> {
-    Response::new(messages::response(&[], answer))
+    Response::new(find::response(&[], answer))
 }
 
 impl Inner {
@@ -49,7 +49,7 @@ impl Inner {
     ) -> Result<Response<wire::FindResponse>, Status> {
         let mut wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
         let names = if request.prefix {
-            let (tenant, prefix) = messages::prefix(request).map_err(Status::invalid_argument)?;
+            let (tenant, prefix) = find::prefix(request).map_err(Status::invalid_argument)?;
             self.questions.fetch_add(1, Ordering::Relaxed);
             wait = Duration::ZERO;
             match self.newest(&tenant, &prefix) {
@@ -58,13 +58,13 @@ impl Inner {
                 Newest::Incomplete => return Ok(nothing(&Answer::Incomplete)),
             }
         } else {
-            let names = messages::names(request).map_err(Status::invalid_argument)?;
+            let names = find::names(request).map_err(Status::invalid_argument)?;
             self.questions.fetch_add(1, Ordering::Relaxed);
             names
         };
         let asked = Asked::new(names.clone(), &self.members.zone(node));
         let answer = self.find(asked, wait).await;
-        Ok(Response::new(messages::response(&names, &answer)))
+        Ok(Response::new(find::response(&names, &answer)))
     }
 
     fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Newest {
@@ -75,13 +75,16 @@ impl Inner {
     fn find(&self, asked: Asked, wait: Duration) -> impl Future<Output = Answer> {
         let (sender, answer) = oneshot::channel();
         let now = self.now();
-        let until = now.after(wait);
         let mut state = self.state.lock();
         let State { catalog, held, .. } = &mut *state;
-        let at_once = held.ask(catalog, asked.clone(), sender, now, until);
+        let at_once = if wait.is_zero() {
+            Some(catalog.find(&asked, now))
+        } else {
+            held.ask(catalog, asked.clone(), sender, now)
+        };
         drop(state);
         async move {
-            if let Some((_, answer)) = at_once {
+            if let Some(answer) = at_once {
                 return answer;
             }
             match tokio::time::timeout(wait, answer).await {

@@ -17,7 +17,7 @@ use kube::client::Body;
 use kube::core::PartialObjectMeta;
 use kube::{Client, ResourceExt as _};
 
-use super::clears::Error;
+use super::fences::{Error, failed};
 
 /// How much older than its namespace content must be. Kubernetes allows for as much between the
 /// clocks of its machines: its controller dates the certificates that it signs 5 minutes back. What
@@ -60,7 +60,7 @@ pub(super) async fn api_time(client: &Client) -> Result<ApiTime, Error> {
     let request = hyper::Request::get("/api/v1/namespaces?limit=1").body(Body::empty());
     let request = request.map_err(|error| Error::Time(error.to_string()))?;
     let answer = client.send(request).await;
-    let answer = answer.map_err(super::clears::failed("list a namespace"))?;
+    let answer = answer.map_err(failed("list a namespace"))?;
     let date = answer.headers().get(hyper::header::DATE);
     let date = date.ok_or_else(|| Error::Time("its answer has no date".to_owned()))?;
     parse(date.as_bytes()).map_err(Error::Time)

@@ -86,7 +86,7 @@ impl Check {
 #[derive(Debug, Default)]
 struct Recent {
     checks: HashSet<Arc<Check>>,
-    /// The same, the oldest first, each with the time of its check.
+    /// All of `checks`, the oldest first, each with the time of its check.
     by_age: VecDeque<(Instant, Arc<Check>)>,
 }
 

@@ -2,12 +2,8 @@
 //! catalog, and the orders to make one: a deleted `Cache`, and a namespace that is gone.
 //!
 //! A fence is made by create alone. Its name holds its predecessor, so two controllers build one
-//! chain: the one that loses reads the other's fence and tries the next name. The oldest fence is
-//! deleted after a week, when all nodes with a `Pool` have applied it; the newest one stays.
-//!
-//! A Fence that cannot be read in its place of the chain stops the chain: no later fence can be
-//! made, and nodes that miss one clear all they have. One outside of the chain was made by no
-//! controller, and is left out. Both are told in the log and in a metric.
+//! chain: the one that loses reads the other's fence and tries the next name. `fences` has the
+//! rules for objects that cannot be read, and for those that are deleted.
 //!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
 //! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
@@ -27,17 +23,15 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
+use super::births::{api_time, birth, births, is_older};
 use super::client::has_code;
+use super::fences::{Error, Listed, failed, may_go};
 use super::mirror::{self, Mirror};
 use super::watched::{self, Namespaces, Watched};
 use crate::api::{self, CLEAR, Cache};
 use crate::distribution::roster::{ClearOrder, Fencing};
 use crate::model::{Clear, Coverage, Fence, Fences, Tenant};
 
-use super::births::{api_time, birth, births, is_older};
-
-/// How long a fence stays at least.
-const KEEP: Duration = Duration::from_hours(7 * 24);
 /// How often the controller looks without a change, and at most, however many changes there are.
 const LOOK: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(1);
@@ -52,30 +46,6 @@ const MOST_DELETED: usize = 100;
 const MOST_CLEARED: usize = 16;
 /// How often a fence is tried whose place in the chain another controller takes.
 const ATTEMPTS: usize = 20;
-
-/// Why the fences could not be read or made.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
-    #[error("{what}: {source}")]
-    Api {
-        what: &'static str,
-        #[source]
-        source: Box<kube::Error>,
-    },
-    #[error("Fence {name} is malformed: {why}; delete it, and clear once more")]
-    Malformed { name: String, why: String },
-    #[error("another controller makes fences all the time")]
-    Crowded,
-    #[error("the API server's clock is not known: {0}")]
-    Time(String),
-}
-
-pub(super) fn failed(what: &'static str) -> impl FnOnce(kube::Error) -> Error {
-    move |source| Error::Api {
-        what,
-        source: Box::new(source),
-    }
-}
 
 /// The nodes that must have applied a fence before it is deleted; `None`: not known yet.
 pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
@@ -126,76 +96,10 @@ pub async fn keep(
     );
 }
 
-/// The fences of the API server.
-#[derive(Debug, Default)]
-struct Listed {
-    /// Those that can be read, as objects.
-    objects: Vec<api::Fence>,
-    /// The same, in their order.
-    fences: Vec<Fence>,
-    /// The others: their names, and why.
-    malformed: BTreeMap<String, String>,
-}
-
-impl Listed {
-    fn new(all: Vec<DynamicObject>) -> Self {
-        let mut listed = Self::default();
-        for object in all {
-            let name = object.name_any();
-            let object = object.try_parse::<api::Fence>();
-            let read = object.map_err(|error| error.to_string());
-            let read = read.and_then(|object| Ok((object.fence()?, object)));
-            match read {
-                Ok((fence, object)) => {
-                    listed.fences.push(fence);
-                    listed.objects.push(object);
-                }
-                Err(why) => drop(listed.malformed.insert(name, why)),
-            }
-        }
-        listed.fences.sort_by_key(|fence| fence.number);
-        listed
-    }
-
-    /// The number up to which the fences are deleted.
-    fn oldest(&self) -> u64 {
-        let previous = self.fences.iter().map(|fence| fence.previous);
-        previous.min().unwrap_or(0)
-    }
-
-    /// The error if one cannot be read that has a place in the chain.
-    fn gap(&self) -> Option<Error> {
-        let mut malformed = self.malformed.iter();
-        let gap = malformed.find(|(name, _)| name.starts_with(api::fence::OF_CHAIN))?;
-        Some(Error::Malformed {
-            name: gap.0.clone(),
-            why: gap.1.clone(),
-        })
-    }
-}
-
-/// The oldest fence, if it may go: there is a later one, it is old enough, and all these nodes have
-/// applied it.
-fn may_go<'a>(
-    objects: &'a [api::Fence],
-    applied: &BTreeMap<String, u64>,
-    pools: &BTreeSet<String>,
-    now: i64,
-) -> Option<&'a api::Fence> {
-    let oldest = objects.iter().min_by_key(|object| object.spec.number)?;
-    let made = oldest.metadata.creation_timestamp.as_ref()?;
-    let age = now.saturating_sub(made.0.as_second());
-    let number = api::bytes(oldest.spec.number);
-    let has_applied = |node: &String| applied.get(node).is_some_and(|it| *it >= number);
-    let is_done = pools.iter().all(has_applied);
-    let is_old = u64::try_from(age).is_ok_and(|age| age >= KEEP.as_secs());
-    (objects.len() > 1 && is_old && is_done).then_some(oldest)
-}
-
 struct Keeper {
     orders: mpsc::Receiver<ClearOrder>,
     fences: Api<api::Fence>,
-    /// The same, of which each is read for itself.
+    /// The Fence objects. Each is parsed alone: one that cannot be read does not hide the others.
     unread: Api<DynamicObject>,
     /// The names of those that cannot be read.
     malformed: BTreeSet<String>,
@@ -295,9 +199,7 @@ impl Keeper {
         };
         let listed = Listed::new(all);
         self.say_malformed(&listed.malformed);
-        if let Some(error) = listed.gap() {
-            return Err(error);
-        }
+        listed.check()?;
         let oldest = listed.oldest();
         let Listed {
             objects, fences, ..
@@ -561,82 +463,5 @@ impl Keeper {
             objects.retain(|object| object.metadata.uid != uid);
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
-    use super::*;
-
-    const MADE: i64 = 1_795_400_000;
-    const WEEK: i64 = 7 * 24 * 3600;
-
-    fn object(number: u64, previous: u64) -> api::Fence {
-        let fence = Fence {
-            number,
-            previous,
-            id: number,
-            covers: Coverage::Namespace("ci".parse().expect("a label")),
-            repeats: Vec::new(),
-        };
-        let mut object = api::Fence::from(&fence);
-        let made = k8s_openapi::jiff::Timestamp::from_second(MADE).expect("a time");
-        object.metadata.creation_timestamp = Some(Time(made));
-        object
-    }
-
-    #[test]
-    fn the_oldest_fence_goes_when_it_is_old_and_all_nodes_have_applied_it() {
-        let two = [object(9, 5), object(5, 2)];
-        let applied = |one, two| {
-            let nodes = [("one", one), ("two", two)];
-            BTreeMap::from(nodes.map(|(node, number)| (node.to_owned(), number)))
-        };
-        let pools = |names: &[&str]| names.iter().map(ToString::to_string).collect();
-        let both: BTreeSet<String> = pools(&["one", "two"]);
-        let goes = |objects: &[api::Fence], applied: &BTreeMap<_, _>, pools: &_, age| {
-            let oldest = may_go(objects, applied, pools, MADE + age);
-            oldest.map(|object| object.spec.number)
-        };
-        assert_eq!(goes(&two, &applied(5, 9), &both, WEEK), Some(5));
-        assert_eq!(goes(&two, &applied(5, 9), &both, WEEK - 1), None);
-        assert_eq!(goes(&two, &applied(4, 9), &both, WEEK), None);
-        let away = pools(&["one", "two", "away"]);
-        assert_eq!(goes(&two, &applied(9, 9), &away, WEEK), None);
-        // The newest one stays: without it, no node could know that it missed something.
-        assert_eq!(goes(&two[..1], &applied(9, 9), &both, 9 * WEEK), None);
-        assert_eq!(goes(&[], &applied(9, 9), &both, WEEK), None);
-    }
-
-    #[test]
-    fn the_chain_is_read_in_its_order_and_ends_where_an_object_of_it_is_wrong() {
-        let read = |objects: &[api::Fence]| {
-            let dynamic = |object: &api::Fence| {
-                let object = serde_json::to_value(object).expect("JSON");
-                serde_json::from_value(object).expect("an object")
-            };
-            Listed::new(objects.iter().map(dynamic).collect())
-        };
-        let listed = read(&[object(9, 5), object(5, 2)]);
-        let numbers: Vec<u64> = listed.fences.iter().map(|fence| fence.number).collect();
-        assert_eq!((listed.oldest(), &numbers[..]), (2, &[5, 9][..]));
-        assert_eq!(read(&[]).oldest(), 0);
-        let mut wrong = object(9, 5);
-        wrong.spec.id = "x".to_owned();
-        let gap = read(&[object(5, 2), wrong.clone()]);
-        assert!(matches!(gap.gap(), Some(Error::Malformed { .. })));
-        assert_eq!(gap.malformed.len(), 1);
-        // By hand: no controller gives such a name, and no fence follows it.
-        wrong.metadata.name = Some("clear-all".to_owned());
-        let by_hand = read(&[object(5, 2), wrong]);
-        assert!(by_hand.gap().is_none());
-        assert_eq!((by_hand.fences.len(), by_hand.malformed.len()), (1, 1));
-        // Of a later version.
-        let mut later = serde_json::to_value(object(9, 5)).expect("JSON");
-        later["spec"]["kind"] = "Later".into();
-        let later = serde_json::from_value(later).expect("an object");
-        assert!(Listed::new(vec![later]).gap().is_some());
     }
 }

@@ -1,6 +1,6 @@
 //! The client of the API server, from the pod's service account or from a kubeconfig. It refuses a
-//! kubeconfig that runs a program for credentials: the driver executes no program. And what an answer
-//! of the API server says.
+//! kubeconfig that runs a program for credentials: the driver executes no program. And what an
+//! answer of the API server says.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

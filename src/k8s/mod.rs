@@ -9,7 +9,8 @@
 //! | `pod` | the relevant parts of a pod, and the pure decision on its outcome |
 //! | `watcher` | the watch over this node's pods, and its retries |
 //! | `outcomes` | reports outcomes to the engine, from the watch and by request |
-//! | `events` | the engine's notices as events on pods |
+//! | `pod_event` | what an event on a pod says |
+//! | `events` | sends the events on pods |
 //! | `client` | the client of the API server |
 //! | `watched` | all objects of one kind, from a watch that several parts share |
 //! | `agent` | the controller's orders for this node's persistent volumes, carried out |
@@ -18,6 +19,7 @@
 //! | `checked` | rights of peers that were checked within the last minute |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
+//! | `fences` | the chain of `Fence` objects: which can be read, which may be deleted |
 //! | `mirror` | the controller's side: the newest task caches as objects, for people |
 //! | `policies` | the controller's side: cache policies, for all nodes |
 //! | `births` | whether content is from before its namespace was made |
@@ -37,10 +39,12 @@ mod client;
 mod conditions;
 pub mod endpoint;
 mod events;
+mod fences;
 pub mod mirror;
 mod outcomes;
 pub mod peers;
 mod pod;
+mod pod_event;
 pub mod policies;
 #[cfg(test)]
 mod simulation;

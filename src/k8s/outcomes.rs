@@ -32,8 +32,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
 use super::Config;
-use super::events::PodEvent;
 use super::pod::{Decision, Pod, decide, images};
+use super::pod_event::PodEvent;
 use super::watcher::{self, Event, Watch};
 use crate::engine::{Awaited, Engine, OutcomeReport, Pods};
 use crate::model::{Outcome, PodUid};

@@ -1,5 +1,5 @@
-//! The server's connections: TCP, then TLS with the other side's key, then HTTP/2. There are only so
-//! many connections whose handshake is not done or whose key is not known, for a bounded time.
+//! The server's connections: TCP, then TLS with the other side's key, then HTTP/2. There are only
+//! so many connections whose handshake is not done or whose key is not known, for a bounded time.
 
 use std::io;
 use std::net::SocketAddr;

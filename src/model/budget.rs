@@ -102,12 +102,11 @@ impl Limits {
     /// The smaller of each: what two policies of a namespace allow together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        let smaller = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
         Self {
-            bytes: smaller(self.bytes, other.bytes),
-            artifacts: smaller(self.artifacts, other.artifacts),
-            caches_ttl: smaller(self.caches_ttl, other.caches_ttl),
-            outputs_ttl: smaller(self.outputs_ttl, other.outputs_ttl),
+            bytes: smaller_limit(self.bytes, other.bytes),
+            artifacts: smaller_limit(self.artifacts, other.artifacts),
+            caches_ttl: smaller_limit(self.caches_ttl, other.caches_ttl),
+            outputs_ttl: smaller_limit(self.outputs_ttl, other.outputs_ttl),
         }
     }
 
@@ -154,6 +153,12 @@ impl Limits {
             over_budget,
         }
     }
+}
+
+/// The limit that satisfies both of two policies. `None`: no limit.
+#[must_use]
+pub fn smaller_limit(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    one.into_iter().chain(other).min()
 }
 
 /// How much must go, if there is more than the limit: so much that 95 % of it are left.

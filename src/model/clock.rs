@@ -13,9 +13,9 @@ pub const MAX_AHEAD_MS: u64 = 60_000;
 /// error of two measurements. Otherwise two clocks could drive each other forward.
 const ADOPT_ABOVE_MS: u64 = 1_000;
 
-/// No clock follows another one that is further away from its own than this: that one is wrong. So a
-/// wrong or hostile clock can move the others by so much at most, and what has a time to live goes
-/// by so much too early at most.
+/// No clock follows another one that is further away from its own than this: that one is wrong. So
+/// a wrong or hostile clock can move the others by so much at most, and what has a time to live
+/// goes by so much too early at most.
 const MAX_OFFSET_MS: u64 = 30 * 60 * 1000;
 
 /// A hybrid clock: the local clock, plus the measured offset to the cluster's time.

@@ -19,6 +19,7 @@ mod persistent_volume;
 mod place;
 mod policy;
 mod quantity;
+mod rights;
 mod root;
 mod time;
 mod usage;
@@ -34,6 +35,7 @@ pub use attributes::{
 };
 pub use budget::{
     Bucket, CutOff, Evictable, Limit, Limits, MAX_BUCKETS, NamespaceUsage, Unused, buckets, excess,
+    smaller_limit,
 };
 pub use class::ParameterError;
 pub use clock::{ClusterClock, MAX_AHEAD_MS, MAX_ROUND_TRIP_MS, counted};
@@ -49,8 +51,9 @@ pub use persistent_volume::{
     SnapshotId, Ttl,
 };
 pub use place::{Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
-pub use policy::{CommitRight, NamePattern, NamespacePolicy, PatternError, Policies, Rule};
+pub use policy::{NamePattern, NamespacePolicy, PatternError, Rule};
 pub use quantity::{parse_bytes, quantity, readable_bytes};
+pub use rights::{CommitRight, Policies};
 pub use root::RootAttributes;
 pub use time::{Timestamp, readable_age};
 pub use usage::Usage;

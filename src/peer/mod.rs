@@ -170,7 +170,7 @@ impl Node {
         }
     }
 
-    /// The same, which asks only the peers that this names.
+    /// These peers, of which only those are asked that the directory names.
     #[must_use]
     pub fn with_directory(mut self, directory: Arc<dyn Directory>) -> Self {
         self.directory = Some(directory);

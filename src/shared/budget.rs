@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::record::ObjectId;
-use crate::model::{ArtifactId, excess};
+use crate::model::{ArtifactId, excess, smaller_limit};
 
 /// Content of a name that was committed so recently stays: a step may wait for it.
 pub const RECENT: Duration = Duration::from_hours(1);
@@ -58,10 +58,9 @@ impl Budget {
     /// The smaller of each: what two policies of a namespace allow together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        let smaller = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
         Self {
-            bytes: smaller(self.bytes, other.bytes),
-            artifacts: smaller(self.artifacts, other.artifacts),
+            bytes: smaller_limit(self.bytes, other.bytes),
+            artifacts: smaller_limit(self.artifacts, other.artifacts),
         }
     }
 

@@ -165,7 +165,7 @@ impl<'a> Collector<'a> {
                     Err(error @ Error::Newer { .. }) => return Err(error),
                     Err(_) => 0,
                 };
-                let age = now.since(self.store.modified(&key)?);
+                let age = now.since(version.modified());
                 let left = Duration::from_secs(seconds).saturating_sub(age);
                 if !left.is_zero() {
                     return Err(self.leased(&key, left));

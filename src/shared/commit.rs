@@ -342,10 +342,16 @@ pub(super) fn withdraw(
         state: NameState::Expired,
         ..record
     };
-    replace(store, &expired, version)
+    let key = Keys::new(&expired.tenant).name(&expired.reference);
+    match store.replace(&key, encode(&expired), version) {
+        Ok(()) => Ok(true),
+        Err(Error::Conflict { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
-/// The same, because the tenant exceeds its budget.
+/// Lets a name show nothing, because the tenant exceeds its budget. Returns `false` if another
+/// writer was faster.
 pub(super) fn evict(
     store: &Store,
     record: NameRecord,
@@ -354,24 +360,10 @@ pub(super) fn evict(
     now: Timestamp,
 ) -> Result<bool> {
     let evicted = NameRecord {
-        number: record.number.saturating_add(1),
         evicted: true,
-        write,
-        committed: now,
-        state: NameState::Expired,
         ..record
     };
-    replace(store, &evicted, version)
-}
-
-/// Writes over this version of a record. `false`: another writer was faster.
-fn replace(store: &Store, record: &NameRecord, version: &Version) -> Result<bool> {
-    let key = Keys::new(&record.tenant).name(&record.reference);
-    match store.replace(&key, encode(record), version) {
-        Ok(()) => Ok(true),
-        Err(Error::Conflict { .. }) => Ok(false),
-        Err(error) => Err(error),
-    }
+    withdraw(store, evicted, version, write, now)
 }
 
 /// The record of a name, and so the `base` of a fork that begins now.

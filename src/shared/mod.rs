@@ -9,9 +9,9 @@
 //! collect: names, manifests, layers ─▶ markers ─▶ deletions         (collect, decide, budget)
 //! ```
 //!
-//! Every decision is a function without I/O in `decide` or `budget`; `tests/shared` runs those in a simulation.
-//! Calls block: they belong on the driver's own threads, never on those of the async runtime.
-//! Nothing here knows of volumes, pools or the engine.
+//! Every decision is a function without I/O in `decide` or `budget`; `tests/shared` runs those in a
+//! simulation. Calls block: they belong on the driver's own threads, never on those of the async
+//! runtime. Nothing here knows of volumes, pools or the engine.
 
 mod budget;
 mod collect;

@@ -1,6 +1,7 @@
 //! The collector of all tenants, for a process that runs all the time. When a tenant was collected
 //! last is known from its lease, so a restart, a second process and `baggageclaim shared gc` save
-//! each other's work. One collection is in `collect`.
+//! each other's work. A collection that failed or was killed does not give its lease back: it is
+//! repeated when the time of the lease is over. One collection is in `collect`.
 //!
 //! A tenant with a budget is also collected for that: only this process knows the budget, so it
 //! remembers in memory when it last kept the tenant within it.
@@ -17,7 +18,7 @@ use super::budget::{Budget, Kept};
 use super::collect::{Collected, Collector};
 use super::error::{Error, Result};
 use super::keys::Keys;
-use super::record::ObjectId;
+use super::record::{Lease, MOST_NAME, ObjectId};
 use super::store::Store;
 use crate::model::{Tenant, Timestamp};
 use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
@@ -258,10 +259,11 @@ impl Job {
     fn run(&self) {
         loop {
             match self.round() {
-                Ok(()) => {
+                Ok(true) => {
                     let seconds = now().0 / 1000;
                     self.figures.succeeded.store(seconds, Ordering::Relaxed);
                 }
+                Ok(false) => {}
                 Err(Error::Stopped) => return,
                 Err(error) => {
                     add(&self.figures.failures, 1);
@@ -276,9 +278,9 @@ impl Job {
     }
 
     /// Collects each tenant that is due. A tenant that fails does not keep the others from it. The
-    /// error is the last one.
-    fn round(&self) -> Result<()> {
-        let mut result = Ok(());
+    /// error is the last one. Returns whether no collection is left to do.
+    fn round(&self) -> Result<bool> {
+        let mut result = Ok(true);
         let tenants = self.store.tenants()?;
         for tenant in self.budgets.tenants() {
             if let (Err(_), Some(budget)) =
@@ -301,8 +303,9 @@ impl Job {
                         deleted = done.deleted, "collected the garbage of the shared tier"
                     );
                 }
-                // Another collector works on it.
-                Ok(None) | Err(Error::Leased { .. }) => {}
+                Ok(None) => {}
+                // Another collector works on it, or one has failed.
+                Err(Error::Leased { .. }) => result = result.map(|_| false),
                 Err(error @ Error::Stopped) => return Err(error),
                 Err(error) => result = Err(error),
             }
@@ -313,13 +316,8 @@ impl Job {
     /// `None`: it is not due.
     fn collect(&self, tenant: &Tenant) -> Result<Option<Collected>> {
         let now = now();
-        if !self.budgets.is_due(tenant, &self.intervals) {
-            match self.store.modified(&Keys::new(tenant).lease()) {
-                Ok(last) if now.since(last) < self.intervals.every => return Ok(None),
-                // It never was.
-                Ok(_) | Err(Error::Missing { .. }) => {}
-                Err(error) => return Err(error),
-            }
+        if !self.budgets.is_due(tenant, &self.intervals) && self.was_collected(tenant, now)? {
+            return Ok(None);
         }
         let id = random_id();
         let stop = || self.budgets.is_stopped();
@@ -339,6 +337,16 @@ impl Job {
         add(&self.figures.deleted_bytes, done.deleted_bytes);
         Ok(Some(done))
     }
+
+    /// Whether a collection of the tenant was completed lately, by any process.
+    fn was_collected(&self, tenant: &Tenant, now: Timestamp) -> Result<bool> {
+        let key = Keys::new(tenant).lease();
+        let Some((lease, version)) = self.store.get(&key, MOST_NAME)? else {
+            return Ok(false);
+        };
+        let is_given_back = Lease::parse(&key, &lease).is_ok_and(|lease| lease.seconds == 0);
+        Ok(is_given_back && now.since(version.modified()) < self.intervals.every)
+    }
 }
 
 fn random_id() -> ObjectId {
@@ -356,6 +364,7 @@ mod tests {
     use std::fs::File;
     use std::path::Path;
 
+    use tempfile::TempDir;
     use tokio::runtime::Runtime;
 
     use super::*;
@@ -363,7 +372,16 @@ mod tests {
     use crate::shared::{Commit, LayerRef, Publication, Root, Times, Url, list, look};
     use crate::telemetry::metrics;
 
-    /// Waits until `is_true`, since the thread tells no one.
+    const TICKS: Intervals = Intervals {
+        look: Duration::from_millis(10),
+        ..INTERVALS
+    };
+
+    fn value(figure: &AtomicU64) -> u64 {
+        figure.load(Ordering::Relaxed)
+    }
+
+    /// Waits until `is_true`, since the thread sends no event.
     fn eventually(what: &str, is_true: impl Fn() -> bool) {
         let began = std::time::Instant::now();
         while !is_true() {
@@ -372,12 +390,14 @@ mod tests {
         }
     }
 
-    fn open(directory: &Path, runtime: &Runtime) -> Store {
-        let url: Url = format!("file://{}", directory.display())
-            .parse()
-            .expect("a URL");
+    /// The directory must live as long as the store, and the runtime runs its requests.
+    fn empty_tier() -> (TempDir, Runtime, Store) {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let runtime = Runtime::new().expect("a runtime");
+        let url = format!("file://{}", directory.path().display());
+        let url: Url = url.parse().expect("a URL");
         let store = url.open(runtime.handle().clone(), Times::default());
-        store.expect("the directory is there")
+        (directory, runtime, store.expect("the directory is there"))
     }
 
     /// Commits names that each show 100 bytes of their own, two hours ago.
@@ -409,31 +429,26 @@ mod tests {
         }
         let names = directory.join(format!("v1/{tenant}/names/task-cache"));
         for entry in std::fs::read_dir(names).expect("list") {
-            let file = File::options()
-                .append(true)
-                .open(entry.expect("entry").path());
-            let old = SystemTime::now() - Duration::from_hours(2);
-            file.and_then(|file| file.set_modified(old))
-                .expect("utimes");
+            set_age(&entry.expect("entry").path(), Duration::from_hours(2));
         }
+    }
+
+    /// Sets when a file was written.
+    fn set_age(path: &Path, age: Duration) {
+        let file = File::options().append(true).open(path);
+        let set = file.and_then(|file| file.set_modified(SystemTime::now() - age));
+        set.expect("utimes");
     }
 
     #[test]
     fn a_tenant_with_a_budget_is_kept_within_it_soon_after_each_change() {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let runtime = Runtime::new().expect("a runtime");
-        let store = open(directory.path(), &runtime);
+        let (directory, _runtime, store) = empty_tier();
         let tenants = ["ci", "other", "none"].map(|it| it.parse::<Tenant>().expect("a label"));
         for tenant in &tenants[..2] {
             let names = ["task-cache/a", "task-cache/b", "task-cache/c"];
             commit(&store, directory.path(), tenant, &names);
         }
-        let ticks = Intervals {
-            look: Duration::from_millis(10),
-            ..INTERVALS
-        };
-        let collector = Periodic::every(store.clone(), ticks).expect("a thread");
-        let value = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let collector = Periodic::every(store.clone(), TICKS).expect("a thread");
         let figures = &collector.figures;
         eventually("both", || value(&figures.collections) == 2);
         assert_eq!(value(&figures.evicted), 0, "there is no budget yet");
@@ -478,10 +493,28 @@ mod tests {
     }
 
     #[test]
+    fn a_collection_that_failed_is_repeated_when_its_lease_is_over() {
+        let (directory, _runtime, store) = empty_tier();
+        let ci: Tenant = "ci".parse().expect("a label");
+        commit(&store, directory.path(), &ci, &["task-cache/a"]);
+        let part = directory.path().join("v1/ci");
+        let newer = part.join("names/task-cache/newer");
+        std::fs::write(&newer, "{\"format\":2}").expect("write");
+        let collector = Periodic::every(store, TICKS).expect("a thread");
+        let figures = &collector.figures;
+        eventually("it fails", || value(&figures.failures) == 1);
+        std::fs::remove_file(&newer).expect("unlink");
+        assert_eq!(value(&figures.succeeded), 0);
+        // As if it had failed three hours ago: it had the lease for two.
+        set_age(&part.join("gc"), Duration::from_hours(3));
+        eventually("it is repeated", || value(&figures.collections) == 1);
+        eventually("all are collected", || value(&figures.succeeded) > 0);
+        assert_eq!(value(&figures.failures), 1);
+    }
+
+    #[test]
     fn each_tenant_is_collected_once_in_the_interval_by_any_process() {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let runtime = Runtime::new().expect("a runtime");
-        let store = open(directory.path(), &runtime);
+        let (directory, _runtime, store) = empty_tier();
         for tenant in ["one", "two"] {
             let (tenant, name) = (
                 tenant.parse().expect("a label"),
@@ -495,12 +528,7 @@ mod tests {
         Collector::new(&store, &two, ObjectId::from_bits(2))
             .run(now(), &|| false)
             .expect("collected by another");
-        let ticks = Intervals {
-            look: Duration::from_millis(10),
-            ..INTERVALS
-        };
-        let collector = Periodic::every(store.clone(), ticks).expect("a thread");
-        let value = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let collector = Periodic::every(store.clone(), TICKS).expect("a thread");
         let figures = &collector.figures;
         eventually("a round", || value(&figures.succeeded) > 0);
         assert_eq!(value(&figures.collections), 1, "the other is not due");
@@ -508,7 +536,7 @@ mod tests {
         // With a short interval both are due again and again.
         let often = Intervals {
             every: Duration::ZERO,
-            ..ticks
+            ..TICKS
         };
         let collector = Periodic::every(store, often).expect("a thread");
         let figures = Arc::clone(&collector.figures);

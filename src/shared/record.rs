@@ -155,6 +155,7 @@ pub(super) struct Lease {
     pub(super) format: u64,
     pub(super) holder: ObjectId,
     /// How long the holder has it from the time that the storage wrote it. 0: given back.
+    /// It is given back when the collection is complete.
     pub(super) seconds: u64,
 }
 

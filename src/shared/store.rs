@@ -50,7 +50,17 @@ impl Default for Times {
 
 /// One version of an object, for a conditional request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Version(UpdateVersion);
+pub struct Version {
+    of_store: UpdateVersion,
+    modified: Timestamp,
+}
+
+impl Version {
+    /// When it was written, by the storage's clock.
+    pub(super) fn modified(&self) -> Timestamp {
+        self.modified
+    }
+}
 
 /// An object in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,7 +151,7 @@ impl Store {
     /// Reads an object of at most `most` bytes. `known`: unless it is still this version.
     pub(super) fn read(&self, key: &str, most: u64, known: Option<&Version>) -> Result<Answer> {
         let options = GetOptions {
-            if_none_match: known.and_then(|known| known.0.e_tag.clone()),
+            if_none_match: known.and_then(|known| known.of_store.e_tag.clone()),
             ..GetOptions::default()
         };
         let path = self.path(key);
@@ -236,7 +246,7 @@ impl Store {
 
     /// Writes over this version of an object. [`Error::Conflict`]: it is another one by now.
     pub(super) fn replace(&self, key: &str, bytes: Vec<u8>, version: &Version) -> Result<()> {
-        self.put(key, bytes, PutMode::Update(version.0.clone()))
+        self.put(key, bytes, PutMode::Update(version.of_store.clone()))
     }
 
     /// Writes an object whose key is random, so no other writer has it.
@@ -358,10 +368,13 @@ fn timestamp(millis: i64) -> Timestamp {
 }
 
 fn version_of(answer: &GetResult) -> Version {
-    Version(UpdateVersion {
-        e_tag: answer.meta.e_tag.clone(),
-        version: answer.meta.version.clone(),
-    })
+    Version {
+        of_store: UpdateVersion {
+            e_tag: answer.meta.e_tag.clone(),
+            version: answer.meta.version.clone(),
+        },
+        modified: timestamp(answer.meta.last_modified.timestamp_millis()),
+    }
 }
 
 /// How many small objects are read at once.

@@ -10,9 +10,7 @@ use crate::common::bench::{Bench, NEVER, empty_claim, eventually};
 use crate::common::disk::{Broken, SmallDisk, fill, require_small_disk, sync};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
-use baggageclaim::model::{
-    ClaimParameters, ClaimSource, MutableParameters, Outcome, PersistentVolume,
-};
+use baggageclaim::model::{ClaimSource, Outcome, PersistentVolume};
 
 /// Overlayfs mounts no volatile overlay on a filesystem with an unreported write-back error.
 #[tokio::test(flavor = "multi_thread")]
@@ -440,14 +438,7 @@ async fn a_lost_write_is_noted_on_a_full_disk_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_whose_last_writer_came_late_may_have_lost_bytes() {
     let (disk, bench) = require_small_disk!();
-    let request = CreateClaim {
-        name: "claim".to_owned(),
-        required_bytes: 0,
-        limit_bytes: None,
-        parameters: ClaimParameters::default(),
-        mutable: MutableParameters::default(),
-        source: None,
-    };
+    let request = empty_claim("claim");
     let claim = bench.engine.create_claim(request).await.expect("made");
     let target = bench.target("claim");
     let request = MountClaim {

@@ -95,7 +95,8 @@ fn key(n: u64) -> Name {
 struct Cluster {
     random: Random,
     catalog: Catalog,
-    held: Held<usize>,
+    /// Each waits until this time.
+    held: Held<Timestamp>,
     /// For each node its stream, its number in versions, and its names.
     nodes: Vec<(SessionId, u32, Vec<u64>)>,
     next: u64,
@@ -158,17 +159,16 @@ impl Cluster {
             self.random.below(self.next),
             self.random.below(self.next),
         ];
-        let node = self.random.index(NODES);
         let began = Instant::now();
         let asked = Asked::new(keys.map(key).to_vec(), "a");
         let until = Timestamp(now.0 + 2_000);
-        self.held.ask(&self.catalog, asked, node, now, until);
+        self.held.ask(&self.catalog, asked, until, now);
         self.finds.push(began.elapsed());
     }
 
     fn tick(&mut self, now: Timestamp) {
         self.catalog.tick(now);
-        self.held.over(&self.catalog, now);
+        self.held.retain(|until| *until > now);
     }
 }
 

@@ -113,19 +113,17 @@ impl World {
             first => {
                 self.done.nothing += u64::from(first == Answer::Nothing);
                 let it = &mut self.controllers[controller];
-                let until = Timestamp(time.0 + 90_000);
                 it.asked += 1;
                 if self.fault.is_some() {
                     return;
                 }
-                let now = it
-                    .held
-                    .ask(&it.catalog, asked.clone(), it.asked, time, until);
+                let now = it.held.ask(&it.catalog, asked.clone(), it.asked, time);
                 // A node asks its peers while accounts are missing.
                 let is_held = first != Answer::Incomplete;
                 assert_eq!(now.is_none(), is_held);
                 if is_held {
-                    it.questions.push((it.asked, asked, first));
+                    let until = Timestamp(time.0 + 90_000);
+                    it.questions.push((it.asked, asked, first, until));
                 }
             }
         }

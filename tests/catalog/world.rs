@@ -113,7 +113,8 @@ struct Controller {
     clock: ClusterClock,
     catalog: Catalog,
     held: Held<u64>,
-    questions: Vec<(u64, Asked, Answer)>,
+    /// Each with its first answer, and the end of its time.
+    questions: Vec<(u64, Asked, Answer, Timestamp)>,
     hellos: u64,
     asked: u64,
 }
@@ -402,17 +403,14 @@ impl World {
         answers.extend(it.held.changed(&it.catalog, &passed, time));
         self.done.woken += answers.len() as u64;
         for (id, _) in answers {
-            it.questions.retain(|(other, _, _)| *other != id);
+            it.questions.retain(|(other, ..)| *other != id);
         }
-        let over: Vec<u64> = it
-            .held
-            .over(&it.catalog, time)
-            .into_iter()
-            .map(|(id, _)| id)
-            .collect();
-        it.questions.retain(|(id, _, _)| !over.contains(id));
+        it.questions.retain(|(.., until)| *until > time);
+        let waiting = &it.questions;
+        it.held
+            .retain(|id| waiting.iter().any(|(other, ..)| other == id));
         assert_eq!(it.questions.len(), it.held.len());
-        for (_, asked, first) in &it.questions {
+        for (_, asked, first, _) in &it.questions {
             let answer = it.catalog.find(asked, time);
             let is_same = std::mem::discriminant(&answer) == std::mem::discriminant(first)
                 || answer == Answer::Incomplete;

@@ -120,8 +120,8 @@ async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
     assert_eq!(of_order.prefix.as_deref(), Some("pr-"));
 }
 
-/// Steps run on node 2 while its driver is stopped and their caches are cleared. They end as soon as
-/// it runs again, and most of them before it has heard of that.
+/// Steps run on node 2 while its driver is stopped and their caches are cleared. They end as soon
+/// as it runs again, and most of them before it has heard of that.
 async fn a_stopped_driver_brings_nothing_back(
     plane: &ControlPlane,
     kubelets: [&Kubelet; 2],

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baggageclaim::api::{
@@ -27,12 +27,58 @@ use crate::calls::{
     Client, create, delete, delete_snapshot, mount, of_snapshot, of_volume, request, selected,
     snapshot, unmount,
 };
-use crate::common::{Fs, require_lab};
+use crate::common::{Fs, Lab, require_lab, skip};
 use crate::driver::{Process, client, controller, controller_with, kubelet, node, node_with};
 use crate::objects::claim;
 use crate::peers::{knows, nodes, peer};
 use crate::plane::{ControlPlane, free_port};
 use crate::{await_pools, eventually, volumes};
+
+/// How a node is started: the cluster, its name and its pool.
+type Start = fn(&ControlPlane, &str, &Path) -> Process;
+
+/// Two nodes, a controller that knows their pools, and a volume with content on node 1: the source
+/// of the clones. The fields are dropped in their order: the processes before what they use.
+struct Cluster {
+    client: Client,
+    kubelet_one: Kubelet,
+    two: Process,
+    one: Process,
+    controller: Process,
+    source: String,
+    pools: [PathBuf; 2],
+    _lab: Lab,
+    plane: ControlPlane,
+}
+
+impl Cluster {
+    /// Starts it. `bytes`: how much of the content cannot be compressed. `None`: this machine
+    /// cannot, which was reported.
+    async fn start(flags: &[&str], nodes_of: [Start; 2], bytes: usize) -> Option<Self> {
+        let plane = ControlPlane::start().await?;
+        let lab = Lab::try_new(Fs::Ext4).map_err(|why| skip(&why)).ok()?;
+        nodes(&plane, 2);
+        let controller = controller_with(&plane, flags);
+        let pools = [lab.dir("one"), lab.dir("two")];
+        let one = nodes_of[0](&plane, "node-1", &pools[0]);
+        let two = nodes_of[1](&plane, "node-2", &pools[1]);
+        let mut client = client(&controller).await;
+        let kubelet_one = kubelet(&plane, "node-1", &one).await;
+        await_pools(&client, 2).await;
+        let source = source(&mut client, &kubelet_one, bytes).await;
+        Some(Self {
+            client,
+            kubelet_one,
+            two,
+            one,
+            controller,
+            source,
+            pools,
+            _lab: lab,
+            plane,
+        })
+    }
+}
 
 /// A request of a class with `cloneElsewhere`, for a pod on node 2.
 fn elsewhere(name: &str, source: Type) -> csi::CreateVolumeRequest {
@@ -112,38 +158,38 @@ fn assert_content(target: &Path, text: &str) {
 
 #[tokio::test]
 async fn a_clone_elsewhere_has_the_content_and_is_a_volume_of_its_own() {
-    let Some(plane) = ControlPlane::start().await else {
+    let Some(mut cluster) = Cluster::start(&[], [peer, peer], 3 << 20).await else {
         return;
     };
-    let lab = require_lab!(Fs::Ext4);
-    nodes(&plane, 2);
-    let controller = controller(&plane);
-    let pools = [lab.dir("one"), lab.dir("two")];
-    let one = peer(&plane, "node-1", &pools[0]);
-    let two = peer(&plane, "node-2", &pools[1]);
-    let mut client = client(&controller).await;
-    let kubelet_one = kubelet(&plane, "node-1", &one).await;
-    let kubelet_two = kubelet(&plane, "node-2", &two).await;
-    await_pools(&client, 2).await;
+    let Cluster {
+        client,
+        kubelet_one,
+        two,
+        controller,
+        source: id,
+        pools,
+        plane,
+        ..
+    } = &mut cluster;
+    let kubelet_two = kubelet(plane, "node-2", two).await;
     knows(&pools[0], 1).await;
     knows(&pools[1], 1).await;
-    let id = source(&mut client, &kubelet_one, 3 << 20).await;
 
     // Another class: the clone is where its source is, so it cannot be here.
-    let strict = request("pvc-strict", Some(selected("node-2")), Some(of_volume(&id)));
-    let refused = create(&mut client, strict).await.expect_err("strict");
+    let strict = request("pvc-strict", Some(selected("node-2")), Some(of_volume(id)));
+    let refused = create(client, strict).await.expect_err("strict");
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
 
-    let asked = elsewhere("pvc-clone", of_volume(&id));
-    let (clone, at) = provision(&mut client, asked.clone()).await;
+    let asked = elsewhere("pvc-clone", of_volume(id));
+    let (clone, at) = provision(client, asked.clone()).await;
     assert_eq!(at, "node-2");
-    let again = create(&mut client, asked).await.expect("it is there");
+    let again = create(client, asked).await.expect("it is there");
     assert_eq!(again, (clone.clone(), at));
-    no_more_snapshots(&plane, 0).await;
+    no_more_snapshots(plane, 0).await;
 
     let (there, here) = (
         mount(&kubelet_two, &clone).await,
-        mount(&kubelet_one, &id).await,
+        mount(kubelet_one, id).await,
     );
     assert_content(&there, "first");
     let noise = fs::read(there.join("noise")).expect("read");
@@ -153,45 +199,43 @@ async fn a_clone_elsewhere_has_the_content_and_is_a_volume_of_its_own() {
     assert_content(&there, "clone");
     assert_content(&here, "source");
     unmount(&kubelet_two, &clone).await;
-    unmount(&kubelet_one, &id).await;
+    unmount(kubelet_one, id).await;
 
     // A clone of it on its own node, and one of a snapshot that stays.
-    let mut local = elsewhere("pvc-local", of_volume(&id));
+    let mut local = elsewhere("pvc-local", of_volume(id));
     local.accessibility_requirements = Some(selected("node-1"));
-    let (local, at) = create(&mut client, local).await.expect("made");
+    let (local, at) = create(client, local).await.expect("made");
     assert_eq!(at, "node-1");
-    let taken = snapshot(&mut client, "snapshot-1", &id)
-        .await
-        .expect("taken");
+    let taken = snapshot(client, "snapshot-1", id).await.expect("taken");
     let restored = elsewhere("pvc-restored", of_snapshot(&taken));
-    let (restored, _) = provision(&mut client, restored).await;
+    let (restored, _) = provision(client, restored).await;
     let target = mount(&kubelet_two, &restored).await;
     assert_content(&target, "source");
     unmount(&kubelet_two, &restored).await;
-    assert_eq!(snapshots(&plane).await.len(), 1, "{}", controller.tail());
+    assert_eq!(snapshots(plane).await.len(), 1, "{}", controller.tail());
 
     // An empty source.
     let empty = request("pvc-empty", Some(selected("node-1")), None);
-    let (empty, _) = create(&mut client, empty).await.expect("made");
+    let (empty, _) = create(client, empty).await.expect("made");
     let of_empty = elsewhere("pvc-of-empty", of_volume(&empty));
-    let (of_empty, _) = provision(&mut client, of_empty).await;
+    let (of_empty, _) = provision(client, of_empty).await;
     let target = mount(&kubelet_two, &of_empty).await;
     assert_eq!(fs::read_dir(&target).expect("read").count(), 0);
     unmount(&kubelet_two, &of_empty).await;
 
     // Its source may go, and then nothing is left.
-    for volume in [&id, &local, &empty] {
-        delete(&mut client, volume).await.expect("deleted");
+    for volume in [&*id, &local, &empty] {
+        delete(client, volume).await.expect("deleted");
     }
-    delete_snapshot(&mut client, &taken).await.expect("deleted");
+    delete_snapshot(client, &taken).await.expect("deleted");
     let target = mount(&kubelet_two, &clone).await;
     assert_content(&target, "clone");
     unmount(&kubelet_two, &clone).await;
     for volume in [&clone, &restored, &of_empty] {
-        delete(&mut client, volume).await.expect("deleted");
+        delete(client, volume).await.expect("deleted");
     }
     eventually("nothing is left", async || {
-        let objects = volumes(&plane).await.len() + snapshots(&plane).await.len();
+        let objects = volumes(plane).await.len() + snapshots(plane).await.len();
         objects == 0 && pools.iter().all(|pool| is_empty(pool))
     })
     .await;
@@ -199,36 +243,28 @@ async fn a_clone_elsewhere_has_the_content_and_is_a_volume_of_its_own() {
 
 #[tokio::test]
 async fn a_node_that_is_no_peer_is_told_before_anything_is_made() {
-    let Some(plane) = ControlPlane::start().await else {
+    let Some(mut cluster) = Cluster::start(&[], [peer, node], 1).await else {
         return;
     };
-    let lab = require_lab!(Fs::Ext4);
-    nodes(&plane, 2);
-    let controller = controller(&plane);
-    let one = peer(&plane, "node-1", &lab.dir("one"));
-    let _two = node(&plane, "node-2", &lab.dir("two"));
-    let mut client = client(&controller).await;
-    let kubelet = kubelet(&plane, "node-1", &one).await;
-    await_pools(&client, 2).await;
-    let id = source(&mut client, &kubelet, 1).await;
-    let asked = elsewhere("pvc-clone", of_volume(&id));
-    let refused = create(&mut client, asked).await.expect_err("no peer");
+    let asked = elsewhere("pvc-clone", of_volume(&cluster.source));
+    let refused = create(&mut cluster.client, asked).await;
+    let refused = refused.expect_err("no peer");
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     assert!(
         refused.message().contains("node node-2 is no peer"),
         "{refused}"
     );
-    assert_eq!(volumes(&plane).await.len(), 1);
-    assert_eq!(snapshots(&plane).await.len(), 0);
+    assert_eq!(volumes(&cluster.plane).await.len(), 1);
+    assert_eq!(snapshots(&cluster.plane).await.len(), 0);
 }
 
-/// A node whose content leaves slowly: 1 MiB in a second. Its pool counts as nearly full, as that of
-/// a node that one moves away from.
-fn slow(plane: &ControlPlane, pool: &Path) -> Process {
+/// A node whose content leaves slowly: 1 MiB in a second. Its pool counts as nearly full, as that
+/// of a node that one moves away from.
+fn slow(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
     let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
     let full = ["--low-watermark=0", "--high-watermark=1"];
     let arguments = [&listen, "--peer-bandwidth=1Mi", full[0], full[1]];
-    node_with(plane, "node-1", pool, &arguments)
+    node_with(plane, name, pool, &arguments)
 }
 
 async fn is_fetching(plane: &ControlPlane) {
@@ -247,29 +283,30 @@ async fn is_fetching(plane: &ControlPlane) {
 
 #[tokio::test]
 async fn a_clone_goes_on_after_each_process_was_killed() {
-    let Some(plane) = ControlPlane::start().await else {
+    let flags = ["--leak-grace=2s"];
+    let Some(mut cluster) = Cluster::start(&flags, [slow, peer], 8 << 20).await else {
         return;
     };
-    let lab = require_lab!(Fs::Ext4);
-    nodes(&plane, 2);
-    let mut controller = controller_with(&plane, &["--leak-grace=2s"]);
-    let pools = [lab.dir("one"), lab.dir("two")];
-    let mut one = slow(&plane, &pools[0]);
-    let mut two = peer(&plane, "node-2", &pools[1]);
-    let mut calls = client(&controller).await;
-    let kubelet_one = kubelet(&plane, "node-1", &one).await;
-    await_pools(&calls, 2).await;
+    let Cluster {
+        client: calls,
+        two,
+        one,
+        controller,
+        source: id,
+        pools,
+        plane,
+        ..
+    } = &mut cluster;
     knows(&pools[1], 1).await;
-    let id = source(&mut calls, &kubelet_one, 8 << 20).await;
 
-    let asked = elsewhere("pvc-clone", of_volume(&id));
+    let asked = elsewhere("pvc-clone", of_volume(id));
     let mut again = calls.clone();
     let first = asked.clone();
     let called = tokio::spawn(async move { create(&mut again, first).await });
-    is_fetching(&plane).await;
+    is_fetching(plane).await;
     two.kill();
     two.start();
-    is_fetching(&plane).await;
+    is_fetching(plane).await;
     controller.kill();
     called
         .await
@@ -278,50 +315,51 @@ async fn a_clone_goes_on_after_each_process_was_killed() {
     controller.start();
     one.kill();
     one.start();
-    let mut calls = client(&controller).await;
+    let mut calls = client(controller).await;
     await_pools(&calls, 2).await;
     let (clone, at) = provision(&mut calls, asked).await;
     assert_eq!(at, "node-2", "{}", two.tail());
-    let kubelet_two = kubelet(&plane, "node-2", &two).await;
+    let kubelet_two = kubelet(plane, "node-2", two).await;
     let target = mount(&kubelet_two, &clone).await;
     assert_content(&target, "first");
     unmount(&kubelet_two, &clone).await;
-    no_more_snapshots(&plane, 0).await;
-    for volume in [&clone, &id] {
+    no_more_snapshots(plane, 0).await;
+    for volume in [&clone, id] {
         delete(&mut calls, volume).await.expect("deleted");
     }
     eventually("nothing is left", async || {
-        volumes(&plane).await.is_empty() && pools.iter().all(|pool| is_empty(pool))
+        volumes(plane).await.is_empty() && pools.iter().all(|pool| is_empty(pool))
     })
     .await;
 }
 
 #[tokio::test]
 async fn nothing_is_left_of_a_clone_that_is_given_up() {
-    let Some(plane) = ControlPlane::start().await else {
+    let flags = ["--leak-grace=2s"];
+    let Some(mut cluster) = Cluster::start(&flags, [slow, peer], 8 << 20).await else {
         return;
     };
-    let lab = require_lab!(Fs::Ext4);
-    nodes(&plane, 2);
-    let mut controller = controller_with(&plane, &["--leak-grace=2s"]);
-    let pools = [lab.dir("one"), lab.dir("two")];
-    let one = slow(&plane, &pools[0]);
-    let two = peer(&plane, "node-2", &pools[1]);
-    let calls = client(&controller).await;
-    let kubelet_one = kubelet(&plane, "node-1", &one).await;
-    await_pools(&calls, 2).await;
+    let Cluster {
+        client: calls,
+        two,
+        one,
+        controller,
+        source: id,
+        pools,
+        plane,
+        ..
+    } = &mut cluster;
     knows(&pools[1], 1).await;
-    let id = source(&mut calls.clone(), &kubelet_one, 8 << 20).await;
 
     // Killed when the snapshot was ordered: nothing asks for the volume again.
     one.signal(Signal::STOP);
     let begin = |name: String| {
-        let (mut again, asked) = (calls.clone(), elsewhere(&name, of_volume(&id)));
+        let (mut again, asked) = (calls.clone(), elsewhere(&name, of_volume(id)));
         tokio::spawn(async move { create(&mut again, asked).await })
     };
     let called = begin("pvc-given-up".to_owned());
     eventually("the snapshot is ordered", async || {
-        snapshots(&plane).await.len() == 1
+        snapshots(plane).await.len() == 1
     })
     .await;
     controller.kill();
@@ -331,16 +369,16 @@ async fn nothing_is_left_of_a_clone_that_is_given_up() {
         .expect_err("the controller was killed");
     one.signal(Signal::CONT);
     controller.start();
-    no_more_snapshots(&plane, 0).await;
-    assert_eq!(volumes(&plane).await.len(), 1, "only the source");
+    no_more_snapshots(plane, 0).await;
+    assert_eq!(volumes(plane).await.len(), 1, "only the source");
 
     // Its claim is deleted while content comes.
-    let calls = client(&controller).await;
+    let calls = client(controller).await;
     await_pools(&calls, 2).await;
-    let name = claim(&plane, "given-up");
-    let (mut again, asked) = (calls.clone(), elsewhere(&name, of_volume(&id)));
+    let name = claim(plane, "given-up");
+    let (mut again, asked) = (calls.clone(), elsewhere(&name, of_volume(id)));
     let called = tokio::spawn(async move { create(&mut again, asked).await });
-    is_fetching(&plane).await;
+    is_fetching(plane).await;
     controller.kill();
     called
         .await
@@ -349,9 +387,7 @@ async fn nothing_is_left_of_a_clone_that_is_given_up() {
     plane.delete("pvc", "given-up");
     controller.start();
     eventually("only the source is left", async || {
-        volumes(&plane).await.len() == 1
-            && snapshots(&plane).await.is_empty()
-            && is_empty(&pools[1])
+        volumes(plane).await.len() == 1 && snapshots(plane).await.is_empty() && is_empty(&pools[1])
     })
     .await;
     assert!(!two.log().contains("received a volume"), "{}", two.tail());

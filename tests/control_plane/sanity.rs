@@ -1,5 +1,5 @@
-//! The whole of csi-sanity against the plugins of a cluster: the controller's socket, and the socket
-//! of the one node. What it skips is what neither plugin serves.
+//! The whole of csi-sanity against the plugins of a cluster: the controller's socket, and the
+//! socket of the one node. What it skips is what neither plugin serves.
 
 use crate::common::{Fs, require_lab, skip};
 use crate::driver::{client, controller, kubelet_dir, node};
@@ -8,8 +8,8 @@ use crate::tool::{Target, tool};
 use crate::{await_pools, volumes};
 
 /// The groups of specs for what a cluster does not have: volumes are not attached, and nothing that
-/// is alpha in CSI 1.13 is served without `--alpha`. `standalone` skips them, too, without `--attach`
-/// and `--alpha`.
+/// is alpha in CSI 1.13 is served without `--alpha`. `standalone` skips them, too, without
+/// `--attach` and `--alpha`.
 const WITHOUT: &[&str] = &[
     "Controller Service [Controller Server] ControllerPublishVolume",
     "Controller Service [Controller Server] ControllerUnpublishVolume",

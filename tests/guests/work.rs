@@ -11,14 +11,11 @@ use baggageclaim::archive::{self, Codec, Hashing, Pack, Progress};
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::{Config, Engine, Error, ImportRequest};
-use baggageclaim::model::{
-    ArtifactId, ClaimParameters, ClaimSource, MutableParameters, Outcome, PersistentVolume,
-    Reference,
-};
+use baggageclaim::model::{ArtifactId, ClaimSource, Outcome, PersistentVolume, Reference};
 use baggageclaim::sys::Dir;
 use serde::{Deserialize, Serialize};
 
-use super::common::bench::request;
+use super::common::bench::{empty_claim, request};
 use super::facts::{self, Fact, Random};
 
 /// A filesystem, and the backend of the pool on it.
@@ -211,8 +208,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A degraded driver ends when the disk answers again, and kubelet starts it again. The pool has
-    /// one owner at a time: the old engine is dropped before the new one opens it.
+    /// A degraded driver ends when the disk answers again, and kubelet starts it again. The pool
+    /// has one owner at a time: the old engine is dropped before the new one opens it.
     pub(crate) async fn restarted(self) -> Self {
         let Self { place, engine, .. } = self;
         engine.needs_restart().await;
@@ -476,12 +473,8 @@ fn archive_of(name: &str) -> Vec<u8> {
 
 pub(crate) fn claim(name: &str, source: Option<ClaimSource>) -> CreateClaim {
     CreateClaim {
-        name: name.to_owned(),
-        required_bytes: 0,
-        limit_bytes: None,
-        parameters: ClaimParameters::default(),
-        mutable: MutableParameters::default(),
         source,
+        ..empty_claim(name)
     }
 }
 

@@ -397,8 +397,8 @@ fn nodes_publish_while_two_collectors_keep_a_budget() {
     });
     let done = collect(store, &ci, limit, Timestamp(now().0 + 6 * 3_600_000)).expect("collect");
     assert!(!kept(&done).over_budget);
-    // The two do not evict more than one would: 19 stay, or 20 if a commit came between, and each of
-    // the two names that are committed again may have been evicted before.
+    // The two do not evict more than one would: 19 stay, or 20 if a commit came between, and each
+    // of the two names that are committed again may have been evicted before.
     let shown = shown(store, &ci);
     let evicted = evicted + done.evicted;
     assert!((10..=13).contains(&evicted), "{evicted}");

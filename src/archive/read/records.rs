@@ -3,7 +3,7 @@
 
 use super::{MOST_NAME, NO_ID};
 use crate::archive::acl;
-use crate::archive::layer::{self, Mark};
+use crate::archive::marks::{self, Mark};
 use crate::archive::pax;
 
 /// How many attributes an entry may have: more than the kernel can list.
@@ -58,7 +58,7 @@ impl Facts {
             key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
             // star's own way of sparse files.
             b"SCHILY.realsize" => return Err("it is sparse in an unknown format"),
-            layer::RECORD => self.mark = optional(value, Mark::parse)?,
+            marks::RECORD => self.mark = optional(value, Mark::parse)?,
             key if key.starts_with(b"BAGGAGECLAIM.") => {
                 return Err("it is a record without a version");
             }

@@ -47,7 +47,7 @@ pub use pool::Peering;
 const JOBS: u16 = 16;
 /// The pause before an order that the node refused, or that failed, is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
-/// The same, when another operation on the volume runs.
+/// The pause before an order is tried again, if another operation on the volume runs.
 const SOON: Duration = Duration::from_millis(500);
 
 /// Finds the shared tier and the peers of this node; `None`: it has neither.

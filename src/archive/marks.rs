@@ -3,15 +3,7 @@
 //!
 //! Only the words are here. `pack` and `unpack::layer` write and obey them.
 
-use std::ffi::OsStr;
-use std::io::Read;
-use std::path::Path;
-
-use super::read::refused;
-use super::unpack::unpack_layer;
-use super::{Error, Progress, Result, Unpack, Unpacked, shown};
-use crate::sys::{Dir, Errno};
-use crate::tree::{self, Stop};
+use super::{Error, Result, refused, shown};
 
 /// How a layer's deletions are written in an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,52 +96,6 @@ pub(super) fn oci_mark(path: &[u8]) -> Result<Option<(Mark, Vec<u8>)>> {
         Some(b"" | b"." | b"..") => Err(refused(path, "it is a whiteout of no name")),
         Some(name) => Ok(Some((Mark::Whiteout, [parent, name].concat()))),
     }
-}
-
-/// Unpacks one layer onto `tree`, a snapshot or copy of all that is below it: the tree is then what
-/// overlayfs shows of the stack. No mark stays in it.
-///
-/// The layer is unpacked beside and then moved into its place, so `tree` is one filesystem (on
-/// btrfs: one subvolume). On an error `tree` is neither the old nor the new one.
-pub fn unpack_onto(
-    input: impl Read + Send,
-    tree: &Dir,
-    marks: LayerMarks,
-    how: Unpack,
-    progress: &Progress,
-    stop: Stop<'_>,
-) -> Result<Unpacked> {
-    onto(
-        tree,
-        |layer, below| unpack_layer(input, layer, below, marks, how, progress, stop),
-        stop,
-    )
-}
-
-/// Makes a layer in a directory of `tree`, and applies it.
-pub(super) fn onto<T>(
-    tree: &Dir,
-    make: impl FnOnce(&Dir, &[Dir]) -> Result<T>,
-    stop: Stop<'_>,
-) -> Result<T> {
-    // A name that no archive can guess: the directory must not be a part of the layer.
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| {
-        let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-        tree.error("getrandom", "", errno)
-    })?;
-    let name = format!(".layer-{:032x}", u128::from_le_bytes(random));
-    let times = tree::times_of(&tree.stat_self()?);
-    tree.create_dir(&name, 0o700)?;
-    // The new layer's root begins as a copy of this one.
-    tree.set_times(&times)?;
-    let result = make(&tree.open_beneath(&name)?, &[tree.try_clone()?])
-        .and_then(|made| Ok(tree::apply(tree, OsStr::new(&name), stop).map(|()| made)?));
-    if result.is_err() {
-        // The first error is the one to tell.
-        let _ = tree::delete(tree, Path::new(&name), &|| false);
-    }
-    result
 }
 
 #[cfg(test)]
