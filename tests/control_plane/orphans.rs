@@ -3,11 +3,13 @@
 
 use std::fs;
 
-use baggageclaim::api::{Phase, Pool, Snapshot, Volume, Wanted};
+use baggageclaim::api::{Phase, Pool, PoolSpec, Snapshot, Volume, Wanted};
+use baggageclaim::engine::claims::{claim_id, snapshot_id};
 use baggageclaim::proto::csi::v1 as csi;
 use csi::group_controller_client::GroupControllerClient;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
+use serde_json::json;
 use tonic::Code;
 
 use crate::calls::{create, delete, mount, of_snapshot, request, snapshot, unmount};
@@ -168,4 +170,73 @@ async fn what_was_ready_is_never_made_again_on_another_disk() {
     eventually("the disk is back", is_back).await;
     let (again, _) = create(&mut client, asked).await.expect("it is there");
     assert_eq!(again, bound);
+}
+
+/// A `Pool` whose node reports snapshots for clones: first one that the API server refuses as an
+/// object, and then `count` others.
+async fn hostile(plane: &ControlPlane, name: &str, count: usize) {
+    let too_long = format!("for-clone/{}", "x".repeat(200));
+    let clone = |number: usize| format!("for-clone/{}", claim_id(&format!("{name}-{number}")));
+    let names = std::iter::once(too_long).chain((0..count).map(clone));
+    let orphan = |name: String| {
+        let id = snapshot_id(&name);
+        json!({ "id": id, "name": name, "sources": ["vol-1"], "members": [id], "group": false })
+    };
+    let snapshots: Vec<_> = names.map(orphan).collect();
+    let pools: Api<Pool> = Api::all(plane.client.clone());
+    let post = PostParams::default();
+    let pool = Pool::new(name, PoolSpec {});
+    pools.create(&post, &pool).await.expect("a Pool");
+    let status = json!({ "status": {
+        "pool": name, "topology": {}, "bytes": 1, "available": 1,
+        "orphans": { "count": snapshots.len(), "volumes": [], "snapshots": snapshots },
+    } });
+    let (params, patch) = (PatchParams::default(), Patch::Merge(status));
+    let done = pools.patch_status(name, &params, &patch).await;
+    done.expect("a status");
+}
+
+#[tokio::test]
+async fn what_a_hostile_node_reports_hinders_no_other_and_is_limited() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    let _one = node(&plane, "node-1", &lab.dir("one"));
+    let mut client = client(&controller).await;
+    await_pools(&client, 1).await;
+    define_contents(&plane);
+    let name = claim(&plane, "bound");
+    let made = create(&mut client, request(&name, None, None)).await;
+    let (bound, _) = made.expect("made");
+    persistent(&plane, &name, &bound, "bound", "Delete");
+    let taken = snapshot(&mut client, "s-1", &bound).await.expect("taken");
+    content(&plane, false, "content-1", &taken);
+    // The controller looks at the nodes in any order: most of these come before the honest one.
+    hostile(&plane, "hostile-0", 150).await;
+    for number in 1..8 {
+        hostile(&plane, &format!("hostile-{number}"), 0).await;
+    }
+    let orders = async || {
+        let all = snapshots(&plane).await;
+        let of_hostile = |one: &&Snapshot| one.spec.node_name == "hostile-0";
+        all.iter().filter(of_hostile).count()
+    };
+    eventually("its snapshots are ordered to be deleted", async || {
+        orders().await == 100
+    })
+    .await;
+
+    plane.kubectl(&["delete", "volume", &bound]);
+    plane.kubectl(&["delete", "snapshots.baggageclaim.concourse-ci.org", &taken]);
+    let is_back = async || {
+        let snapshots = snapshots(&plane).await;
+        let is_ready = |one: &Snapshot| one.phase() == Some(Phase::Ready);
+        let mut snapshots = snapshots.iter();
+        let snapshot = snapshots.any(|one| one.name_any() == taken && is_ready(one));
+        snapshot && volumes(&plane).await.iter().any(|one| is_kept(one, &bound))
+    };
+    eventually("the honest node's data has its objects again", is_back).await;
+    assert_eq!(orders().await, 100);
 }

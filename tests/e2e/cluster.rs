@@ -279,6 +279,22 @@ impl Cluster {
         }
     }
 
+    /// Gives kubelet a static pod, until what is returned is dropped.
+    pub(crate) fn static_pod(&self, name: &str, manifest: &str) -> StaticPod {
+        // Kubelet reads a file as soon as it is there, so it must be whole then.
+        let etc = self.directory().join("etc");
+        let (new, path) = (etc.join("new"), etc.join(format!("static/{name}.yaml")));
+        fs::write(&new, manifest).expect("write");
+        fs::rename(new, &path).expect("rename");
+        StaticPod(path)
+    }
+
+    /// All that kubelet has logged.
+    pub(crate) fn kubelet_log(&self) -> String {
+        let log = fs::read(self.directory().join("log/kubelet.log")).expect("kubelet's log");
+        String::from_utf8_lossy(&log).into_owned()
+    }
+
     /// The pid of the driver's process as the host sees it. Its container is known by the cgroup
     /// that all of the node's are below, so another checkout's driver is not meant.
     pub(crate) fn driver_process(&self) -> u32 {
@@ -430,6 +446,15 @@ pub(crate) struct Undo<'a> {
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         self.cluster.script(&self.verb);
+    }
+}
+
+/// The manifest of a static pod. Dropping it ends the pod.
+pub(crate) struct StaticPod(PathBuf);
+
+impl Drop for StaticPod {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
     }
 }
 

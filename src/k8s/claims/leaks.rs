@@ -158,20 +158,26 @@ impl Cluster {
             return Ok(());
         }
         let known = self.known().await?;
+        // One that cannot be written keeps no other.
+        let mut failure = None;
         for (volume, _hold) in due {
             if !is_leak(&volume, &known) {
                 continue;
             }
             // A mark that was set meanwhile makes this fail.
-            if self.volumes.write(&volume, absent()).await?.is_some() {
-                self.counters.leaks.inc();
-                let (id, node) = (volume.name_any(), &volume.spec.node_name);
-                let name = &volume.spec.name;
-                tracing::info!(volume = %id, %name, %node,
-                    "the volume's claim was given up: deleting the volume");
+            match self.volumes.write(&volume, absent()).await {
+                Ok(None) => {}
+                Ok(Some(_)) => {
+                    self.counters.leaks.inc();
+                    let (id, node) = (volume.name_any(), &volume.spec.node_name);
+                    let name = &volume.spec.name;
+                    tracing::info!(volume = %id, %name, %node,
+                        "the volume's claim was given up: deleting the volume");
+                }
+                Err(error) => drop(failure.get_or_insert(error)),
             }
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
     /// Reads claims and PersistentVolumes live, and marks the volumes that these name.
@@ -181,10 +187,7 @@ impl Cluster {
         // Claims first: a claim that is gone now gets no PersistentVolume later.
         let claims: Api<PersistentVolumeClaim> = Api::all(self.client.clone());
         let claims = claims.list_metadata(&all).await.map_err(unavailable)?;
-        let persistent = self.persistent.api.list(&all).await.map_err(unavailable)?;
-        let named = persistent.iter();
-        let named = named.filter_map(|one| Named::of(one, self.driver));
-        let named: Vec<Named> = named.collect();
+        let named = self.persistent.list().await?;
         for named in &named {
             self.mark(named).await?;
         }

@@ -5,6 +5,9 @@
 //! The new object is an order to keep ([`Wanted::Kept`]), which never makes or deletes data. An
 //! orphan that nothing names stays, and is counted in its node's `Pool`.
 //!
+//! A node may report wrong data, so an order that the API server refuses keeps no other from being
+//! made, and [`MOST_TEMPORARY`] limits the orders that nothing but a node asks for.
+//!
 //! A `Pool` can be seconds late. So an object may be made of data that was deleted meanwhile. Its
 //! node reports it Lost, and the object is deleted if nothing names it.
 
@@ -28,6 +31,9 @@ use crate::engine::claims::{claim_id, group_id, snapshot_id};
 const PAUSE: Duration = Duration::from_millis(500);
 /// The longest: a PersistentVolume can be made later than its orphan is reported.
 const AGAIN: Duration = Duration::from_secs(10);
+
+/// The most orders at a node to delete snapshots for clones, which no other object names.
+const MOST_TEMPORARY: usize = 100;
 
 /// The order for an orphan volume. `None` if its id is not what its node and name say: then
 /// something else than an order made it, or the node reports what is not its own.
@@ -119,26 +125,32 @@ impl Cluster {
             of_pool.map(move |orphan| (pool.name_any(), orphan))
         });
         let orphans: Vec<(String, &OrphanVolume)> = orphans.collect();
-        if !orphans.is_empty()
-            && let Some(named) = self.persistent.all()
-        {
-            let named = named.into_iter().map(|one| (one.id.clone(), one));
-            let named: HashMap<String, Named> = named.collect();
-            for (node, orphan) in orphans {
-                if let Some(named) = named.get(&orphan.id).filter(|named| !named.is_ending) {
-                    self.keep_volume(&node, orphan, named).await?;
-                }
+        let mut empty_handed = self.seen_volumes.all();
+        empty_handed.retain(|one| is_empty_handed(one.spec.wanted, one.phase()));
+        if orphans.is_empty() && empty_handed.is_empty() {
+            return Ok(());
+        }
+        let Some(named) = self.persistent.all() else {
+            return Ok(());
+        };
+        let named = named.into_iter().map(|one| (one.id.clone(), one));
+        let named: HashMap<String, Named> = named.collect();
+        let mut failure = None;
+        for (node, orphan) in orphans {
+            if let Some(named) = named.get(&orphan.id).filter(|named| !named.is_ending)
+                && let Err(error) = self.keep_volume(&node, orphan, named).await
+            {
+                failure.get_or_insert(error);
             }
         }
-        for volume in self.seen_volumes.all() {
-            // The live read is a list of all PersistentVolumes, but such an object is rare.
-            if is_empty_handed(volume.spec.wanted, volume.phase())
-                && self.persistent.naming(&volume.name_any()).await?.is_none()
-            {
+        for volume in empty_handed {
+            // After the loss of a disk there may be many that are named: these are not read live.
+            let id = volume.name_any();
+            if !named.contains_key(&id) && self.persistent.naming(&id).await?.is_none() {
                 self.volumes.remove(&volume).await?;
             }
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
     async fn keep_volume(&self, node: &str, orphan: &OrphanVolume, named: &Named) -> Result<()> {
@@ -186,6 +198,13 @@ impl Cluster {
                 self.snapshots.remove(object).await?;
             }
         }
+        let mut waiting: HashMap<String, usize> = HashMap::new();
+        for one in &seen {
+            if one.spec.wanted == Wanted::Absent && temporary::volume_of(&one.spec.name).is_some() {
+                *waiting.entry(one.spec.node_name.clone()).or_default() += 1;
+            }
+        }
+        let mut failure = None;
         for (node, orphan) in orphans {
             let mut ids = orphan.members.iter().chain([&orphan.id]);
             // No content names a snapshot for a clone, and without its object it is of no use.
@@ -195,21 +214,40 @@ impl Cluster {
             } else {
                 Wanted::Kept
             };
-            let (true, Some(order), Ok(id)) = (
+            let (true, Some(order)) = (
                 is_temporary || ids.any(|id| named.contains(id)),
                 snapshot_order(&node, orphan, wanted),
-                orphan.id.parse(),
             ) else {
                 continue;
             };
-            let Ok(_alone) = self.running.take(id) else {
+            let waiting = waiting.entry(node.clone()).or_default();
+            if is_temporary && *waiting >= MOST_TEMPORARY {
                 continue;
-            };
-            if self.snapshots.make(&order).await?.is_some() && !is_temporary {
-                self.counters.kept.inc();
-                tracing::info!(snapshot = %orphan.id, name = %orphan.name, %node,
-                    "created an object again that was lost: its data still exists");
             }
+            match self.keep_snapshot(&node, orphan, &order).await {
+                Ok(()) => *waiting += usize::from(is_temporary),
+                Err(error) => drop(failure.get_or_insert(error)),
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    async fn keep_snapshot(
+        &self,
+        node: &str,
+        orphan: &OrphanSnapshot,
+        order: &Snapshot,
+    ) -> Result<()> {
+        let Ok(id) = orphan.id.parse() else {
+            return Ok(());
+        };
+        let Ok(_alone) = self.running.take(id) else {
+            return Ok(());
+        };
+        if self.snapshots.make(order).await?.is_some() && order.spec.wanted == Wanted::Kept {
+            self.counters.kept.inc();
+            tracing::info!(snapshot = %orphan.id, name = %orphan.name, %node,
+                "created an object again that was lost: its data still exists");
         }
         Ok(())
     }

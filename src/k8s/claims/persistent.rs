@@ -1,18 +1,25 @@
 //! The PersistentVolumes of the driver: the relevant parts of one, and a watch over all.
 //!
-//! The watch chooses candidates. A decision that deletes or makes anything reads live.
+//! The watch chooses candidates. A decision that deletes or makes anything reads live. A live list
+//! is read in pages, one list at a time: many calls at once must not take the memory of many lists.
 
 use std::fmt;
 
 use futures_util::{FutureExt as _, Stream};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume as ApiVolume};
+use kube::api::ListParams;
 use kube::runtime::reflector::{self, Store, store::Writer};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt as _};
+use tokio::sync::Mutex;
 
+use super::decide::Place;
 use super::objects::failed;
 use crate::engine::Result;
 use crate::model::NODE_LABEL;
+
+/// How many objects of a live list are in memory at once.
+const PAGE: u32 = 500;
 
 /// The facts in a PersistentVolume of the driver.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,6 +54,14 @@ impl Named {
             is_ending: is_released && policy == Some("Delete"),
         })
     }
+
+    /// The name of its node. The label is another text than the name if the name is long.
+    pub(super) fn node_name(&self, places: &[Place]) -> String {
+        let label = self.node.clone().unwrap_or_default();
+        let is_its = |place: &&Place| place.node.topology.0.get(NODE_LABEL) == Some(&label);
+        let place = places.iter().find(is_its);
+        place.map_or(label, |place| place.node.id.as_str().to_owned())
+    }
 }
 
 /// The node's label in the affinity.
@@ -60,9 +75,11 @@ fn node_label(volume: &ApiVolume) -> Option<String> {
 
 /// The PersistentVolumes that the watch has seen, and live reads.
 pub(super) struct Persistent {
-    pub(super) api: Api<ApiVolume>,
+    api: Api<ApiVolume>,
     driver: &'static str,
     store: Store<ApiVolume>,
+    /// Held while all are listed.
+    listing: Mutex<()>,
 }
 
 impl fmt::Debug for Persistent {
@@ -74,7 +91,13 @@ impl fmt::Debug for Persistent {
 impl Persistent {
     pub(super) fn new(api: Api<ApiVolume>, driver: &'static str) -> (Self, Writer<ApiVolume>) {
         let (store, writer) = reflector::store();
-        let seen = Self { api, driver, store };
+        let listing = Mutex::default();
+        let seen = Self {
+            api,
+            driver,
+            store,
+            listing,
+        };
         (seen, writer)
     }
 
@@ -105,18 +128,43 @@ impl Persistent {
         Ok(found.and_then(|one| Named::of(&one, self.driver)))
     }
 
-    /// The PersistentVolume that names a volume, as the API server has it now.
+    /// The PersistentVolume that names a volume, as the API server has it now. The watch says which
+    /// one to read; if it shows none, all are listed.
     pub(super) async fn naming(&self, id: &str) -> Result<Option<Named>> {
-        let all = self.api.list(&kube::api::ListParams::default()).await;
-        let all = all.map_err(|error| failed(&error))?;
-        let mut ours = all.iter().filter_map(|one| Named::of(one, self.driver));
-        Ok(ours.find(|one| one.id == id))
+        let names_it = |one: &ApiVolume| Named::of(one, self.driver).is_some_and(|it| it.id == id);
+        if let Some(seen) = self.store.find(names_it)
+            && let Some(now) = self.read(&seen.name_any()).await?
+            && now.id == id
+        {
+            return Ok(Some(now));
+        }
+        let all = self.list().await?;
+        Ok(all.into_iter().find(|one| one.id == id))
+    }
+
+    /// All of the driver, as the API server has them now.
+    pub(super) async fn list(&self) -> Result<Vec<Named>> {
+        let _one_at_a_time = self.listing.lock().await;
+        let mut all = Vec::new();
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            let page = self.api.list(&params).await;
+            let page = page.map_err(|error| failed(&error))?;
+            all.extend(page.iter().filter_map(|one| Named::of(one, self.driver)));
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(all),
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::model::{Node, NodeId, Topology};
 
     fn read(status: &str) -> Option<Named> {
         let text = format!(
@@ -140,5 +188,37 @@ mod tests {
         let released = read("Released").expect("ours");
         assert!(released.is_ending && released.claim.is_none());
         assert_eq!(Named::of(&ApiVolume::default(), "ours"), None);
+    }
+
+    #[test]
+    fn the_node_of_a_persistent_volume_is_found_by_the_label_of_nodes_only() {
+        let place = |name: &str, node: &str, backend: &str| {
+            let labels = [(NODE_LABEL, node), ("example.org/backend", backend)];
+            let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            Place {
+                node: Arc::new(Node {
+                    id: NodeId::new(name).expect("an id"),
+                    topology: Topology(labels.into()),
+                }),
+                bytes: 0,
+                available: 0,
+                peer: false,
+            }
+        };
+        let long = "n".repeat(253);
+        let places = [
+            place("another", "another", "overlay"),
+            place("overlay", "overlay", "btrfs"),
+            place(&long, "0123abcd", "copy"),
+        ];
+        let mut named = read("Bound").expect("ours");
+        for (label, node) in [
+            ("overlay", "overlay"),
+            ("0123abcd", &*long),
+            ("copy", "copy"),
+        ] {
+            named.node = Some(label.to_owned());
+            assert_eq!(named.node_name(&places), node);
+        }
     }
 }

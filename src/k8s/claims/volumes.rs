@@ -9,7 +9,6 @@ use tonic::Code;
 
 use super::decide::{self, Aim, Asked, Change, Creation, Deletion, refusal};
 use super::nodes::given_up;
-use super::persistent::Named;
 use super::{Cluster, TO_MAKE, deadline, late, lists, temporary};
 use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
 use crate::engine::claims::{CreateClaim, claim_id};
@@ -141,7 +140,7 @@ impl Cluster {
         let Some(named) = self.persistent.read(&request.name).await? else {
             return Ok(object(request, node));
         };
-        let node = self.node_of(&named);
+        let node = named.node_name(&self.places());
         let mut order = object(request, &self.node(&node));
         if order.metadata.name.as_ref() != Some(&named.id) {
             let message = format!(
@@ -153,14 +152,6 @@ impl Cluster {
         }
         order.spec.wanted = Wanted::Kept;
         Ok(order)
-    }
-
-    /// The node that a PersistentVolume names.
-    fn node_of(&self, named: &Named) -> String {
-        let label = named.node.clone().unwrap_or_default();
-        let mut places = self.places().into_iter();
-        let place = places.find(|place| place.node.topology.0.values().any(|it| *it == label));
-        place.map_or(label, |place| place.node.id.as_str().to_owned())
     }
 
     async fn answered(&self, volume: &Volume, deadline: Instant) {
@@ -281,7 +272,7 @@ impl Cluster {
         let Some(named) = self.persistent.naming(id).await? else {
             return Ok(None);
         };
-        let node = self.node_of(&named);
+        let node = named.node_name(&self.places());
         if claim_id(&name_on(&node, &named.name)).as_str() != id {
             // Its node knows a volume better than a PersistentVolume that was written by hand.
             let order = self.orphan_volume(id).await?;

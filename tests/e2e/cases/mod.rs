@@ -113,6 +113,10 @@ pub(crate) fn all() -> Vec<Case> {
             pods::mistake,
         ),
         case(
+            "kubelet refuses a static pod with a volume of a driver, and says why",
+            pods::static_pods,
+        ),
+        case(
             "readOnly: what cannot be written to is read",
             specs::read_only,
         ),

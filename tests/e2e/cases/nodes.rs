@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
+use std::time::Instant;
 
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -373,6 +374,7 @@ pub(super) fn deleted(env: &Env) {
         (objects(env.cluster, "volumes").len() == 3).then_some(())
     });
     succeed(&mut node.kubectl(&["delete", "node", &node.name()]));
+    let begin = Instant::now();
     eventually("only what is bound is left", || {
         let (volumes, kept) = (
             env.cluster.get(&["persistentvolumes"]),
@@ -386,6 +388,11 @@ pub(super) fn deleted(env: &Env) {
             && !objects(env.cluster, "pools").iter().any(of_node))
         .then_some(())
     });
+    // `--node-grace` is 15 s here (`updown.sh`).
+    println!(
+        "  a deleted node is given up after {:.0} s (<= 15 s + 30 s)",
+        begin.elapsed().as_secs_f64()
+    );
     for (claim, told) in [
         (
             "kept",

@@ -1,9 +1,9 @@
 //! Single pods, and the messages about users' mistakes. And the manifests themselves, as the API
 //! server sees them.
 
-use crate::cluster::{feed, succeed};
+use crate::cluster::{eventually, feed, succeed};
 use crate::docs;
-use crate::env::Env;
+use crate::env::{Env, items};
 
 /// The API server finds nothing in them that it does not know, and nothing that it does not allow.
 pub(super) fn dry_run(env: &Env) {
@@ -112,6 +112,51 @@ pub(super) fn mistake(env: &Env) {
     env.delete("pod/scratch");
     env.apply_text(&right);
     env.ready("scratch");
+}
+
+/// Kubelet itself refuses a static pod with a volume of a CSI driver, and says why in its log. The
+/// driver has nothing of it. Kubelet does read the directory: a pod beside them runs.
+pub(super) fn static_pods(env: &Env) {
+    let cluster = env.cluster;
+    let inline =
+        "csi: {driver: baggageclaim.csi.concourse-ci.org, volumeAttributes: {type: scratch}}";
+    let claim = "persistentVolumeClaim: {claimName: workspace}";
+    let pods = [
+        ("inline", inline, "csidrivers (via CSI volumes)"),
+        ("claim", claim, "persistentvolumeclaims"),
+        ("plain", "emptyDir: {}", ""),
+    ];
+    let pods = pods.map(|(name, source, refusal)| {
+        let values = [
+            ("NAME", name),
+            ("NAMESPACE", env.namespace()),
+            ("SOURCE", source),
+        ];
+        let manifest = Env::filled("static-pod.yaml", &values);
+        // A name that is in the log once.
+        let file = format!("{}-{name}", env.namespace());
+        (cluster.static_pod(&file, &manifest), file, refusal)
+    });
+    let plain = format!("plain-{}", cluster.name());
+    eventually("the API server has the mirror of the plain pod", || {
+        let pods = env.get("pods");
+        let mut names = items(&pods).map(|pod| &pod["metadata"]["name"]);
+        names.any(|name| *name == *plain).then_some(())
+    });
+    env.ready(&plain);
+    for (_, file, refusal) in &pods[..2] {
+        let why = format!("static pods may not reference {refusal}");
+        eventually("kubelet has logged why", || {
+            let log = cluster.kubelet_log();
+            let mut lines = log.lines();
+            let its = |line: &str| line.contains(&format!("{file}.yaml")) && line.contains(&why);
+            lines.any(its).then_some(())
+        });
+    }
+    assert_eq!(items(&env.get("pods")).count(), 1);
+    assert!(env.list("volumes").is_empty());
+    drop(pods);
+    env.gone(&plain);
 }
 
 /// The part of kubelet's directory that the driver's container can see. Kubelet's client key lies

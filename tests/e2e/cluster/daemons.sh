@@ -63,7 +63,7 @@ daemon_versitygw() {
 }
 
 write_configuration() {
-  mkdir -p "$node/etc/cni"
+  mkdir -p "$node/etc/cni" "$node/etc/static"
   cat > "$node/etc/cni/10-pods.conflist" <<E
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [{
   "type": "bridge", "bridge": "e2e-pods", "isGateway": true, "ipMasq": false, "hairpinMode": true,
@@ -113,6 +113,7 @@ authentication:
 authorization: {mode: AlwaysAllow}
 tlsCertFile: "$pki/kubelet-$node_number.crt"
 tlsPrivateKeyFile: "$pki/kubelet-$node_number.key"
+staticPodPath: $node/etc/static # empty, but for a case
 address: $node_address
 healthzBindAddress: 127.0.0.1
 readOnlyPort: 0

@@ -1,12 +1,13 @@
-//! How long claims take, on three nodes: an empty claim, and a clone in the class for clones. A
-//! report: people judge it, because they know the machine's load.
+//! How long claims take, on three nodes: a pod with an inline volume, with a claim that exists, with
+//! an empty claim that is made with it, and with a clone. A report: people judge it, because they
+//! know the machine's load.
 //!
 //! All times are when a watch here receives a change.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{CLONES, ENDS, LATE, claim, no_claim_is_left, pod, source};
+use super::{CLONES, ENDS, LATE, claim, no_claim_is_left, only_on, pod, pod_with, source};
 use crate::cluster::{Cluster, PATIENCE};
 use crate::env::{Env, phase};
 use crate::speed::Spread;
@@ -19,23 +20,38 @@ const MANY_ROUNDS: usize = 10;
 /// Measures, and prints the table.
 pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
     let env = Env::new(cluster, "speed");
-    source(&env, "source", &cluster.node(2));
+    let node = cluster.node(2);
+    for name in ["source", "existing"] {
+        source(&env, name, &node);
+    }
+    let there = format!("{ENDS}\n  {}", only_on(&node));
+    let scratch =
+        "csi: {driver: baggageclaim.csi.concourse-ci.org, volumeAttributes: {type: scratch}}";
+    let inline = || [("claim-0".to_owned(), scratch.to_owned())];
     let rounds = if was_asked { MANY_ROUNDS } else { ROUNDS };
-    let kinds = [("empty", LATE, None), ("clone", CLONES, Some("source"))];
+    let kinds = ["inline", "existing", "empty", "clone"];
     let mut times: HashMap<&str, Vec<Times>> = HashMap::new();
     for round in 0..rounds {
-        for (kind, class, from) in kinds {
+        for kind in kinds {
             let name = format!("{kind}-{round}");
-            let taken = measure(&env, &name, class, from);
+            let with =
+                |class, from| claim(&name, class, from) + &pod(&name, ENDS, &[&name], "true");
+            let (manifest, has_claim) = match kind {
+                "inline" => (pod_with(&name, &there, inline(), "true"), false),
+                "existing" => (pod(&name, &there, &["existing"], "true"), false),
+                "empty" => (with(LATE, None), true),
+                _ => (with(CLONES, Some("source")), true),
+            };
+            let taken = measure(&env, &name, &manifest, has_claim);
             times.entry(kind).or_default().push(taken);
         }
     }
-    println!("\nclaims, median of {rounds} (least to most)");
+    println!("\npods with one volume, median of {rounds} (least to most)");
     println!(
         "  {:<10} {:>24} {:>24}",
-        "claim", "pod created to ended", "node selected to bound"
+        "volume", "pod created to ended", "node selected to bound"
     );
-    for (kind, ..) in kinds {
+    for kind in kinds {
         let pods: Vec<Duration> = times[kind].iter().map(|times| times.pod).collect();
         let bound: Vec<Duration> = times[kind].iter().filter_map(|times| times.bound).collect();
         let bound = match &bound[..] {
@@ -48,10 +64,14 @@ pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
         let pods: Vec<Duration> = times[kind].iter().map(|times| times.pod).collect();
         Spread::of(&pods).median
     };
-    println!(
-        "  a clone's pod takes {:.2}× as long as an empty claim's (<= 2×)",
-        median("clone") / median("empty")
-    );
+    for (kind, of, goal) in [
+        ("existing", "inline", ""),
+        ("empty", "inline", ""),
+        ("clone", "empty", " (<= 2×)"),
+    ] {
+        let ratio = median(kind) / median(of);
+        println!("  {kind} takes {ratio:.2}× as long as {of}{goal}");
+    }
     no_claim_is_left(&env);
     env.close();
 }
@@ -59,17 +79,17 @@ pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
 struct Times {
     /// From the pod's creation to its end; its only step ends at once.
     pod: Duration,
-    /// From the scheduler's choice of a node to the end of provisioning. A claim that does not wait
-    /// for its pod has none.
+    /// From the scheduler's choice of a node to the end of provisioning. None without a claim that
+    /// waits for its pod.
     bound: Option<Duration>,
 }
 
-/// Makes a claim and its pod in one call, and waits for the pod's end.
-fn measure(env: &Env, name: &str, class: &str, from: Option<&str>) -> Times {
+/// Makes a pod and its claim, if it has one, in one call, and waits for the pod's end.
+fn measure(env: &Env, name: &str, manifest: &str, has_claim: bool) -> Times {
     let selector = format!("--selector=group={name}");
     let pods = env.watch("pods", &[&selector]);
-    let claims = env.watch("persistentvolumeclaims", &[&selector]);
-    env.apply_text(&(claim(name, class, from) + &pod(name, ENDS, &[name], "true")));
+    let claims = has_claim.then(|| env.watch("persistentvolumeclaims", &[&selector]));
+    env.apply_text(manifest);
     let deadline = Instant::now() + PATIENCE;
     let mut made: Option<SystemTime> = None;
     let pod = loop {
@@ -79,17 +99,19 @@ fn measure(env: &Env, name: &str, class: &str, from: Option<&str>) -> Times {
             break since(made, change.seen);
         }
     };
-    let mut selected: Option<SystemTime> = None;
-    let bound = loop {
-        let change = claims.next(deadline).expect("the claim is bound");
-        let node = &change.object["metadata"]["annotations"]["volume.kubernetes.io/selected-node"];
-        if node.is_string() {
-            selected.get_or_insert(change.seen);
+    let bound = claims.and_then(|claims| {
+        let mut selected: Option<SystemTime> = None;
+        loop {
+            let change = claims.next(deadline).expect("the claim is bound");
+            let metadata = &change.object["metadata"];
+            if metadata["annotations"]["volume.kubernetes.io/selected-node"].is_string() {
+                selected.get_or_insert(change.seen);
+            }
+            if phase(&change.object) == "Bound" {
+                return selected.map(|selected| since(selected, change.seen));
+            }
         }
-        if phase(&change.object) == "Bound" {
-            break selected.map(|selected| since(selected, change.seen));
-        }
-    };
+    });
     env.delete(&format!("pod/{name}"));
     Times { pod, bound }
 }
