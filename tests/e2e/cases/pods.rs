@@ -127,12 +127,9 @@ pub(super) fn static_pods(env: &Env) {
         ("plain", "emptyDir: {}", ""),
     ];
     let pods = pods.map(|(name, source, refusal)| {
-        let values = [
-            ("NAME", name),
-            ("NAMESPACE", env.namespace()),
-            ("SOURCE", source),
-        ];
+        let values = [("NAME", name), ("NAMESPACE", env.namespace())];
         let manifest = Env::filled("static-pod.yaml", &values);
+        let manifest = manifest.replace("emptyDir: {}", source);
         // A name that is in the log once.
         let file = format!("{}-{name}", env.namespace());
         (cluster.static_pod(&file, &manifest), file, refusal)
