@@ -40,6 +40,10 @@ pub(crate) fn of_several_nodes() -> Vec<Case> {
             nodes::two_nodes_in_one_pod,
         ),
         case(
+            "a pod with nodeName: kubelet tells why its claim cannot be used there",
+            nodes::without_scheduler,
+        ),
+        case(
             "a workspace that is cloned for one pod, and ends with it",
             nodes::cloned_workspace,
         ),

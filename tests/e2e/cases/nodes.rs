@@ -225,6 +225,24 @@ pub(super) fn two_nodes_in_one_pod(env: &Env) {
     no_claim_is_left(env);
 }
 
+/// Pods that no scheduler has placed, as those of one that does not know volumes. Kubelet refuses a
+/// volume of another node, and a claim without a volume. Nothing is made for them.
+pub(super) fn without_scheduler(env: &Env) {
+    source(env, "away", &env.cluster.node(2));
+    let node = env.cluster.node(3);
+    let there = format!("{ENDS}\n  nodeName: {}", node.name());
+    env.apply_text(&pod("misplaced", &there, &["away"], "true"));
+    env.event("misplaced", &["NodeAffinity check failed"]);
+    env.apply_text(&(claim("early", LATE, None) + &pod("unbound", &there, &["early"], "true")));
+    env.event("unbound", &["PVC is not bound"]);
+    assert!(node.in_pool("volumes").is_empty());
+    assert_eq!(objects(env.cluster, "volumes").len(), 1);
+    // A scheduler that knows volumes places a pod for the same claim.
+    env.apply_text(&pod("placed", ENDS, &["away"], "grep away /claim-0/text"));
+    env.succeeded("placed");
+    no_claim_is_left(env);
+}
+
 pub(super) fn clone_in_the_other_class(env: &Env) {
     source(env, "source", &env.cluster.node(2));
     // On the source's node it works.
