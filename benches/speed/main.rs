@@ -21,7 +21,6 @@ mod archives;
 mod bare;
 mod cases;
 mod claims;
-mod cluster;
 mod commits;
 #[path = "../../tests/common/mod.rs"]
 mod common;

@@ -147,18 +147,18 @@ impl Bench<'_> {
     }
 
     /// Publishes by each driver, one after the other; the medians.
-    pub async fn in_turns<const N: usize>(
+    pub async fn in_turns(
         &self,
-        drivers: &mut [Driver; N],
+        drivers: &mut [Driver; 3],
         attributes: &[(&str, &str)],
         turn: usize,
-    ) -> [f64; N] {
-        let mut medians = [const { Vec::new() }; N];
+    ) -> [f64; 3] {
+        let mut medians = [Vec::new(), Vec::new(), Vec::new()];
         for _ in 0..self.plan.rounds {
-            let mut took = [const { Vec::new() }; N];
+            let mut took = [Vec::new(), Vec::new(), Vec::new()];
             for number in 0..turn {
-                for place in 0..N {
-                    let which = (number + place) % N;
+                for place in 0..3 {
+                    let which = (number + place) % 3;
                     let publish = self.ours(&mut drivers[which], attributes, 1).await;
                     took[which].push(publish);
                 }
