@@ -513,7 +513,7 @@ fn run(kind: Kind) {
     for seed in (1..=schedules.unwrap_or(usual)).chain(FOUND) {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut world = World::new(seed, kind);
-        let steps = if kind.has_clones { 3 * STEPS } else { STEPS };
+        let steps = if kind.has_clones { 12 * STEPS } else { STEPS };
         for _ in 0..steps {
             world.step(&mut random);
         }
