@@ -17,11 +17,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::distribution::roster::{ClearOrder, Controller};
+use crate::distribution::roster::{ClearOrder, Controller, Fencing as _};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::k8s::mirror::Mirror;
+use crate::model::Fences;
 use crate::server::{self, Drain, Routes, Socket};
-use crate::shared::{self, Periodic, Times, Url};
+use crate::shared::{self, FencesNow, Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{admin, csi, http, hub, k8s, locality, node};
 
@@ -121,9 +122,6 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         client = k8s::connect(config.kubeconfig.as_deref()) => client,
         () = drain.begun() => return Ok(()),
     };
-    // It collects until this function ends, also if no page shows its metrics.
-    let collector = config.shared.as_ref().map(collect).transpose()?;
-    let collector = collector.map(Arc::new);
     let setup = Setup {
         driver: csi::DRIVER_NAME,
         place: csi::place_of,
@@ -136,6 +134,9 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         Some(hub) => Some(open_hub(hub, &cluster).await?),
         None => None,
     };
+    // It collects until this function ends, also if no page shows its metrics.
+    let collector = config.shared.as_ref().map(|url| collect(url, hub.as_ref()));
+    let collector = collector.transpose()?.map(Arc::new);
     let webhook = open_webhook(config.webhook, hub.as_ref()).await?;
     let overview = serve_people(hub.as_ref());
     let tier = collector.as_ref().map(|it| it.budgets());
@@ -224,10 +225,17 @@ fn serve_people(served: Option<&Served>) -> Routes {
     }))
 }
 
-/// Collects the garbage of a shared tier from now on.
-fn collect(url: &Url) -> Result<Periodic, Error> {
+/// Collects the garbage of a shared tier from now on, and what the catalog's fences clear.
+fn collect(url: &Url, hub: Option<&Served>) -> Result<Periodic, Error> {
     let store = url.open_later(Handle::current(), Times::default());
-    Periodic::start(store).map_err(Error::Collector)
+    let fences: FencesNow = match hub {
+        Some(served) => {
+            let chain = served.hub.chain();
+            Box::new(move || chain.fences())
+        }
+        None => Box::new(Fences::default),
+    };
+    Periodic::start(store, fences).map_err(Error::Collector)
 }
 
 /// The catalog, and what belongs to it.

@@ -16,7 +16,7 @@ use super::record::{
     FORMAT, Lease, MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId, encode,
 };
 use super::store::{Item, Store, Version};
-use crate::model::{ArtifactId, Tenant, Timestamp};
+use crate::model::{ArtifactId, Fences, Name, Tenant, Timestamp};
 use crate::tree::Stop;
 
 /// How long a collector has the lease. It saves double work; nothing else depends on it.
@@ -34,7 +34,7 @@ pub struct Collected {
     pub layers: u64,
     /// Bytes of these.
     pub bytes: u64,
-    /// Names that expired now.
+    /// Names that expired now, of age or by a fence.
     pub expired: u64,
     /// Names that the budget evicted now.
     #[serde(skip)]
@@ -72,6 +72,9 @@ pub struct Collector<'a> {
     pub grace: Duration,
     /// The budget of the tenant, if it has one.
     pub budget: Option<Budget>,
+    /// What was cleared in the cluster. A name expires if its content came before a fence that
+    /// covers it.
+    pub fences: Fences,
     /// Called now and then with what was done so far.
     pub progress: &'a dyn Fn(&Collected),
 }
@@ -79,8 +82,11 @@ pub struct Collector<'a> {
 /// What the lists showed.
 #[derive(Default)]
 struct Lists {
-    /// Records that expire or are deleted, with their verdicts.
-    names: Vec<(String, NameVerdict)>,
+    /// Records that expire or are deleted.
+    names: Vec<Judged>,
+    /// Names that a fence covers, by the manifest that they show: the highest number of these
+    /// fences.
+    covered: HashMap<(ArtifactId, ObjectId), (Judged, u64)>,
     /// Manifests that a name shows.
     shown: HashSet<(ArtifactId, ObjectId)>,
     /// With a budget: the names that show content and do not expire.
@@ -89,6 +95,14 @@ struct Lists {
     used: HashSet<([u8; 32], ObjectId)>,
     /// Manifests and layers.
     objects: BTreeMap<Listed, Object>,
+}
+
+/// A record of a name that does not stay as it is.
+struct Judged {
+    key: String,
+    /// The write that was judged.
+    write: ObjectId,
+    verdict: NameVerdict,
 }
 
 #[derive(Default)]
@@ -108,6 +122,7 @@ impl<'a> Collector<'a> {
             id,
             grace: GRACE,
             budget: None,
+            fences: Fences::default(),
             progress: &|_| {},
         }
     }
@@ -283,6 +298,7 @@ impl<'a> Collector<'a> {
             let age = clock.since(items.get(key).copied().unwrap_or(clock));
             match decide::judge_name(&record, age) {
                 NameVerdict::Keep => {
+                    self.note_covered(key, &record, lists);
                     if let (Some(_), Some((artifact, publication, _))) =
                         (self.budget, record.content())
                     {
@@ -294,11 +310,36 @@ impl<'a> Collector<'a> {
                         });
                     }
                 }
-                verdict => lists.names.push((key.to_owned(), verdict)),
+                verdict => lists.names.push(Judged {
+                    key: key.to_owned(),
+                    write: record.write,
+                    verdict,
+                }),
             }
             (self.progress)(done);
             Ok(())
         })
+    }
+
+    /// Notes a name that a fence covers. Its manifest says whether its content came before that.
+    fn note_covered(&self, key: &str, record: &NameRecord, lists: &mut Lists) {
+        let Some((artifact, publication, _)) = record.content() else {
+            return;
+        };
+        let name = Name {
+            tenant: self.tenant.clone(),
+            reference: record.reference.clone(),
+        };
+        let fence = self.fences.covering(&name);
+        if fence > 0 {
+            let judged = Judged {
+                key: key.to_owned(),
+                write: record.write,
+                verdict: NameVerdict::Expire,
+            };
+            let covered = &mut lists.covered;
+            covered.insert((artifact, publication), (judged, fence));
+        }
     }
 
     fn read_manifests(&self, keys: &Keys, lists: &mut Lists, done: &mut Collected) -> Result<()> {
@@ -309,6 +350,7 @@ impl<'a> Collector<'a> {
             .collect();
         done.manifests = found.len() as u64;
         let mut used = HashSet::new();
+        let mut cleared = HashSet::new();
         let contents = lists.contents.iter_mut();
         let mut contents: HashMap<_, _> = contents.map(|name| (name.manifest, name)).collect();
         self.store
@@ -323,6 +365,12 @@ impl<'a> Collector<'a> {
                     Ok(manifest) => {
                         let layers = manifest.layers.iter();
                         let layers = layers.map(|it| ((it.digest.0, it.upload), it.bytes));
+                        if let Some((judged, fence)) = lists.covered.remove(&id)
+                            && manifest.fence < fence
+                        {
+                            lists.names.push(judged);
+                            cleared.insert(id);
+                        }
                         if let Some(name) = contents.get_mut(&id) {
                             name.layers = layers.clone().collect();
                         }
@@ -335,6 +383,7 @@ impl<'a> Collector<'a> {
                 Ok(())
             })?;
         lists.used = used;
+        lists.contents.retain(|it| !cleared.contains(&it.manifest));
         Ok(())
     }
 
@@ -346,7 +395,12 @@ impl<'a> Collector<'a> {
         done: &mut Collected,
         stop: Stop<'_>,
     ) -> Result<()> {
-        for (key, verdict) in &lists.names {
+        for Judged {
+            key,
+            write,
+            verdict,
+        } in &lists.names
+        {
             if stop() {
                 return Err(Error::Stopped);
             }
@@ -357,8 +411,9 @@ impl<'a> Collector<'a> {
                 }
                 continue;
             }
-            // Read again: a commit may have come meanwhile.
-            let Some((record, version)) = self.read_again(key)? else {
+            // A commit may have come meanwhile.
+            let read = self.read_again(key)?;
+            let Some((record, version)) = read.filter(|(record, _)| record.write == *write) else {
                 continue;
             };
             match (verdict, &record.state) {

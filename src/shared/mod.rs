@@ -40,7 +40,7 @@ pub use error::{Error, Result};
 pub use fetch::{Destination, Fetched, fetch};
 pub use keys::Keys;
 pub use object::{Footer, Index};
-pub use periodic::{Budgets, Periodic};
+pub use periodic::{Budgets, FencesNow, Periodic};
 pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
 pub use source::{Bucket, Content, Found, Frames, Known, Resolved, Source};

@@ -20,7 +20,7 @@ use super::error::{Error, Result};
 use super::keys::Keys;
 use super::record::{Lease, MOST_NAME, ObjectId};
 use super::store::Store;
-use crate::model::{Tenant, Timestamp};
+use crate::model::{Fences, Tenant, Timestamp};
 use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
 
 /// Each tenant is collected once in this time.
@@ -44,6 +44,9 @@ const INTERVALS: Intervals = Intervals {
     with_budget: EVERY_WITH_BUDGET,
     look: LOOK,
 };
+
+/// What was cleared in the cluster, as it is known at this moment.
+pub type FencesNow = Box<dyn Fn() -> Fences + Send>;
 
 /// Collects until it is dropped. A request that hangs then is left to the end of the process.
 #[derive(Debug)]
@@ -177,16 +180,18 @@ struct Figures {
 }
 
 impl Periodic {
-    /// Starts the thread that collects.
-    pub fn start(store: Store) -> io::Result<Self> {
-        Self::every(store, INTERVALS)
+    /// Starts the thread that collects. Names expire whose content a fence has cleared. The cluster
+    /// keeps a fence for a week, so it need not be known at once.
+    pub fn start(store: Store, fences: FencesNow) -> io::Result<Self> {
+        Self::every(store, INTERVALS, fences)
     }
 
-    fn every(store: Store, intervals: Intervals) -> io::Result<Self> {
+    fn every(store: Store, intervals: Intervals, fences: FencesNow) -> io::Result<Self> {
         let (figures, budgets) = (Arc::<Figures>::default(), Budgets::default());
         let job = Job {
             store,
             intervals,
+            fences,
             budgets: budgets.clone(),
             figures: Arc::clone(&figures),
         };
@@ -244,6 +249,7 @@ impl Periodic {
 struct Job {
     store: Store,
     intervals: Intervals,
+    fences: FencesNow,
     budgets: Budgets,
     figures: Arc<Figures>,
 }
@@ -324,6 +330,7 @@ impl Job {
         let budget = self.budgets.get(tenant);
         let collector = Collector {
             budget,
+            fences: (self.fences)(),
             ..Collector::new(&self.store, tenant, id)
         };
         let done = collector.run(now, &stop);
@@ -376,6 +383,10 @@ mod tests {
         look: Duration::from_millis(10),
         ..INTERVALS
     };
+
+    fn none() -> FencesNow {
+        Box::new(Fences::default)
+    }
 
     fn value(figure: &AtomicU64) -> u64 {
         figure.load(Ordering::Relaxed)
@@ -448,7 +459,7 @@ mod tests {
             let names = ["task-cache/a", "task-cache/b", "task-cache/c"];
             commit(&store, directory.path(), tenant, &names);
         }
-        let collector = Periodic::every(store.clone(), TICKS).expect("a thread");
+        let collector = Periodic::every(store.clone(), TICKS, none()).expect("a thread");
         let figures = &collector.figures;
         eventually("both", || value(&figures.collections) == 2);
         assert_eq!(value(&figures.evicted), 0, "there is no budget yet");
@@ -500,7 +511,7 @@ mod tests {
         let part = directory.path().join("v1/ci");
         let newer = part.join("names/task-cache/newer");
         std::fs::write(&newer, "{\"format\":2}").expect("write");
-        let collector = Periodic::every(store, TICKS).expect("a thread");
+        let collector = Periodic::every(store, TICKS, none()).expect("a thread");
         let figures = &collector.figures;
         eventually("it fails", || value(&figures.failures) == 1);
         std::fs::remove_file(&newer).expect("unlink");
@@ -528,7 +539,7 @@ mod tests {
         Collector::new(&store, &two, ObjectId::from_bits(2))
             .run(now(), &|| false)
             .expect("collected by another");
-        let collector = Periodic::every(store.clone(), TICKS).expect("a thread");
+        let collector = Periodic::every(store.clone(), TICKS, none()).expect("a thread");
         let figures = &collector.figures;
         eventually("a round", || value(&figures.succeeded) > 0);
         assert_eq!(value(&figures.collections), 1, "the other is not due");
@@ -538,7 +549,7 @@ mod tests {
             every: Duration::ZERO,
             ..TICKS
         };
-        let collector = Periodic::every(store, often).expect("a thread");
+        let collector = Periodic::every(store, often, none()).expect("a thread");
         let figures = Arc::clone(&collector.figures);
         eventually("both twice", || value(&figures.collections) >= 4);
         assert_eq!(value(&figures.failures), 0);

@@ -3,9 +3,10 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use baggageclaim::model::Timestamp;
+use baggageclaim::model::{Coverage, Fence, Fences, Name, Timestamp};
 use baggageclaim::shared::{
     Collected, Collector, Error, Publication, Resolved, Source as _, clear, look, usage,
 };
@@ -155,6 +156,114 @@ fn names_expire_and_tombstones_go() {
     assert_eq!(collect(&tier).deleted_names, 1);
     let gone = look(&tier.store, &tenant(), &reference("task-cache/gone"));
     assert!(gone.expect("look").is_none());
+}
+
+/// Publishes content that was made after this fence.
+fn publish_after(tier: &Tier, name: &str, held: &crate::tier::Held, fence: u64) {
+    let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
+    let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
+    let mut commit = commit(name, vec![layer.expect("upload")]);
+    commit.fence = fence;
+    publication.commit(commit, now()).expect("commit");
+}
+
+fn shows(tier: &Tier, name: &str) -> bool {
+    let record = look(&tier.store, &tenant(), &reference(name)).expect("look");
+    record.expect("a record").content().is_some()
+}
+
+#[test]
+fn what_a_fence_cleared_expires_and_newer_content_stays() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let held = small(&lab, "x");
+    let made = [
+        ("task-cache/a", 0),
+        ("task-cache/b", 2),
+        ("artifact/c", 1),
+        ("artifact/d", 0),
+    ];
+    for (name, fence) in made {
+        publish_after(&tier, name, &held, fence);
+    }
+    let name = |name: &str| {
+        Coverage::Name(Name {
+            tenant: tenant(),
+            reference: reference(name),
+        })
+    };
+    let elsewhere = Coverage::Namespace("other".parse().expect("a label"));
+    let covered = [
+        name("task-cache/a"),
+        name("task-cache/b"),
+        name("artifact/c"),
+        elsewhere,
+    ];
+    let mut fences = Fences::default();
+    for (previous, covers) in (0..).zip(covered) {
+        fences.insert(Fence {
+            number: previous + 1,
+            previous,
+            id: 7,
+            covers,
+            repeats: Vec::new(),
+        });
+    }
+    let ci = tenant();
+    let collect = |fences: &Fences, dry_run| {
+        let collector = Collector {
+            dry_run,
+            fences: fences.clone(),
+            ..Collector::new(&tier.store, &ci, id())
+        };
+        collector.run(now(), &never).expect("collect").expired
+    };
+    assert_eq!(collect(&fences, true), 2);
+    assert!(shows(&tier, "task-cache/a"), "a dry run changes nothing");
+    assert_eq!(collect(&fences, false), 2);
+    let shown = made.map(|(name, _)| shows(&tier, name));
+    assert_eq!(shown, [false, true, false, true]);
+    // A later commit is welcome, and stays.
+    publish_after(&tier, "task-cache/a", &held, 4);
+    assert_eq!(collect(&fences, false), 0);
+    assert!(shows(&tier, "task-cache/a"));
+    fences.insert(Fence {
+        number: 5,
+        previous: 4,
+        id: 7,
+        covers: Coverage::Namespace(tenant()),
+        repeats: Vec::new(),
+    });
+    assert_eq!(collect(&fences, false), 3);
+    assert_eq!(made.map(|(name, _)| shows(&tier, name)), [false; 4]);
+}
+
+#[test]
+fn a_name_that_is_committed_during_a_collection_does_not_expire() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let held = small(&lab, "x");
+    let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
+    let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
+    let mut expires = commit("task-cache/x", vec![layer.expect("upload")]);
+    expires.ttl_seconds = Some(3600);
+    publication.commit(expires, now()).expect("commit");
+    age(&tier, 2 * HOUR);
+    let is_committed = AtomicBool::new(false);
+    let ci = tenant();
+    let collector = Collector {
+        progress: &|done| {
+            if done.names > 0 && !is_committed.swap(true, Ordering::Relaxed) {
+                let publish = || publish_after(&tier, "task-cache/x", &held, 0);
+                std::thread::scope(|scope| scope.spawn(publish).join().expect("no panic"));
+            }
+        },
+        ..Collector::new(&tier.store, &ci, id())
+    };
+    let done = collector.run(now(), &never).expect("collect");
+    assert!(is_committed.into_inner());
+    assert_eq!(done.expired, 0);
+    assert!(shows(&tier, "task-cache/x"));
 }
 
 #[test]

@@ -260,6 +260,7 @@ fn collect(
             id: ObjectId::from_bits(id),
             grace: GRACE,
             budget: None,
+            fences: baggageclaim::model::Fences::default(),
             progress: &|_| {},
         };
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
