@@ -437,6 +437,56 @@ fn frames_that_lie_are_refused_and_leave_no_file() {
     error.expect_err("it has another layer");
 }
 
+/// A stream that never ends.
+struct Endless {
+    record: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Endless {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let rest = &self.record[self.at..];
+        let length = rest.len().min(into.len());
+        into[..length].copy_from_slice(&rest[..length]);
+        self.at = (self.at + length) % self.record.len();
+        Ok(length)
+    }
+}
+
+#[test]
+fn a_stream_without_an_end_is_refused_or_stopped() {
+    let lab = require_lab!(Fs::Tmpfs);
+    let from = lab.dir("from");
+    content(&from);
+    let held = hold(&lab, &from, "one");
+    let moved = AtomicU64::default();
+    // Records of a kind that this version does not know, and frames, again and again.
+    let unknown = [
+        &0x184D_2A5B_u32.to_le_bytes()[..],
+        &1_u32.to_le_bytes(),
+        &[200],
+    ]
+    .concat();
+    let mut frames = held.send(&[ALL], 1);
+    frames.truncate(frames.len() - 17);
+    for (record, why) in [(unknown, "no frames"), (frames, "repeats")] {
+        let endless = Endless { record, at: 0 };
+        let to = lab.dir(&format!("to-{}", endless.record.len()));
+        let taken = held.receiver(&to).take(endless, PATIENT, &moved, &never);
+        let error = taken.expect_err("it has no end").to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    // Nothing comes, and the holder lives.
+    let (silent, _holder) = UnixStream::pair().expect("a pair");
+    silent
+        .set_read_timeout(Some(Duration::from_millis(100)))
+        .expect("a timeout");
+    let mut receiver = held.receiver(&lab.dir("silent"));
+    let patience = Patience(Duration::from_secs(1));
+    let stopped = receiver.take(silent, patience, &moved, &|| true);
+    assert!(matches!(stopped, Err(Error::Stopped)), "{stopped:?}");
+}
+
 #[test]
 fn a_holder_that_is_filling_sends_what_it_has() {
     let lab = require_lab!(Fs::Tmpfs);

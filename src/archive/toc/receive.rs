@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -39,6 +39,12 @@ const BLOCK: u32 = 0o060_000;
 const FIFO: u32 = 0o010_000;
 /// How many frames wait between the thread that verifies and the one that writes.
 const WAITING: usize = 2;
+/// How often a receiver that waits for a frame asks whether to stop.
+const ASK: Duration = Duration::from_millis(500);
+/// How many records that are no frames a stream may have, and how many more for each frame. Without
+/// a limit a stream of these would have no end.
+const OTHERS: u64 = 1024;
+const OTHERS_OF_FRAME: u64 = 16;
 
 /// How long a receiver waits for one record and its frame.
 #[derive(Debug, Clone, Copy)]
@@ -170,26 +176,34 @@ impl Receiver {
         let table = Arc::clone(&self.table);
         let mut divider = Divider::new(Arc::clone(&self.table));
         let (sender, frames) = sync_channel(WAITING);
+        let ended = &AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let decoding = scope.spawn(move || decode(from, table, patience, &sender));
+            let decoding = scope.spawn(move || decode(from, table, patience, &sender, ended));
             let mut taken = Taken::default();
             let mut result = Ok(());
-            for (frame, plain) in &frames {
+            loop {
+                let next = frames.recv_timeout(ASK);
+                if matches!(next, Err(RecvTimeoutError::Disconnected)) {
+                    break;
+                }
                 result = if stop() {
                     Err(Error::Stopped)
-                } else {
+                } else if let Ok((frame, plain)) = next {
                     let before = taken.bytes;
                     taken.frames += 1;
                     let written =
                         divider.divide(&frame, &plain, |piece| self.piece(piece, &mut taken));
                     progress.fetch_add(taken.bytes - before, Ordering::Relaxed);
-                    written
+                    written.and_then(|()| self.refuse_repetition(&taken))
+                } else {
+                    Ok(())
                 };
                 if result.is_err() {
                     break;
                 }
             }
-            // The other thread must not wait for room that never comes.
+            // The other thread must not wait for room that never comes, nor for a frame.
+            ended.store(true, Ordering::Relaxed);
             drop(frames);
             let decoded = decoding.join().unwrap_or_else(|panic| {
                 std::panic::resume_unwind(panic);
@@ -197,6 +211,17 @@ impl Receiver {
             result?;
             decoded?;
             Ok(taken)
+        })
+    }
+
+    /// Refuses a stream that repeats more than the whole layer: it may have no end.
+    fn refuse_repetition(&self, taken: &Taken) -> Result<()> {
+        if taken.repeated <= self.table.pieces() {
+            return Ok(());
+        }
+        Err(Error::Refused {
+            path: "a stream".to_owned(),
+            why: "it repeats what it has sent".to_owned(),
         })
     }
 
@@ -425,24 +450,31 @@ fn write(file: &File, bytes: &[u8], offset: u64, size: u64) -> std::io::Result<(
 }
 
 /// Reads records, decompresses frames and verifies all their pieces, until the stream ends or the
-/// other thread does.
+/// other thread has `ended`.
 fn decode(
     from: impl Read,
     table: Arc<Table>,
     patience: Patience,
     into: &SyncSender<(Frame, Vec<u8>)>,
+    ended: &AtomicBool,
 ) -> Result<()> {
     let digest = table.digest().sha256;
     let mut divider = Divider::new(table);
     let mut from = Paced::new(from, patience.0);
     let mut codec = zstd::bulk::Decompressor::new().map_err(Error::Read)?;
-    let (mut packed, mut frames) = (Vec::new(), 0);
-    loop {
+    let (mut packed, mut frames, mut others) = (Vec::new(), 0, 0);
+    while !ended.load(Ordering::Relaxed) {
         from.begin();
         let frame = match record::read(&mut from)? {
             Record::Frame(frame) => frame,
             Record::Offer(offer) if offer.table != digest => return Err(of_another()),
-            Record::Offer(_) | Record::Other => continue,
+            Record::Offer(_) | Record::Other if others > OTHERS + OTHERS_OF_FRAME * frames => {
+                return Err(from.wrong("it has too many records that are no frames"));
+            }
+            Record::Offer(_) | Record::Other => {
+                others += 1;
+                continue;
+            }
             Record::End(count) if count == frames => return Ok(()),
             Record::End(_) => return Err(from.wrong("frames are missing before its end")),
         };
@@ -471,6 +503,7 @@ fn decode(
             return Ok(());
         }
     }
+    Ok(())
 }
 
 fn of_another() -> Error {

@@ -202,6 +202,11 @@ impl Table {
         self.totals.files
     }
 
+    /// How many pieces its files have.
+    pub(super) fn pieces(&self) -> u64 {
+        self.totals.pieces
+    }
+
     /// How many entries it has, the root included.
     #[must_use]
     pub fn entries(&self) -> u64 {
