@@ -107,6 +107,9 @@ async fn deleted_objects_and_definitions_are_made_again_for_what_is_named() {
     assert_eq!(again.0, bound);
     for (name, source) in [("restored", &taken), ("of-group", &member)] {
         let restored = request(name, None, Some(of_snapshot(source)));
+        // The controller finds a member of a group by its watch, which may be late.
+        let is_restored = async || create(&mut client.clone(), restored.clone()).await.is_ok();
+        eventually("the snapshot is found", is_restored).await;
         let (restored, _) = create(&mut client, restored).await.expect("restored");
         let target = mount(&kubelet, &restored).await;
         let text = fs::read_to_string(target.join("file")).expect("read");

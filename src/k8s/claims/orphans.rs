@@ -145,12 +145,21 @@ impl Cluster {
         }
         for volume in empty_handed {
             // After the loss of a disk there may be many that are named: these are not read live.
-            let id = volume.name_any();
-            if !named.contains_key(&id) && self.persistent.naming(&id).await?.is_none() {
-                self.volumes.remove(&volume).await?;
+            if !named.contains_key(&volume.name_any())
+                && let Err(error) = self.remove_unnamed(&volume).await
+            {
+                failure.get_or_insert(error);
             }
         }
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Deletes the object of a volume without data that no PersistentVolume names.
+    async fn remove_unnamed(&self, volume: &Volume) -> Result<()> {
+        if self.persistent.naming(&volume.name_any()).await?.is_none() {
+            self.volumes.remove(volume).await?;
+        }
+        Ok(())
     }
 
     async fn keep_volume(&self, node: &str, orphan: &OrphanVolume, named: &Named) -> Result<()> {
@@ -193,9 +202,12 @@ impl Cluster {
             return Ok(());
         }
         let named = contents::named(&self.client, self.driver).await?;
+        let mut failure = None;
         for object in empty_handed {
-            if !named.contains(&object.name_any()) {
-                self.snapshots.remove(object).await?;
+            if !named.contains(&object.name_any())
+                && let Err(error) = self.snapshots.remove(object).await
+            {
+                failure.get_or_insert(error);
             }
         }
         let mut waiting: HashMap<String, usize> = HashMap::new();
@@ -204,7 +216,6 @@ impl Cluster {
                 *waiting.entry(one.spec.node_name.clone()).or_default() += 1;
             }
         }
-        let mut failure = None;
         for (node, orphan) in orphans {
             let mut ids = orphan.members.iter().chain([&orphan.id]);
             // No content names a snapshot for a clone, and without its object it is of no use.
@@ -225,31 +236,33 @@ impl Cluster {
                 continue;
             }
             match self.keep_snapshot(&node, orphan, &order).await {
-                Ok(()) => *waiting += usize::from(is_temporary),
+                Ok(is_new) => *waiting += usize::from(is_new && is_temporary),
                 Err(error) => drop(failure.get_or_insert(error)),
             }
         }
         failure.map_or(Ok(()), Err)
     }
 
+    /// Makes the object of a snapshot. `false`: there is one, or a call is about to make it.
     async fn keep_snapshot(
         &self,
         node: &str,
         orphan: &OrphanSnapshot,
         order: &Snapshot,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let Ok(id) = orphan.id.parse() else {
-            return Ok(());
+            return Ok(false);
         };
         let Ok(_alone) = self.running.take(id) else {
-            return Ok(());
+            return Ok(false);
         };
-        if self.snapshots.make(order).await?.is_some() && order.spec.wanted == Wanted::Kept {
+        let is_new = self.snapshots.make(order).await?.is_some();
+        if is_new && order.spec.wanted == Wanted::Kept {
             self.counters.kept.inc();
             tracing::info!(snapshot = %orphan.id, name = %orphan.name, %node,
                 "created an object again that was lost: its data still exists");
         }
-        Ok(())
+        Ok(is_new)
     }
 
     /// The order to delete a volume that a node reports as an orphan, read live.

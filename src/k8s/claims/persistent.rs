@@ -2,8 +2,10 @@
 //!
 //! The watch chooses candidates. A decision that deletes or makes anything reads live. A live list
 //! is read in pages, one list at a time: many calls at once must not take the memory of many lists.
+//! So each page has a time limit.
 
 use std::fmt;
+use std::time::Duration;
 
 use futures_util::{FutureExt as _, Stream};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume as ApiVolume};
@@ -12,14 +14,18 @@ use kube::runtime::reflector::{self, Store, store::Writer};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt as _};
 use tokio::sync::Mutex;
+use tokio::time::timeout;
+use tonic::Code;
 
-use super::decide::Place;
+use super::decide::{Place, refusal};
 use super::objects::failed;
 use crate::engine::Result;
 use crate::model::NODE_LABEL;
 
 /// How many objects of a live list are in memory at once.
 const PAGE: u32 = 500;
+/// How long the API server has for a page. The client has no limit of its own.
+const ANSWER: Duration = Duration::from_secs(15);
 
 /// The facts in a PersistentVolume of the driver.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,8 +154,12 @@ impl Persistent {
         let mut all = Vec::new();
         let mut params = ListParams::default().limit(PAGE);
         loop {
-            let page = self.api.list(&params).await;
-            let page = page.map_err(|error| failed(&error))?;
+            let page = timeout(ANSWER, self.api.list(&params)).await;
+            let late = |_| {
+                let message = "the API server does not list the PersistentVolumes in time";
+                refusal(Code::Unavailable, message.to_owned())
+            };
+            let page = page.map_err(late)?.map_err(|error| failed(&error))?;
             all.extend(page.iter().filter_map(|one| Named::of(one, self.driver)));
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),

@@ -76,7 +76,7 @@ impl Cluster {
                     self.make_order(order, asked.source.as_deref()).await?;
                 }
                 Creation::Wait(volume) => self.answered(volume, time_up).await,
-                Creation::Abandon(volume) => self.abandon(volume).await?,
+                Creation::Abandon(volume) => drop(self.abandon(volume).await?),
                 Creation::Withdraw(volume, error) => {
                     if self.volumes.remove(volume).await? {
                         self.end_temporary_of(volume).await;
@@ -94,12 +94,12 @@ impl Cluster {
         }
     }
 
-    /// Orders the deletion of a volume that is not made in time, or never will be.
-    async fn abandon(&self, volume: &Volume) -> Result<()> {
+    /// Orders the deletion of a volume that is not made in time, or never will be. `false`: another
+    /// writer was faster.
+    async fn abandon(&self, volume: &Volume) -> Result<bool> {
         let named = self.persistent.read(&volume.spec.name).await?;
         decide::check_abandon(volume, named.as_ref().map(|named| &*named.id))?;
-        self.volumes.write(volume, absent()).await?;
-        Ok(())
+        Ok(self.volumes.write(volume, absent()).await?.is_some())
     }
 
     /// Makes the object of an order. For a clone on another node than its source's, the snapshot
@@ -199,8 +199,11 @@ impl Cluster {
         if !self.is_given_up(&node).await? {
             return Ok(Some(self.node(&node)));
         }
-        if let Some(begun) = begun.filter(|it| decide::lacks_content(it)) {
-            self.abandon(begun).await?;
+        if let Some(begun) = begun.filter(|it| decide::lacks_content(it))
+            && !self.abandon(begun).await?
+        {
+            let message = "the volume has changed meanwhile; try again".to_owned();
+            return Err(refusal(Code::Aborted, message));
         }
         let (ClaimSource::Claim(id) | ClaimSource::Snapshot(id)) = source;
         Err(given_up(id.as_str(), &node))
