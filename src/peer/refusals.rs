@@ -8,15 +8,34 @@ use parking_lot::Mutex;
 
 /// How long the same refusal is not logged again.
 const PAUSE: Duration = Duration::from_secs(60);
-/// The most refusals that are logged in that time. A peer that was taken over may ask for a new
-/// name each time.
+/// The most refusals of peers that are logged in that time. A peer that was taken over may ask for
+/// a new name each time.
 const MOST: usize = 1000;
+/// The same of callers that are no peers. Each connection may come with a new key.
+const MOST_OF_STRANGERS: usize = 20;
 
 /// The refusals that were logged within [`PAUSE`], and when.
-#[derive(Debug, Default)]
-pub(super) struct Refusals(Mutex<HashMap<String, Instant>>);
+#[derive(Debug)]
+pub(super) struct Refusals {
+    logged: Mutex<HashMap<String, Instant>>,
+    most: usize,
+}
 
 impl Refusals {
+    pub(super) fn of_peers() -> Self {
+        Self::at_most(MOST)
+    }
+
+    /// Apart from those of peers, which they must not keep out of the log.
+    pub(super) fn of_strangers() -> Self {
+        Self::at_most(MOST_OF_STRANGERS)
+    }
+
+    fn at_most(most: usize) -> Self {
+        let logged = Mutex::default();
+        Self { logged, most }
+    }
+
     /// Whether a refusal is to be logged now. `what` tells it from others: who was refused, and
     /// what.
     pub(super) fn is_news(&self, what: String) -> bool {
@@ -24,15 +43,15 @@ impl Refusals {
     }
 
     fn is_news_at(&self, what: String, now: Instant) -> bool {
-        let mut logged = self.0.lock();
+        let mut logged = self.logged.lock();
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PAUSE;
         if logged.get(&what).is_some_and(is_recent) {
             return false;
         }
-        if logged.len() >= MOST {
+        if logged.len() >= self.most {
             logged.retain(|_, at| is_recent(at));
         }
-        if logged.len() >= MOST {
+        if logged.len() >= self.most {
             return false;
         }
         logged.insert(what, now);
@@ -46,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_logged_once_a_minute_and_others_at_once() {
-        let refusals = Refusals::default();
+        let refusals = Refusals::of_peers();
         let began = Instant::now();
         let at = |seconds: u64, what: &str| {
             refusals.is_news_at(what.to_owned(), began + Duration::from_secs(seconds))
@@ -60,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_peer_with_new_names_fills_neither_the_log_nor_the_memory() {
-        let refusals = Refusals::default();
+        let refusals = Refusals::of_peers();
         let began = Instant::now();
         let news = |number: usize, seconds: u64| {
             refusals.is_news_at(number.to_string(), began + Duration::from_secs(seconds))
@@ -69,6 +88,6 @@ mod tests {
         assert_eq!(logged, MOST);
         assert!(!news(3 * MOST, 59));
         assert!(news(3 * MOST, 60), "the others are forgotten");
-        assert_eq!(refusals.0.lock().len(), 1);
+        assert_eq!(refusals.logged.lock().len(), 1);
     }
 }

@@ -61,6 +61,7 @@ pub(super) struct Inner {
     pace: Pace,
     pub(super) counters: Arc<Counters>,
     pub(super) refusals: Refusals,
+    strangers: Refusals,
     drain: Drain,
     serves: Arc<Semaphore>,
     pub(super) opens: Arc<Semaphore>,
@@ -85,7 +86,8 @@ impl Service {
             snapshots: Arc::default(),
             pace,
             counters,
-            refusals: Refusals::default(),
+            refusals: Refusals::of_peers(),
+            strangers: Refusals::of_strangers(),
             drain,
             serves: Arc::new(Semaphore::new(SERVES as usize)),
             opens: Arc::new(Semaphore::new(OPENS as usize)),
@@ -127,7 +129,7 @@ impl Inner {
         let who = who.ok_or_else(|| Status::internal("a connection without a key"))?;
         let Some(peer) = self.roster.named(&who.key) else {
             add(&self.counters.refused, 1);
-            if self.refusals.is_news(who.key.to_string()) {
+            if self.strangers.is_news(who.key.to_string()) {
                 tracing::warn!(address = %who.address, key = %who.key,
                     "refused: no peer has this key");
             }
@@ -139,7 +141,7 @@ impl Inner {
     }
 
     /// The peer that calls, if it may have this content. A refusal is logged, once a minute for
-    /// each peer and name.
+    /// each peer, name, pod and reason.
     async fn admit<T>(
         &self,
         request: &Request<T>,
@@ -159,10 +161,8 @@ impl Inner {
             Ok(()) => Ok((peer, asked)),
             Err(refusal) => {
                 add(&self.counters.refused, 1);
-                if self
-                    .refusals
-                    .is_news(format!("{} {}", peer.as_str(), asked.name))
-                {
+                let of = (peer.as_str(), &asked.name, &asked.pod.name);
+                if self.refusals.is_news(format!("{of:?}: {refusal}")) {
                     tracing::warn!(
                         peer = peer.as_str(), address = %who.address, tenant = %asked.name.tenant,
                         reference = %asked.name.reference, why = %refusal,
