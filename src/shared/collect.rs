@@ -21,6 +21,10 @@ use crate::tree::Stop;
 
 /// How long a collector has the lease. It saves double work; nothing else depends on it.
 const LEASE: Duration = Duration::from_hours(2);
+/// The seconds of a lease that was given back after a complete collection, and after one that was
+/// stopped.
+const GIVEN_BACK: u64 = 0;
+const NEARLY_OVER: u64 = 1;
 
 /// The findings and deletions of a collection. In a dry run: what it would do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -131,14 +135,30 @@ impl<'a> Collector<'a> {
     pub fn run(&self, now: Timestamp, stop: Stop<'_>) -> Result<Collected> {
         let keys = Keys::new(self.tenant);
         check_format(self.store, &keys, false)?;
+        if self.dry_run {
+            return self.collect(&keys, (now, now), stop);
+        }
+        let clock = self.take_lease(&keys, now)?;
+        let done = self.collect(&keys, (now, clock), stop);
+        match &done {
+            Ok(_) => self.give_lease_back(&keys, GIVEN_BACK)?,
+            // The next collector need not wait, and repeats it.
+            Err(Error::Stopped) => drop(self.give_lease_back(&keys, NEARLY_OVER)),
+            Err(_) => {}
+        }
+        done
+    }
+
+    /// Collects under the lease. `clock`: the time of the lease.
+    fn collect(
+        &self,
+        keys: &Keys,
+        (now, clock): (Timestamp, Timestamp),
+        stop: Stop<'_>,
+    ) -> Result<Collected> {
         let mut done = Collected::default();
-        let clock = if self.dry_run {
-            now
-        } else {
-            self.take_lease(&keys, now)?
-        };
         let begun = Instant::now();
-        let lists = self.lists(&keys, clock, &mut done, stop)?;
+        let lists = self.lists(keys, clock, &mut done, stop)?;
         if begun.elapsed() > LIST_WITHIN {
             return Err(Error::Late {
                 object: keys.base().to_owned(),
@@ -154,9 +174,6 @@ impl<'a> Collector<'a> {
             }
             self.object(listed, object, &lists, clock, &mut done)?;
             (self.progress)(&done);
-        }
-        if !self.dry_run {
-            self.give_lease_back(&keys)?;
         }
         Ok(done)
     }
@@ -202,7 +219,8 @@ impl<'a> Collector<'a> {
         }
     }
 
-    fn give_lease_back(&self, keys: &Keys) -> Result<()> {
+    /// Ends the lease after so many seconds from now, if this collector has it.
+    fn give_lease_back(&self, keys: &Keys, seconds: u64) -> Result<()> {
         let key = keys.lease();
         let Some((bytes, version)) = self.store.get(&key, MOST_NAME)? else {
             return Ok(());
@@ -213,7 +231,7 @@ impl<'a> Collector<'a> {
         let lease = encode(&Lease {
             format: FORMAT,
             holder: self.id,
-            seconds: 0,
+            seconds,
         });
         match self.store.replace(&key, lease, &version) {
             Err(Error::Conflict { .. }) => Ok(()),

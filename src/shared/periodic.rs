@@ -177,6 +177,8 @@ struct Figures {
     deleted_bytes: AtomicU64,
     /// Seconds since 1970; 0: none yet.
     succeeded: AtomicU64,
+    /// The same of the start of the thread.
+    started: AtomicU64,
 }
 
 impl Periodic {
@@ -188,6 +190,8 @@ impl Periodic {
 
     fn every(store: Store, intervals: Intervals, fences: FencesNow) -> io::Result<Self> {
         let (figures, budgets) = (Arc::<Figures>::default(), Budgets::default());
+        let started = now().0 / 1000;
+        figures.started.store(started, Ordering::Relaxed);
         let job = Job {
             store,
             intervals,
@@ -240,8 +244,10 @@ impl Periodic {
             registry.register(name, help, ConstCounter::new(value(figure)));
         }
         let succeeded = Gauge::<i64>::default();
-        succeeded.set(i64::try_from(value(&figures.succeeded)).unwrap_or(i64::MAX));
-        let help = "When the garbage of all namespaces was last found collected, Unix time";
+        let last = value(&figures.succeeded).max(value(&figures.started));
+        succeeded.set(i64::try_from(last).unwrap_or(i64::MAX));
+        let help = "When the garbage of all namespaces was last found collected, or this process \
+                    started, Unix time";
         registry.register("collector_last_success_seconds", help, succeeded);
     }
 }
@@ -311,7 +317,10 @@ impl Job {
                 }
                 Ok(None) => {}
                 // Another collector works on it, or one has failed.
-                Err(Error::Leased { .. }) => result = result.map(|_| false),
+                Err(error @ Error::Leased { .. }) => {
+                    tracing::info!(%tenant, %error, "the garbage cannot be collected yet");
+                    result = result.map(|_| false);
+                }
                 Err(error @ Error::Stopped) => return Err(error),
                 Err(error) => result = Err(error),
             }
