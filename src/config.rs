@@ -1,5 +1,5 @@
-//! Every flag, every name of the environment and every default of the command line.
-//! Every flag's meaning and default; other modules implement the flags.
+//! Every flag of the command line, its name in the environment, its meaning and its default. Other
+//! modules implement the flags.
 
 mod controller;
 mod demo;

@@ -111,9 +111,9 @@ baggageclaim outcome POD_UID succeeded")]
     /// Serve one node of a Kubernetes cluster
     ///
     /// Opens the pool, and makes it if its directory is missing or empty. Recovers what an earlier
-    /// process left. Then serves the CSI services Identity and Node (only `standalone` has the
-    /// Controller), and registers with the kubelet of this node, again after kubelet restarts or
-    /// refuses. Serves health and metrics over HTTP. Needs root, and kubelet's directory at the
+    /// process left. Then serves the CSI services Identity and Node (`controller` and
+    /// `standalone` have the Controller), and registers with the kubelet of this node, again after
+    /// kubelet restarts or refuses. Serves health and metrics over HTTP. Needs root, and kubelet's directory at the
     /// path by which kubelet knows it.
     ///
     /// On SIGTERM or SIGINT the driver withdraws its registration, answers the running calls within

@@ -74,6 +74,7 @@ impl Node {
         let mut controller = self.controller.clone();
         let mut clock = ClusterClock::default();
         let mut pause = PAUSES.0;
+        let mut is_told = false;
         loop {
             let known = controller.borrow_and_update().clone();
             let Some(known) = known else {
@@ -94,12 +95,16 @@ impl Node {
                 let (address, why) = (&known.address, messages::say(&status));
                 if was_attached {
                     tracing::warn!(%address, %why, "the stream to the controller ended; retrying");
+                } else if pause == PAUSES.1 && !is_told {
+                    tracing::warn!(%address, %why, "no stream to the controller; retrying");
+                    is_told = true;
                 } else {
                     tracing::debug!(%address, %why, "no stream to the controller; retrying");
                 }
             }
             if began.elapsed() > LASTING {
                 pause = PAUSES.0;
+                is_told = false;
             }
             // Another controller is tried at once, but not by all nodes in the same moment.
             tokio::select! {
