@@ -282,14 +282,15 @@ impl Fetcher {
             }
             self.layer(name, found, index, place, &running.moved)
         };
-        let received = context.engine.receive(&request, &running.bytes, make)?;
-        if let Some(cleared) = context
-            .cleared(name)
-            .filter(|it| request.sharing.number < Some(*it))
-        {
+        let may_enter = || match context.cleared(name) {
             // `destroy` came between the answer and now.
-            context.block_on(context.engine.discard_cleared(name, cleared))?;
-        }
+            Some(cleared) if request.sharing.is_older_than_clear(cleared) => {
+                Err(engine::Error::Cleared(name.clone()))
+            }
+            _ => Ok(()),
+        };
+        let engine = &context.engine;
+        let received = engine.receive(&request, &running.bytes, make, may_enter)?;
         let bytes = value(&running.bytes);
         let mut fetches = context.counters.fetches.lock();
         let counted = fetches.of(&name.reference, found.source());

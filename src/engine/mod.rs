@@ -578,15 +578,17 @@ impl Engine {
     /// Receives an artifact of another node. `make` makes one layer at the place that it is given,
     /// and returns its table. It is called for each layer that this node lacks, oldest first, with
     /// the layer's place in the request. The artifact becomes whole and durable, or nothing.
-    /// Blocks. Two calls for one artifact at once are not allowed.
+    /// `may_enter` is asked in the transaction in which it appears, so it must not block or call
+    /// the engine. Blocks. Two calls for one artifact at once are not allowed.
     pub fn receive<E>(
         &self,
         request: &ReceiveRequest,
         progress: &AtomicU64,
         make: impl FnMut(usize, &LayerPlace<'_>) -> std::result::Result<Arc<Table>, E>,
+        may_enter: impl Fn() -> Result<()>,
     ) -> std::result::Result<Received, ReceiveError<E>> {
         self.inner.refuse_degraded()?;
-        let received = transfer::receive(&self.inner, request, progress, make);
+        let received = transfer::receive(&self.inner, request, progress, make, may_enter);
         transfer::finish(&self.inner, received)
     }
 }

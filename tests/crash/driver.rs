@@ -624,10 +624,15 @@ fn receive(engine: &Engine, name: Name, layers: &[PathBuf]) -> Result<(), Error>
         fence: 0,
         layers: wanted.collect(),
     };
-    let received = engine.receive(&request, &AtomicU64::new(0), |layer, place| {
-        let (table, holder) = &holders[layer];
-        layers::make(table, holder, place)
-    });
+    let received = engine.receive(
+        &request,
+        &AtomicU64::new(0),
+        |layer, place| {
+            let (table, holder) = &holders[layer];
+            layers::make(table, holder, place)
+        },
+        || Ok(()),
+    );
     match received {
         Ok(received) => assert!(received.named),
         Err(ReceiveError::Engine(error)) => return Err(error),

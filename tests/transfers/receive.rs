@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use baggageclaim::archive;
 use baggageclaim::engine::{
-    Engine, Error, OpenArtifact, ReceiveError, ReceiveLayer, ReceiveRequest, Received,
+    Engine, Error, LayerPlace, OpenArtifact, ReceiveError, ReceiveLayer, ReceiveRequest, Received,
 };
 use baggageclaim::model::{ArtifactId, Name, Outcome, Sha256, Sharing, Timestamp};
 
@@ -63,13 +63,18 @@ async fn receive_but(
 ) -> Answer {
     let (engine, open) = (to.engine.clone(), Arc::clone(open));
     let job = move || {
-        engine.receive(&request, &AtomicU64::new(0), |layer, place| {
-            let source = &open.layers[layer];
-            if broken == Some(layer) {
-                return Err(archive::Error::Cut);
-            }
-            layers::make(&source.table, &source.holder, place)
-        })
+        engine.receive(
+            &request,
+            &AtomicU64::new(0),
+            |layer, place| {
+                let source = &open.layers[layer];
+                if broken == Some(layer) {
+                    return Err(archive::Error::Cut);
+                }
+                layers::make(&source.table, &source.holder, place)
+            },
+            || Ok(()),
+        )
     };
     layers::apart(job).await
 }
@@ -244,6 +249,33 @@ async fn a_failure_in_the_middle_leaves_nothing() {
         source.finish().await;
         other.finish().await;
     }
+}
+
+#[tokio::test]
+async fn what_was_cleared_meanwhile_gets_no_name() {
+    let Some((source, other, open)) = two_nodes().await else {
+        return;
+    };
+    let (engine, sent, request) = (other.engine.clone(), Arc::clone(&open), request(&open, 1));
+    let job = move || {
+        let make = |layer: usize, place: &LayerPlace<'_>| {
+            let source = &sent.layers[layer];
+            layers::make(&source.table, &source.holder, place)
+        };
+        let cleared = || Err(Error::Cleared(request.name.clone()));
+        engine.receive(&request, &AtomicU64::new(0), make, cleared)
+    };
+    let refused = layers::apart(job).await;
+    assert!(
+        matches!(refused, Err(ReceiveError::Engine(Error::Cleared(_)))),
+        "{refused:?}"
+    );
+    assert!(local(&other).is_none());
+    assert_left(&other, 0, "a clear").await;
+    assert!(receive(&other, &open, 1).await.named);
+    drop(open);
+    source.finish().await;
+    other.finish().await;
 }
 
 #[tokio::test]
@@ -544,14 +576,21 @@ async fn a_damaged_table_is_noticed_and_made_again() {
     let newest = open.artifact.layers[0].to_string();
     drop(open);
     let table = source.pool().join("layers").join(newest).join("table");
-    let mut bytes = fs::read(&table).expect("read");
-    *bytes.last_mut().expect("a byte") ^= 1;
-    // The attribute stays.
-    let file = fs::File::options().write(true).open(&table).expect("open");
-    std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).expect("write");
-    let engine = source.engine.clone();
-    let damaged = layers::apart(move || engine.open_layers(id)).await;
-    assert!(damaged.expect("it answers").is_none());
+    let flip = |table: &Path| {
+        let mut bytes = fs::read(table).expect("read");
+        *bytes.last_mut().expect("a byte") ^= 1;
+        // The attribute stays.
+        let file = fs::File::options().write(true).open(table).expect("open");
+        std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).expect("write");
+    };
+    let remove = |table: &Path| fs::remove_file(table).expect("rm");
+    for damage in [&flip as &dyn Fn(&Path), &remove] {
+        damage(&table);
+        let engine = source.engine.clone();
+        let damaged = layers::apart(move || engine.open_layers(id)).await;
+        assert!(damaged.expect("it answers").is_none());
+        drop(opened(&source, NAME).await);
+    }
     let open = opened(&source, NAME).await;
     assert!(receive(&other, &open, 1).await.named);
     drop(open);

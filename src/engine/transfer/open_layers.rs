@@ -158,9 +158,14 @@ pub(in crate::engine) fn open_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> R
 fn open_layer(inner: &Inner, layer: LayerId) -> Result<Option<OpenLayer>> {
     let dir = inner.dirs.layers.open_beneath(layer.to_string());
     let dir = dir.context("open a layer")?;
+    let make_again = || {
+        inner.collector.tables.forget(&layer);
+        inner.collector.tables.wake();
+        Ok(None)
+    };
     let Recorded::Whole(digest) = recorded(&dir).context("read a layer's table of contents")?
     else {
-        return Ok(None);
+        return make_again();
     };
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW;
     let file = dir.open_file_beneath(layout::TABLE, flags, 0);
@@ -175,9 +180,7 @@ fn open_layer(inner: &Inner, layer: LayerId) -> Result<Option<OpenLayer>> {
                 Err(error) if error.is(Errno::ENOENT) => {}
                 removed => removed.context("delete a damaged table of contents")?,
             }
-            inner.collector.tables.forget(&layer);
-            inner.collector.tables.wake();
-            return Ok(None);
+            return make_again();
         }
         table => table.context("read a layer's table of contents")?,
     };

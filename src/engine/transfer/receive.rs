@@ -136,12 +136,13 @@ pub(in crate::engine) fn finish<T, E>(
 
 /// Receives an artifact. `make` makes one layer at the place that it is given, and returns its
 /// table. It is called for each layer that this node lacks, oldest first, with the layer's place in
-/// the request.
+/// the request. `may_enter` is asked under the lock under which the name is looked at.
 pub(in crate::engine) fn receive<E>(
     inner: &Arc<Inner>,
     request: &ReceiveRequest,
     progress: &AtomicU64,
     make: impl FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
+    may_enter: impl Fn() -> Result<(), Error>,
 ) -> Result<Received, ReceiveError<E>> {
     if let Some(received) = look(inner, request)? {
         return Ok(received);
@@ -162,6 +163,7 @@ pub(in crate::engine) fn receive<E>(
             return Err(Error::Defect);
         }
         refuse_cleared(state, request)?;
+        may_enter()?;
         Ok(describe(inner, state, request, &layers))
     };
     let named = half::enter(inner, halves, began, described, &POINTS)?;
