@@ -74,7 +74,8 @@ pub(super) enum Question {
 pub(super) enum Step {
     /// It starts from the content on this node.
     Use,
-    /// It starts from the content on this node, which is uploaded again, because the tier lost or evicted it.
+    /// It starts from the content on this node, which is uploaded again: the tier lost or evicted
+    /// it.
     UseAndShare,
     /// It fetches what the tier shows.
     Fetch,

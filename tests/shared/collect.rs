@@ -8,13 +8,13 @@ use std::time::{Duration, SystemTime};
 
 use baggageclaim::model::{Coverage, Fence, Fences, Name, Timestamp};
 use baggageclaim::shared::{
-    Collected, Collector, Error, Publication, Resolved, Source as _, clear, look, usage,
+    Collected, Collector, Commit, Error, Publication, Resolved, Source as _, clear, look, usage,
 };
 
 use crate::common::{Fs, require_lab};
 use crate::failing::{Fault, Op};
 use crate::tier::{
-    Tier, bucket, commit, down, hold, id, never, publish, reference, small_parts, tenant,
+    Held, Tier, bucket, commit, down, hold, id, never, publish, reference, small_parts, tenant,
 };
 
 pub(crate) fn now() -> Timestamp {
@@ -48,7 +48,7 @@ pub(crate) fn age(tier: &Tier, by: Duration) {
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
-fn small(lab: &crate::common::Lab, text: &str) -> crate::tier::Held {
+fn small(lab: &crate::common::Lab, text: &str) -> Held {
     let dir = lab.dir(&format!("layer-{}", id()));
     fs::write(dir.join("file"), text).expect("write");
     hold(lab, &dir)
@@ -64,6 +64,15 @@ fn markers(tier: &Tier) -> usize {
         }
     }
     count
+}
+
+/// Publishes content under a name, with a change of the commit.
+fn publish_but(tier: &Tier, name: &str, held: &Held, change: impl FnOnce(&mut Commit)) {
+    let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
+    let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
+    let mut commit = commit(name, vec![layer.expect("upload")]);
+    change(&mut commit);
+    publication.commit(commit, now()).expect("commit");
 }
 
 #[test]
@@ -130,11 +139,9 @@ fn names_expire_and_tombstones_go() {
     let lab = require_lab!(Fs::Ext4);
     let tier = Tier::file();
     let held = small(&lab, "x");
-    let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
-    let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
-    let mut expires = commit("task-cache/x", vec![layer.expect("upload")]);
-    expires.ttl_seconds = Some(3600);
-    publication.commit(expires, now()).expect("commit");
+    publish_but(&tier, "task-cache/x", &held, |it| {
+        it.ttl_seconds = Some(3600);
+    });
     assert_eq!(collect(&tier).expired, 0);
     age(&tier, 2 * HOUR);
     assert_eq!(collect(&tier).expired, 1);
@@ -158,15 +165,6 @@ fn names_expire_and_tombstones_go() {
     assert!(gone.expect("look").is_none());
 }
 
-/// Publishes content that was made after this fence.
-fn publish_after(tier: &Tier, name: &str, held: &crate::tier::Held, fence: u64) {
-    let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
-    let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
-    let mut commit = commit(name, vec![layer.expect("upload")]);
-    commit.fence = fence;
-    publication.commit(commit, now()).expect("commit");
-}
-
 fn shows(tier: &Tier, name: &str) -> bool {
     let record = look(&tier.store, &tenant(), &reference(name)).expect("look");
     record.expect("a record").content().is_some()
@@ -184,7 +182,7 @@ fn what_a_fence_cleared_expires_and_newer_content_stays() {
         ("artifact/d", 0),
     ];
     for (name, fence) in made {
-        publish_after(&tier, name, &held, fence);
+        publish_but(&tier, name, &held, |it| it.fence = fence);
     }
     let name = |name: &str| {
         Coverage::Name(Name {
@@ -224,7 +222,7 @@ fn what_a_fence_cleared_expires_and_newer_content_stays() {
     let shown = made.map(|(name, _)| shows(&tier, name));
     assert_eq!(shown, [false, true, false, true]);
     // A later commit is welcome, and stays.
-    publish_after(&tier, "task-cache/a", &held, 4);
+    publish_but(&tier, "task-cache/a", &held, |it| it.fence = 4);
     assert_eq!(collect(&fences, false), 0);
     assert!(shows(&tier, "task-cache/a"));
     fences.insert(Fence {
@@ -243,18 +241,16 @@ fn a_name_that_is_committed_during_a_collection_does_not_expire() {
     let lab = require_lab!(Fs::Ext4);
     let tier = Tier::file();
     let held = small(&lab, "x");
-    let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
-    let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
-    let mut expires = commit("task-cache/x", vec![layer.expect("upload")]);
-    expires.ttl_seconds = Some(3600);
-    publication.commit(expires, now()).expect("commit");
+    publish_but(&tier, "task-cache/x", &held, |it| {
+        it.ttl_seconds = Some(3600);
+    });
     age(&tier, 2 * HOUR);
     let is_committed = AtomicBool::new(false);
     let ci = tenant();
     let collector = Collector {
         progress: &|done| {
             if done.names > 0 && !is_committed.swap(true, Ordering::Relaxed) {
-                let publish = || publish_after(&tier, "task-cache/x", &held, 0);
+                let publish = || publish_but(&tier, "task-cache/x", &held, |it| it.fence = 0);
                 std::thread::scope(|scope| scope.spawn(publish).join().expect("no panic"));
             }
         },

@@ -180,28 +180,21 @@ impl Receiver {
         std::thread::scope(|scope| {
             let decoding = scope.spawn(move || decode(from, table, patience, &sender, ended));
             let mut taken = Taken::default();
-            let mut result = Ok(());
-            loop {
-                let next = frames.recv_timeout(ASK);
-                if matches!(next, Err(RecvTimeoutError::Disconnected)) {
-                    break;
-                }
-                result = if stop() {
-                    Err(Error::Stopped)
-                } else if let Ok((frame, plain)) = next {
-                    let before = taken.bytes;
-                    taken.frames += 1;
-                    let written =
-                        divider.divide(&frame, &plain, |piece| self.piece(piece, &mut taken));
-                    progress.fetch_add(taken.bytes - before, Ordering::Relaxed);
-                    written.and_then(|()| self.refuse_repetition(&taken))
-                } else {
-                    Ok(())
+            let result = loop {
+                let (frame, plain) = match frames.recv_timeout(ASK) {
+                    Err(RecvTimeoutError::Disconnected) => break Ok(()),
+                    _ if stop() => break Err(Error::Stopped),
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Ok(frame) => frame,
                 };
-                if result.is_err() {
-                    break;
+                let before = taken.bytes;
+                taken.frames += 1;
+                let written = divider.divide(&frame, &plain, |piece| self.piece(piece, &mut taken));
+                progress.fetch_add(taken.bytes - before, Ordering::Relaxed);
+                if let Err(error) = written.and_then(|()| self.refuse_repetition(&taken)) {
+                    break Err(error);
                 }
-            }
+            };
             // The other thread must not wait for room that never comes, nor for a frame.
             ended.store(true, Ordering::Relaxed);
             drop(frames);
