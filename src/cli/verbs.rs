@@ -111,10 +111,10 @@ baggageclaim outcome POD_UID succeeded")]
     /// Serve one node of a Kubernetes cluster
     ///
     /// Opens the pool, and makes it if its directory is missing or empty. Recovers what an earlier
-    /// process left. Then serves the CSI services Identity and Node (`controller` and
-    /// `standalone` have the Controller), and registers with the kubelet of this node, again after
-    /// kubelet restarts or refuses. Serves health and metrics over HTTP. Needs root, and kubelet's directory at the
-    /// path by which kubelet knows it.
+    /// process left. Then serves the CSI services Identity and Node (`controller` and `standalone`
+    /// have the Controller), and registers with the kubelet of this node, again after kubelet
+    /// restarts or refuses. Serves health and metrics over HTTP. Needs root, and kubelet's
+    /// directory at the path by which kubelet knows it.
     ///
     /// On SIGTERM or SIGINT the driver withdraws its registration, answers the running calls within
     /// the grace period and ends. Mounts stay: running pods go on, and the next process takes the

@@ -103,6 +103,9 @@ async fn try_connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
         }
     };
     config.connect_timeout = Some(Duration::from_secs(5));
+    // Without a limit, a request that is not answered never ends. The API server ends a watch
+    // earlier, after 290 seconds.
+    config.read_timeout = Some(Duration::from_secs(300));
     // Callers retry and need the error. With retries in the client, an API server that is
     // overloaded (429) would look for minutes like one that does not answer.
     config.default_retry = false;

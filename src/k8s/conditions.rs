@@ -1,6 +1,6 @@
-//! The status of a `CachePolicy`, which two parts of the controller write: `policies` and `budgets`.
+//! The status of a `CachePolicy`. Two parts of the controller write it: `policies` and `budgets`.
 //! Each has conditions of its own, and leaves all others as they are. A round of writes ends early
-//! if the API server does not answer, since the part that waits for it also decides.
+//! if the API server does not answer: `budgets` waits for the round before it looks again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,12 +78,11 @@ pub(super) async fn write_all(
     let mut done = Vec::new();
     while let Some((policy, written)) = writes.next().await {
         let (why, is_answer) = match written {
-            Ok(Ok(is_written)) => {
-                if is_written {
-                    done.push(policy);
-                }
+            Ok(Ok(true)) => {
+                done.push(policy);
                 continue;
             }
+            Ok(Ok(false)) => continue,
             Ok(Err(error)) => (error.to_string(), matches!(error, kube::Error::Api(_))),
             Err(_) => ("the API server does not answer".to_owned(), false),
         };

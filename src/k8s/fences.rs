@@ -1,5 +1,6 @@
 //! The chain of `Fence` objects, as a list of the API server shows it: which can be read, and which
-//! may be deleted. Pure; `clears` reads and makes them.
+//! may be deleted. Also the error of the parts that read and make them. No I/O: `clears` reads and
+//! makes the objects, and `births` reads what it compares.
 //!
 //! A Fence that cannot be read in its place of the chain stops the chain: no later fence can be
 //! made, and nodes that miss one clear all they have. One outside of the chain was made by no

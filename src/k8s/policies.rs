@@ -88,7 +88,7 @@ struct Keeper {
     nodes: Arc<dyn Policing>,
     policies: Watched<CachePolicy>,
     namespaces: Namespaces,
-    /// For [`say`], which looks at each one again also if nothing has changed.
+    /// For [`say`]. Each look sends, changed or not, so a write that failed is tried again.
     judged: watch::Sender<Judged>,
 }
 

@@ -21,9 +21,9 @@ use crate::tree::Stop;
 
 /// How long a collector has the lease. It saves double work; nothing else depends on it.
 const LEASE: Duration = Duration::from_hours(2);
-/// The seconds of a lease that was given back after a complete collection, and after one that was
-/// stopped.
-const GIVEN_BACK: u64 = 0;
+/// The seconds of a lease after a complete collection: it is given back.
+pub(super) const GIVEN_BACK: u64 = 0;
+/// The seconds of a lease after a collection that was stopped: the next collector repeats it.
 const NEARLY_OVER: u64 = 1;
 
 /// The findings and deletions of a collection. In a dry run: what it would do.
@@ -141,9 +141,9 @@ impl<'a> Collector<'a> {
         let clock = self.take_lease(&keys, now)?;
         let done = self.collect(&keys, (now, clock), stop);
         match &done {
-            Ok(_) => self.give_lease_back(&keys, GIVEN_BACK)?,
+            Ok(_) => self.end_lease(&keys, GIVEN_BACK)?,
             // The next collector need not wait, and repeats it.
-            Err(Error::Stopped) => drop(self.give_lease_back(&keys, NEARLY_OVER)),
+            Err(Error::Stopped) => drop(self.end_lease(&keys, NEARLY_OVER)),
             Err(_) => {}
         }
         done
@@ -220,7 +220,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Ends the lease after so many seconds from now, if this collector has it.
-    fn give_lease_back(&self, keys: &Keys, seconds: u64) -> Result<()> {
+    fn end_lease(&self, keys: &Keys, seconds: u64) -> Result<()> {
         let key = keys.lease();
         let Some((bytes, version)) = self.store.get(&key, MOST_NAME)? else {
             return Ok(());

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::{Condvar, Mutex};
 
 use super::budget::{Budget, Kept};
-use super::collect::{Collected, Collector};
+use super::collect::{Collected, Collector, GIVEN_BACK};
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::record::{Lease, MOST_NAME, ObjectId};
@@ -53,6 +53,8 @@ pub type FencesNow = Box<dyn Fn() -> Fences + Send>;
 pub struct Periodic {
     figures: Arc<Figures>,
     budgets: Budgets,
+    /// When the thread was started, in seconds since 1970.
+    started: u64,
 }
 
 /// The budgets of the tenants. Clones share them.
@@ -177,8 +179,6 @@ struct Figures {
     deleted_bytes: AtomicU64,
     /// Seconds since 1970; 0: none yet.
     succeeded: AtomicU64,
-    /// The same of the start of the thread.
-    started: AtomicU64,
 }
 
 impl Periodic {
@@ -191,7 +191,6 @@ impl Periodic {
     fn every(store: Store, intervals: Intervals, fences: FencesNow) -> io::Result<Self> {
         let (figures, budgets) = (Arc::<Figures>::default(), Budgets::default());
         let started = now().0 / 1000;
-        figures.started.store(started, Ordering::Relaxed);
         let job = Job {
             store,
             intervals,
@@ -201,7 +200,11 @@ impl Periodic {
         };
         let thread = std::thread::Builder::new().name("shared-collect".to_owned());
         thread.spawn(move || job.run())?;
-        Ok(Self { figures, budgets })
+        Ok(Self {
+            figures,
+            budgets,
+            started,
+        })
     }
 
     /// The budgets of the tenants. Until they are set there are none.
@@ -244,7 +247,7 @@ impl Periodic {
             registry.register(name, help, ConstCounter::new(value(figure)));
         }
         let succeeded = Gauge::<i64>::default();
-        let last = value(&figures.succeeded).max(value(&figures.started));
+        let last = value(&figures.succeeded).max(self.started);
         succeeded.set(i64::try_from(last).unwrap_or(i64::MAX));
         let help = "When the garbage of all namespaces was last found collected, or this process \
                     started, Unix time";
@@ -360,7 +363,8 @@ impl Job {
         let Some((lease, version)) = self.store.get(&key, MOST_NAME)? else {
             return Ok(false);
         };
-        let is_given_back = Lease::parse(&key, &lease).is_ok_and(|lease| lease.seconds == 0);
+        let is_given_back =
+            Lease::parse(&key, &lease).is_ok_and(|lease| lease.seconds == GIVEN_BACK);
         Ok(is_given_back && now.since(version.modified()) < self.intervals.every)
     }
 }

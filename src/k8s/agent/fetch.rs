@@ -22,7 +22,7 @@ use crate::server::{code_of, may_go_on};
 /// How long a job waits for a fetch.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// How long the API server may take to tell a volume.
+/// How long the API server may take to answer a read of a `Volume`.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Has the content fetched, and reports how far that is.

@@ -245,10 +245,10 @@ impl Asked<'_> {
 }
 
 /// Whether a volume waits for content of another node, or has failed to get it. A volume that was
-/// made is none of these, also if its disk is away now.
+/// made does not, even if its disk is away now.
 pub(in crate::k8s) fn lacks_content(volume: &Volume) -> bool {
-    let is_made = !matches!(volume.phase(), None | Some(Phase::Fetching | Phase::Failed));
-    volume.spec.fetch.is_some() && !is_made
+    volume.spec.fetch.is_some()
+        && matches!(volume.phase(), None | Some(Phase::Fetching | Phase::Failed))
 }
 
 /// Refuses to abandon a volume that a PersistentVolume names; `named` is read just before. It was

@@ -158,7 +158,7 @@ impl Cluster {
             return Ok(());
         }
         let known = self.known().await?;
-        // One that cannot be written keeps no other.
+        // A volume that cannot be written does not keep the others from being deleted.
         let mut failure = None;
         for (volume, _hold) in due {
             if !is_leak(&volume, &known) {
@@ -189,7 +189,10 @@ impl Cluster {
         let claims = claims.list_metadata(&all).await.map_err(unavailable)?;
         let named = self.persistent.list().await?;
         for named in &named {
-            self.mark(named).await?;
+            if let Err(error) = self.mark(named).await {
+                // This look does not delete it: the list names it. The next look marks it.
+                tracing::warn!(%error, "a volume could not be marked as bound; retrying");
+            }
         }
         let named = named.into_iter().map(|named| (named.name, named.id));
         Ok(Known {

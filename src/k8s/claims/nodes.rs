@@ -133,7 +133,7 @@ impl Cluster {
 }
 
 /// The error for a source on a node that was given up.
-pub(super) fn given_up(source: &str, node: &str) -> Error {
+pub(in crate::k8s) fn given_up(source: &str, node: &str) -> Error {
     let message = format!(
         "the source {source} is on node {node}, which was deleted from the cluster; it can be \
          copied again when the node is back with its disk"

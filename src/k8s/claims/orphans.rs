@@ -11,7 +11,7 @@
 //! A `Pool` can be seconds late. So an object may be made of data that was deleted meanwhile. Its
 //! node reports it Lost, and the object is deleted if nothing names it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use kube::ResourceExt as _;
@@ -143,23 +143,21 @@ impl Cluster {
                 failure.get_or_insert(error);
             }
         }
+        // After the loss of a disk there may be many that are named: no live list for these.
+        empty_handed.retain(|one| !named.contains_key(&one.name_any()));
+        if empty_handed.is_empty() {
+            return failure.map_or(Ok(()), Err);
+        }
+        let live = self.persistent.list().await?;
+        let live: HashSet<String> = live.into_iter().map(|named| named.id).collect();
         for volume in empty_handed {
-            // After the loss of a disk there may be many that are named: these are not read live.
-            if !named.contains_key(&volume.name_any())
-                && let Err(error) = self.remove_unnamed(&volume).await
+            if !live.contains(&volume.name_any())
+                && let Err(error) = self.volumes.remove(&volume).await
             {
                 failure.get_or_insert(error);
             }
         }
         failure.map_or(Ok(()), Err)
-    }
-
-    /// Deletes the object of a volume without data that no PersistentVolume names.
-    async fn remove_unnamed(&self, volume: &Volume) -> Result<()> {
-        if self.persistent.naming(&volume.name_any()).await?.is_none() {
-            self.volumes.remove(volume).await?;
-        }
-        Ok(())
     }
 
     async fn keep_volume(&self, node: &str, orphan: &OrphanVolume, named: &Named) -> Result<()> {

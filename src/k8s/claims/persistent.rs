@@ -1,8 +1,8 @@
 //! The PersistentVolumes of the driver: the relevant parts of one, and a watch over all.
 //!
-//! The watch chooses candidates. A decision that deletes or makes anything reads live. A live list
-//! is read in pages, one list at a time: many calls at once must not take the memory of many lists.
-//! So each page has a time limit.
+//! The watch chooses candidates. A decision that deletes or makes anything reads live. Live lists
+//! are read in pages and one after the other, since the lists of many calls at once take too much
+//! memory. Each page has a time limit, because other calls wait for the list.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::model::NODE_LABEL;
 
 /// How many objects of a live list are in memory at once.
 const PAGE: u32 = 500;
-/// How long the API server has for a page. The client has no limit of its own.
+/// How long the API server has for a page. The client's own limit is minutes.
 const ANSWER: Duration = Duration::from_secs(15);
 
 /// The facts in a PersistentVolume of the driver.

@@ -3,15 +3,13 @@
 
 use std::sync::Arc;
 
-use tonic::Code;
-
 use super::node::Answer;
 use super::{Fate, Life, Random, World, life, place};
 use crate::api::{Fetch, Phase, Snapshot, SnapshotSpec, Volume, Wanted};
 use crate::engine::Error;
 use crate::engine::claims::snapshot_id;
-use crate::k8s::claims::decide::{self, Aim, Taking, refusal};
-use crate::k8s::claims::{orphans, temporary};
+use crate::k8s::claims::decide::{self, Aim, Taking};
+use crate::k8s::claims::{nodes, orphans, temporary};
 use crate::model::{ClaimParameters, ClaimSource, Node as ModelNode};
 
 /// The clones of a world: which life has the source of each, and its fate.
@@ -36,11 +34,6 @@ pub(super) fn lives(first: usize) -> impl Iterator<Item = Life> {
         clone.node = 1 + number % 2;
         clone
     })
-}
-
-fn given_up(node: &str) -> Error {
-    let message = format!("the source is on node {node}, which was deleted from the cluster");
-    refusal(Code::FailedPrecondition, message)
 }
 
 impl World {
@@ -106,7 +99,7 @@ impl World {
         if let Some(begun) = begun.filter(|it| decide::lacks_content(it)) {
             self.abandon(number, begun);
         }
-        Err(given_up(&node))
+        Err(nodes::given_up(id.as_str(), &node))
     }
 
     /// Makes the object of an order. For a clone on another node than its source's, the snapshot
@@ -186,7 +179,7 @@ impl World {
     fn node_to_freeze_on(&self, source: &str) -> Result<String, Error> {
         let node = self.wanted_source(source)?.spec.node_name.clone();
         if self.server.is_given_up(&node) {
-            return Err(given_up(&node));
+            return Err(nodes::given_up(source, &node));
         }
         Ok(node)
     }

@@ -69,7 +69,7 @@ pub(super) struct Node {
     later: BTreeSet<String>,
     /// The order that it has carried out, and the status that it has not written yet.
     unwritten: Option<(Volume, VolumeStatus)>,
-    /// The same for a snapshot.
+    /// The order for a snapshot that it has carried out, and the status not written yet.
     unsaid: Option<(Snapshot, SnapshotStatus)>,
     runs: BTreeMap<String, Run>,
 }
@@ -145,7 +145,7 @@ impl Node {
         self.volumes.see(server, self.name);
     }
 
-    /// The same of snapshots.
+    /// Takes the next event of its watch of snapshots.
     pub(super) fn see_snapshots(&mut self, server: &Server) {
         self.snapshots.see(server, self.name);
     }
