@@ -27,7 +27,7 @@ enum Found {
 
 impl Inner {
     /// The peer that calls, if it may have this snapshot. A refusal is logged, once a minute for
-    /// each peer and volume.
+    /// each peer, volume and reason.
     pub(super) async fn admit_clone<T>(
         &self,
         request: &Request<T>,
@@ -39,10 +39,8 @@ impl Inner {
             Ok(()) => Ok((peer, asked)),
             Err(refusal) => {
                 add(&self.counters.refused, 1);
-                if self
-                    .refusals
-                    .is_news(format!("{} volume {}", peer.as_str(), asked.volume))
-                {
+                let of = (peer.as_str(), &asked.volume);
+                if self.refusals.is_news(format!("{of:?}: {refusal}")) {
                     tracing::warn!(
                         peer = peer.as_str(), address = %who.address, volume = %asked.volume,
                         snapshot = %asked.snapshot, why = %refusal,

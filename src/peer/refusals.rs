@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// The most refusals of peers that are logged in that time. A peer that was taken over may ask for
 /// a new name each time.
 const MOST: usize = 1000;
-/// The same of callers that are no peers. Each connection may come with a new key.
+/// The most refusals of callers that are no peers. Each connection may come with a new key.
 const MOST_OF_STRANGERS: usize = 20;
 
 /// The refusals that were logged within [`PAUSE`], and when.
@@ -26,7 +26,8 @@ impl Refusals {
         Self::at_most(MOST)
     }
 
-    /// Apart from those of peers, which they must not keep out of the log.
+    /// Of callers that are no peers. They have a limit of their own, so that they keep no refusal of
+    /// a peer out of the log.
     pub(super) fn of_strangers() -> Self {
         Self::at_most(MOST_OF_STRANGERS)
     }

@@ -40,7 +40,7 @@ const UNREAD: Duration = Duration::from_secs(30);
 /// Bytes of a message, and how many messages wait to be sent.
 const CHUNK: usize = 256 << 10;
 const WAITING: usize = 4;
-/// How hard content is compressed where the link is slower than that.
+/// The level of zstd where the link is slower than the compression.
 const LEVEL: i32 = 1;
 /// How many reports of damage are remembered.
 const REMEMBERED: usize = 4096;
