@@ -163,8 +163,8 @@ fn administrators_write_policies_and_the_controller_their_status() {
 #[test]
 fn only_the_controller_makes_fences_and_users_only_make_and_delete_caches() {
     let all = objects("components/peers/clears.yaml");
-    let [role, binding, users] = &all[..] else {
-        panic!("a role, its binding, and a role of users");
+    let [role, binding, users, viewers] = &all[..] else {
+        panic!("a role, its binding, a role of users, and one of viewers");
     };
     let rules = |role: &Value| role["rules"].clone();
     let group = &["baggageclaim.concourse-ci.org"][..];
@@ -200,9 +200,13 @@ fn only_the_controller_makes_fences_and_users_only_make_and_delete_caches() {
         &["get", "list", "watch", "create", "delete"],
     );
     assert_eq!(rules(users), json!([as_written(&of_users)]));
-    let labels = &users["metadata"]["labels"];
-    assert_eq!(
-        labels["rbac.authorization.k8s.io/aggregate-to-edit"],
-        "true"
-    );
+    let of_viewers: Rule = (group, &["caches"], &["get", "list", "watch"]);
+    assert_eq!(rules(viewers), json!([as_written(&of_viewers)]));
+    let aggregated = |role: &Value, to: &str| {
+        let label = format!("rbac.authorization.k8s.io/aggregate-to-{to}");
+        role["metadata"]["labels"][label] == "true"
+    };
+    let to = ["admin", "edit", "view"];
+    assert_eq!(to.map(|to| aggregated(users, to)), [true, true, false]);
+    assert_eq!(to.map(|to| aggregated(viewers, to)), [false, false, true]);
 }
