@@ -95,6 +95,19 @@ async fn what_one_node_commits_the_other_one_forks_until_it_is_destroyed() {
     assert_eq!(status["shared"]["url"], url);
     assert_eq!(status["shared"]["permanentError"], Value::Null);
     assert_eq!(status["shared"]["uploadsWaiting"], 0);
+    // The dry run names what is here, and what would happen in the tier.
+    for (name, is_here) in [("task-cache/go", true), ("task-cache/og", false)] {
+        let tried = ask(&first, &["destroy", name, "-n", "ci", "--dry-run"]);
+        assert!(tried.status.success(), "{tried:?}");
+        let said = String::from_utf8_lossy(&tried.stdout);
+        assert!(said.contains("cleared in the shared tier"), "{said}");
+        assert_eq!(said.contains("is not on this node"), !is_here, "{said}");
+        assert_eq!(
+            said.contains("would be deleted: artifact"),
+            is_here,
+            "{said}"
+        );
+    }
     // A name that is destroyed on one node shows nothing on any.
     let destroyed = ask(&first, &["destroy", "task-cache/go", "-n", "ci"]);
     assert!(destroyed.status.success(), "{destroyed:?}");

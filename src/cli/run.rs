@@ -21,7 +21,7 @@ use super::verbs::{Caches, Check, Cli, Destroy, Inspect, List, Outcome, OutcomeW
 use super::{RunDemo, cluster, generations, shared, transfer};
 use crate::config::{self, Output};
 use crate::engine::Engine;
-use crate::model::Tenant;
+use crate::model::{Reference, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 use crate::{
@@ -270,16 +270,7 @@ async fn destroy(what: Destroy) -> Done {
     let mut client = socket::connect(&what.pool.pool).await?;
     let tenant = what.namespace.required();
     if what.dry_run {
-        // Decided here: an older driver would ignore the flag and delete.
-        let all = artifacts(&mut client, Some(&tenant)).await?;
-        let name = what.reference.to_string();
-        let row = all.into_iter().find(|row| row.reference == name);
-        let row = row.ok_or(Failure::NothingCalled(name))?;
-        if row.in_use_by > 0 && what.reference.cache().is_none() {
-            return Err(Failure::WouldBeRefused(Box::new(row)));
-        }
-        print(|mut to| show::destroyed(&mut to, &row))?;
-        return Ok(ExitCode::SUCCESS);
+        return would_destroy(&mut client, &tenant, &what.reference).await;
     }
     let answer = client.destroy(admin::DestroyRequest {
         tenant: tenant.to_string(),
@@ -288,6 +279,44 @@ async fn destroy(what: Destroy) -> Done {
     answer.await?;
     let name = printable(&what.reference);
     print(|to| writeln!(to, "{name} of namespace {tenant} is deleted."))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The dry run of `destroy`. Decided here: an older driver would ignore a flag and delete.
+async fn would_destroy(
+    client: &mut socket::Client,
+    tenant: &Tenant,
+    reference: &Reference,
+) -> Done {
+    let all = artifacts(client, Some(tenant)).await?;
+    let name = reference.to_string();
+    let row = all.into_iter().find(|row| row.reference == name);
+    let status = client.status(admin::StatusRequest {}).await?.into_inner();
+    let has_tier = status.shared.is_some();
+    if row.is_none() && !has_tier {
+        return Err(Failure::NothingCalled(name));
+    }
+    if let Some(row) = &row
+        && row.in_use_by > 0
+        && reference.cache().is_none()
+    {
+        return Err(Failure::WouldBeRefused(Box::new(row.clone())));
+    }
+    print(|mut to| {
+        if let Some(row) = &row {
+            show::destroyed(&mut to, row)?;
+        } else {
+            let name = printable(&name);
+            writeln!(to, "{name} of namespace {tenant} is not on this node.")?;
+        }
+        if has_tier {
+            writeln!(
+                to,
+                "The name would be cleared in the shared tier, if it is there."
+            )?;
+        }
+        Ok(())
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
