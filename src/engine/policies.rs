@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use super::error::Context as _;
 use super::shared::Inner;
-use crate::model::{Artifact, NodeId, Policies, layout};
+use crate::model::{Artifact, ArtifactId, NodeId, Policies, layout};
 use crate::store::{self, Unreadable};
 
 /// The policies that a start finds.
@@ -112,5 +112,30 @@ pub(super) fn audit(policies: &Policies, artifact: &Artifact) {
         images = maker.images.join(" "),
         node = maker.node.as_ref().map(NodeId::as_str),
         "committed under a cache policy"
+    );
+}
+
+/// Logs for an audit that an administrator imported content under a name that a policy selects, or,
+/// with the earlier artifact, rolled the name back to it. A kill after the transaction may lose the
+/// line.
+pub(super) fn audit_administrator(
+    policies: &Policies,
+    artifact: &Artifact,
+    earlier: Option<ArtifactId>,
+) {
+    if !policies.select(&artifact.name()) {
+        return;
+    }
+    let what = match earlier {
+        None => "imported under a cache policy",
+        Some(_) => "rolled back under a cache policy",
+    };
+    tracing::info!(
+        target: "baggageclaim::audit",
+        tenant = %artifact.tenant,
+        name = %artifact.reference,
+        artifact.id = %artifact.id,
+        earlier.id = earlier.as_ref().map(tracing::field::display),
+        "{what}"
     );
 }

@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use baggageclaim::api::CachePolicy;
 use baggageclaim::kubelet_double::Kubelet;
 use kube::Api;
 
 use crate::common::{Fs, require_lab};
-use crate::driver::kubelet;
+use crate::driver::{Process, kubelet};
 use crate::eventually;
 use crate::peers::{
     CACHE, MADE, hub, is_told, knows, nodes, object, peer, publish, told, unpublish,
@@ -44,6 +45,23 @@ fn a_mistake_is_refused(plane: &ControlPlane) {
     let refused = refused.to_str().expect("text");
     let (done, said) = plane.try_kubectl(&["apply", "-f", refused]);
     assert!(!done && said.contains("names"), "{said}");
+}
+
+/// An administrator may import under a name of the policy. The audit has a line of it.
+fn imported_under_a_policy(node: &Process, pool: &Path) {
+    let content = pool.with_extension("tar");
+    fs::write(&content, [0; 1024]).expect("write");
+    let done = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .arg("import")
+        .arg(&content)
+        .args(["--as", "task-cache/imported", "-n", "ci", "--pool"])
+        .arg(pool)
+        .status();
+    assert!(done.expect("it starts").success());
+    let log = node.log();
+    let parts = ["imported under a cache policy", "task-cache/imported", "ci"];
+    let is_it = |line: &str| parts.iter().all(|part| line.contains(part));
+    assert!(log.lines().any(is_it), "{}", node.tail());
 }
 
 /// The pods have the account `default`. It may not commit, and its pods run.
@@ -129,6 +147,8 @@ async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
         line.is_some_and(|line| parts.iter().all(|part| line.contains(part)))
     })
     .await;
+
+    imported_under_a_policy(&two, &pools[1]);
 
     // Yesterday's policy decides on a node that starts without a controller.
     controller.kill();

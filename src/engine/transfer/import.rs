@@ -25,6 +25,7 @@ use super::space::{self, Gate};
 use crate::archive::{self, Hashing, Limits, Progress, Unpack, Unpacked};
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
+use crate::engine::policies;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::model::{
@@ -136,6 +137,10 @@ fn import_now(
     let named = half::enter(inner, vec![half], began, described, &POINTS)?;
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
         digest = imported(&unpacked).map(tracing::field::display), "imported");
+    if named {
+        let policies = Arc::clone(&inner.state.lock().policies);
+        policies::audit_administrator(&policies, &artifact, None);
+    }
     inner.state.notify();
     // The previous owner of the name may be deleted.
     inner.wake_reaper();

@@ -10,6 +10,7 @@ use super::half::{self, Points};
 use crate::engine::error::{Error, Result};
 use crate::engine::failpoint::Point;
 use crate::engine::pins::Pins;
+use crate::engine::policies;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::model::{Artifact, ArtifactId, Name, Sharing, Timestamp};
@@ -60,20 +61,23 @@ fn rollback_now(
     let created = Timestamp(began.0.max(after_holder));
     inner.saw(created);
     let id = ArtifactId::from_bits(inner.random());
+    let again = Artifact {
+        id,
+        created,
+        last_used: created,
+        sharing: Sharing {
+            never: earlier.sharing.never,
+            base,
+            ..Sharing::default()
+        },
+        ..earlier
+    };
     let described = |state: &State| {
         state.health.refuse_closing()?;
         Ok(Artifact {
-            id,
-            created,
-            last_used: created,
-            sharing: Sharing {
-                never: earlier.sharing.never,
-                base,
-                ..Sharing::default()
-            },
-            // Someone has decided that this content is good, whatever was cleared before.
+            // An administrator has decided that this content is good, whatever was cleared before.
             fence: state.fences.newest(),
-            ..earlier.clone()
+            ..again.clone()
         })
     };
     let named = half::enter(inner, Vec::new(), began, described, &POINTS)?;
@@ -85,5 +89,7 @@ fn rollback_now(
     }
     tracing::info!(artifact.id = %id, earlier.id = %to, %name,
         "an earlier generation is committed once more");
+    let policies = Arc::clone(&inner.state.lock().policies);
+    policies::audit_administrator(&policies, &again, Some(to));
     Ok(id)
 }

@@ -85,7 +85,10 @@ spec:
         (durable(env, &one, "task-cache/main-go") != first).then_some(())
     });
     told_and_taken_back(env, &one, &first);
-    audited(&one, env.namespace());
+    for pod in ["first", "second"] {
+        let line = ["committed under a cache policy", "release", pod];
+        audited(&one, env.namespace(), &line);
+    }
 }
 
 /// The log has both, with their makers. The first becomes the newest again.
@@ -117,6 +120,12 @@ fn told_and_taken_back(env: &Env, node: &Cluster, first: &str) {
     let done = node.driver(&back);
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(done.status.success(), "{said}");
+    let line = [
+        "rolled back under a cache policy",
+        "task-cache/main-go",
+        first,
+    ];
+    audited(node, env.namespace(), &line);
     let newest = generations();
     assert_eq!(newest[0], row("first", true), "{newest:?}");
     let read = "grep first /cache/text";
@@ -124,8 +133,8 @@ fn told_and_taken_back(env: &Env, node: &Cluster, first: &str) {
     env.succeeded("third");
 }
 
-/// The driver of the node has said who committed.
-fn audited(node: &Cluster, namespace: &str) {
+/// A line in the log of the node's driver has all this and the namespace.
+fn audited(node: &Cluster, namespace: &str, parts: &[&str]) {
     let selector = format!("--field-selector=spec.nodeName={}", node.name());
     let driver = "--selector=app.kubernetes.io/component=node";
     let within = "--namespace=baggageclaim";
@@ -136,12 +145,9 @@ fn audited(node: &Cluster, namespace: &str) {
         .output();
     let log = log.expect("kubectl starts");
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
-    for pod in ["first", "second"] {
-        let parts = ["committed under a cache policy", namespace, "release", pod];
-        let mut lines = log.lines();
-        let is_told = lines.any(|line| parts.iter().all(|part| line.contains(part)));
-        assert!(is_told, "{pod}: {log}");
-    }
+    let has_all =
+        |line: &str| line.contains(namespace) && parts.iter().all(|part| line.contains(part));
+    assert!(log.lines().any(has_all), "{parts:?}: {log}");
 }
 
 /// A pod of the release with a cache at `/cache`, on a node.
