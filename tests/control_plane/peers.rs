@@ -322,11 +322,16 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     let stranger = object(&plane, "other", "stranger", "node-2", CACHE);
     let without = object(&plane, "ci", "without", "node-2", SCRATCH);
     let right = object(&plane, "ci", "right", "node-2", CACHE);
+    let ended = object(&plane, "ci", "ended", "node-2", CACHE);
+    let status = r#"--patch={"status": {"phase": "Succeeded"}}"#;
+    let to = ["--namespace=ci", "--subresource=status", "--type=merge"];
+    plane.kubectl(&[&["patch", "pod", "ended", status], &to[..]].concat());
     for (pod, uid, why) in [
         ("elsewhere", &elsewhere, "does not run on that node"),
         ("stranger", &stranger, "of namespace ci does not exist"),
         ("without", &without, "has no volume that starts from"),
         ("right", &stranger, "has another uid"),
+        ("ended", &ended, "has ended"),
     ] {
         let refused = figures(&pool_one)["refused"].as_u64().expect("a number");
         let forged = kubelet_two.pod_with_uid("ci", pod, uid);
