@@ -7,6 +7,7 @@
 //! | `types` | each type of volume, and where its content is; tenants; many pods |
 //! | `identity` | wrong and unknown keys, content that a peer may not have |
 //! | `links` | a link that is cut at each of 100 offsets, holders that vanish or hang |
+//! | `limits` | more at once than a node fetches and sends |
 //! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
 //! | `sources` | the order of peers and the tier, and sources that are left out |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
@@ -33,6 +34,8 @@ mod clears;
 mod drivers;
 #[path = "peers/identity.rs"]
 mod identity;
+#[path = "peers/limits.rs"]
+mod limits;
 #[path = "peers/links.rs"]
 mod links;
 #[path = "peers/nodes.rs"]

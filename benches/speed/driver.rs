@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use baggageclaim::admin;
+use baggageclaim::csi::DRIVER_NAME;
 use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions};
 use baggageclaim::proto::admin::v1 as api;
 use baggageclaim::proto::csi::v1 as csi;
@@ -23,6 +24,7 @@ pub struct Driver {
     /// Makes the pods.
     pub kubelet: Kubelet,
     socket: PathBuf,
+    log: PathBuf,
     caller: RefCell<Caller>,
     /// Its admin verbs.
     pub admin: admin::Client,
@@ -46,33 +48,57 @@ impl Driver {
         variables: &[(&str, &str)],
     ) -> Self {
         let socket = lab.run_dir().join(format!("{pool}.sock"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baggageclaim"));
+        command
+            .arg("standalone")
+            .arg("--socket")
+            .arg(&socket)
+            .args(["--node-id", "bench"])
+            .args(arguments)
+            .envs(variables.iter().copied());
+        Self::run(lab, pool, command, socket, lab.kubelet_dir()).await
+    }
+
+    /// Starts one as on a node of a cluster, on the pool of this name, which is the node's, too.
+    pub async fn node(lab: &Lab, name: &str, kubeconfig: &Path, arguments: &[&str]) -> Self {
+        let kubelet = lab.run_dir().join(name);
+        let plugin = kubelet.join("plugins").join(DRIVER_NAME);
+        for dir in [&plugin, &kubelet.join("plugins_registry")] {
+            fs::create_dir_all(dir).expect("mkdir");
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baggageclaim"));
+        command
+            .args(["node", "--http", "off", "--node-id", name, "--kubeconfig"])
+            .arg(kubeconfig)
+            .arg("--kubelet-dir")
+            .arg(&kubelet)
+            .args(arguments);
+        Self::run(lab, name, command, plugin.join("csi.sock"), kubelet).await
+    }
+
+    async fn run(
+        lab: &Lab,
+        pool: &str,
+        mut command: Command,
+        socket: PathBuf,
+        kubelet: PathBuf,
+    ) -> Self {
         let log_path = lab.run_dir().join(format!("{pool}.log"));
         let log = File::create(&log_path).expect("a log");
         let pool = lab.path().join(pool);
         let began = Instant::now();
-        let child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
-            .arg("standalone")
+        let child = command
             .arg("--pool")
             .arg(&pool)
-            .arg("--socket")
-            .arg(&socket)
             // Watermarks that a small image does not reach by accident.
-            .args([
-                "--node-id",
-                "bench",
-                "--end-with-parent",
-                "--high-watermark",
-                "99",
-            ])
-            .args(arguments)
-            .envs(variables.iter().copied())
+            .args(["--end-with-parent", "--high-watermark", "99"])
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a log"))
             .stderr(log)
             .spawn()
             .expect("the driver starts");
         let patience = Duration::from_secs(60);
-        let kubelet = Kubelet::connect_when_ready(&socket, lab.kubelet_dir(), patience)
+        let kubelet = Kubelet::connect_when_ready(&socket, kubelet, patience)
             .await
             .unwrap_or_else(|error| {
                 let log = fs::read_to_string(&log_path).unwrap_or_default();
@@ -85,6 +111,7 @@ impl Driver {
             kubelet,
             caller: RefCell::new(Caller::new(&socket)),
             socket,
+            log: log_path,
             admin,
             pool,
             started,
@@ -93,7 +120,7 @@ impl Driver {
 
     /// The path of its log.
     pub fn log(&self) -> PathBuf {
-        self.socket.with_extension("log")
+        self.log.clone()
     }
 
     /// Lets `VmHWM`, the highest resident memory, begin at the memory of this moment (proc(5)).

@@ -17,7 +17,7 @@ use baggageclaim::link::{Key, connect};
 use baggageclaim::model::{Fences, Name, NodeId, Sha256};
 use baggageclaim::proto::hub::v1 as wire;
 use baggageclaim::server::Drain;
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
@@ -96,14 +96,17 @@ async fn rows(nodes: usize, time: Duration) -> Vec<Row> {
 }
 
 /// The controller's part, in a process of its own.
-struct Controller {
+pub struct Controller {
     child: Child,
-    address: String,
-    key: Sha256,
+    /// Where it serves.
+    pub address: String,
+    /// Its key.
+    pub key: Sha256,
 }
 
 impl Controller {
-    fn start(members: &Path) -> Self {
+    /// Starts it for the nodes of this file.
+    pub fn start(members: &Path) -> Self {
         let program = std::env::current_exe().expect("this program");
         let mut command = Command::new(program);
         command.arg(SERVE).arg(members).stdin(Stdio::null());
@@ -136,6 +139,11 @@ impl Controller {
         let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:"));
         let kib = line.and_then(|it| it.split_whitespace().next());
         kib.and_then(|it| it.parse::<f64>().ok()).expect("a number") / 1024.0
+    }
+
+    /// Keeps its connections, and never answers again.
+    pub fn hang(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).expect("it runs");
     }
 
     fn kill(mut self) {

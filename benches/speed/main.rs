@@ -21,6 +21,7 @@ mod archives;
 mod bare;
 mod cases;
 mod claims;
+mod cluster;
 mod commits;
 #[path = "../../tests/common/mod.rs"]
 mod common;

@@ -87,6 +87,7 @@ impl Bench<'_> {
     /// All rows of peers.
     pub async fn peers(&mut self) {
         self.local_beside_peers().await;
+        self.local_in_a_cluster().await;
         self.cold_from_a_peer().await;
         self.handed_to_a_peer().await;
     }

@@ -147,18 +147,18 @@ impl Bench<'_> {
     }
 
     /// Publishes by each driver, one after the other; the medians.
-    pub async fn in_turns(
+    pub async fn in_turns<const N: usize>(
         &self,
-        drivers: &mut [Driver; 3],
+        drivers: &mut [Driver; N],
         attributes: &[(&str, &str)],
         turn: usize,
-    ) -> [f64; 3] {
-        let mut medians = [Vec::new(), Vec::new(), Vec::new()];
+    ) -> [f64; N] {
+        let mut medians = [const { Vec::new() }; N];
         for _ in 0..self.plan.rounds {
-            let mut took = [Vec::new(), Vec::new(), Vec::new()];
+            let mut took = [const { Vec::new() }; N];
             for number in 0..turn {
-                for place in 0..3 {
-                    let which = (number + place) % 3;
+                for place in 0..N {
+                    let which = (number + place) % N;
                     let publish = self.ours(&mut drivers[which], attributes, 1).await;
                     took[which].push(publish);
                 }

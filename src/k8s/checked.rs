@@ -37,20 +37,23 @@ impl Checked {
             recent: Mutex::default(),
         }
     }
-}
 
-#[async_trait]
-impl Access for Checked {
-    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
+    /// `now`: when it is asked. What the API server tells then is at least as new.
+    async fn check_at(&self, peer: &NodeId, asked: &Asked, now: Instant) -> Result<(), Refusal> {
         let check = Check::of(peer, asked);
-        // What the API server tells is at least as new as the question.
-        let now = Instant::now();
         if self.recent.lock().holds(&check, now) {
             return Ok(());
         }
         self.access.check(peer, asked).await?;
         self.recent.lock().note(check, now);
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Access for Checked {
+    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
+        self.check_at(peer, asked, Instant::now()).await
     }
 
     /// Never remembered: the right ends when the volume is made, and it asks seldom.
@@ -195,6 +198,27 @@ mod tests {
             checked.check(peer, asked).await.expect("it may now");
         }
         assert_eq!(count(), others.len());
+    }
+
+    #[tokio::test]
+    async fn the_node_of_a_pod_that_ended_is_refused_after_a_minute() {
+        let inner = Arc::new(Counting::default());
+        let checked = Checked::new(inner.clone());
+        let (peer, go) = (node("n1"), asked("task-cache/go", "pod", "uid"));
+        let began = Instant::now();
+        let at = |milliseconds| {
+            let now = began + Duration::from_millis(milliseconds);
+            checked.check_at(&peer, &go, now)
+        };
+        at(0).await.expect("it runs");
+        inner.refuses.store(true, Ordering::Relaxed);
+        at(59_999).await.expect("it ran a moment before");
+        let refused = at(60_000).await.expect_err("it has ended");
+        assert_eq!(refused, Refusal::Denied("it has ended".to_owned()));
+        // Refusals do not make a minute longer, and are not remembered.
+        at(60_001).await.expect_err("it has ended");
+        inner.refuses.store(false, Ordering::Relaxed);
+        at(60_002).await.expect("another pod of that name runs");
     }
 
     #[test]

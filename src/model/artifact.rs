@@ -465,20 +465,26 @@ mod tests {
     }
 
     #[test]
-    fn eviction_takes_first_what_the_shared_tier_has() {
-        let shared = |number, id, used| {
+    fn eviction_takes_first_what_the_shared_tier_or_a_peer_has() {
+        let held = |id, used, number, copied| {
             let mut artifact = artifact(id, "task-cache/a", used, &[id]);
             artifact.sharing.number = number;
+            artifact.sharing.copied = copied;
             artifact
         };
         let all = [
-            shared(None, 1, 1),
-            shared(Some(9), 2, 4),
-            shared(Some(8), 3, 3),
-            shared(None, 4, 2),
+            held(1, 1, None, false),
+            held(2, 4, Some(9), false),
+            held(3, 3, Some(8), false),
+            held(4, 2, None, false),
+            held(5, 6, None, true),
+            held(6, 5, None, true),
         ];
         let chosen = evict(all.iter(), &HashSet::new(), |_| 10, 100);
-        assert_eq!(chosen, [3, 2, 1, 4].map(ArtifactId::from_bits));
+        assert_eq!(chosen, [3, 2, 6, 5, 1, 4].map(ArtifactId::from_bits));
+        // Originals stay as long as copies suffice.
+        let chosen = evict(all.iter(), &HashSet::new(), |_| 10, 40);
+        assert_eq!(chosen, [3, 2, 6, 5].map(ArtifactId::from_bits));
     }
 
     #[test]

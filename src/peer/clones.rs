@@ -116,8 +116,7 @@ impl Inner {
         tracing::error!(
             peer = peer.as_str(), snapshot = %asked.snapshot, volume = %asked.volume,
             cause = crate::sys::printable(&cause),
-            "a peer found this snapshot damaged; `baggageclaim check` reads the content of this \
-             node"
+            "a peer found this snapshot damaged; check the disk of this node"
         );
         self.snapshots.end(&asked.snapshot);
     }

@@ -382,8 +382,9 @@ impl wire::peer_server::Peer for Service {
             tracing::error!(
                 peer = peer.as_str(), tenant = %name.tenant, reference = %name.reference,
                 artifact = %id, cause = crate::sys::printable(&cause),
-                "a peer found this artifact damaged; it is not offered until the next start. \
-                 `baggageclaim check` reads the content of this node"
+                "a peer found this artifact damaged; peers do not get it until the next start. \
+                 Volumes on this node still start from it: if the disk is at fault, delete it \
+                 with `baggageclaim destroy`"
             );
             let mut damaged = inner.damaged.lock();
             if damaged.len() >= REMEMBERED {

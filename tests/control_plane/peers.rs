@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use baggageclaim::api::Pool;
 use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions};
 use baggageclaim::link::{Key, connect};
 use baggageclaim::proto::peer::v1 as wire;
 use kube::Api;
+use rustix::process::Signal;
 use serde_json::Value;
 use tonic::{Code, Status};
 use wire::peer_client::PeerClient;
@@ -320,11 +322,16 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     let stranger = object(&plane, "other", "stranger", "node-2", CACHE);
     let without = object(&plane, "ci", "without", "node-2", SCRATCH);
     let right = object(&plane, "ci", "right", "node-2", CACHE);
+    let ended = object(&plane, "ci", "ended", "node-2", CACHE);
+    let status = r#"--patch={"status": {"phase": "Succeeded"}}"#;
+    let to = ["--namespace=ci", "--subresource=status", "--type=merge"];
+    plane.kubectl(&[&["patch", "pod", "ended", status], &to[..]].concat());
     for (pod, uid, why) in [
         ("elsewhere", &elsewhere, "does not run on that node"),
         ("stranger", &stranger, "of namespace ci does not exist"),
         ("without", &without, "has no volume that starts from"),
         ("right", &stranger, "has another uid"),
+        ("ended", &ended, "has ended"),
     ] {
         let refused = figures(&pool_one)["refused"].as_u64().expect("a number");
         let forged = kubelet_two.pod_with_uid("ci", pod, uid);
@@ -382,4 +389,76 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
             .key
     };
     assert_ne!(key(before), key(after));
+}
+
+/// The API server hangs. A node that cannot check a pod gives it nothing, and says why. That is no
+/// refusal for good: a cache starts empty, and an input waits until there is an answer again.
+#[tokio::test]
+async fn while_the_api_server_is_away_nodes_give_each_other_nothing_and_an_input_waits() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    plane.kubectl(&["create", "namespace", "ci"]);
+    let pools = [lab.dir("one"), lab.dir("two"), lab.dir("three")];
+    for pool in &pools {
+        let policies = r#"{"format":1,"namespaces":{}}"#;
+        fs::write(pool.join("policies.json"), policies).expect("write");
+    }
+    let one = peer(&plane, "node-1", &pools[0]);
+    let two = peer(&plane, "node-2", &pools[1]);
+    // It waits less than node 1 waits for the API server (5 s for a connection).
+    let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
+    let three = node_with(&plane, "node-3", &pools[2], &[&listen, "--ask=1s"]);
+    let kubelet_one = kubelet(&plane, "node-1", &one).await;
+    let kubelet_two = kubelet(&plane, "node-2", &two).await;
+    let kubelet_three = kubelet(&plane, "node-3", &three).await;
+    for pool in &pools {
+        knows(pool, 2).await;
+    }
+    make(&plane, &kubelet_one, &pools[0]).await;
+    let pod = |kubelet: &Kubelet, node: &str, name: &str, volume: &str| {
+        let uid = object(&plane, "ci", name, node, volume);
+        kubelet.pod_with_uid("ci", name, uid)
+    };
+    let here = pod(&kubelet_one, "node-1", "here", INPUT);
+    let cache = pod(&kubelet_two, "node-2", "cache-two", CACHE);
+    let input = pod(&kubelet_two, "node-2", "input-two", INPUT);
+    let hurried = pod(&kubelet_three, "node-3", "hurried", CACHE);
+
+    let asked = figures(&pools[0])["questions"].clone();
+    plane.signal_server(Signal::STOP);
+    let caches = async {
+        let target = publish(&here, &READ_INPUT).await;
+        let text = fs::read_to_string(target.join("text"));
+        assert_eq!(text.expect("it is here"), "output", "{}", one.tail());
+        let now = figures(&pools[0])["questions"].clone();
+        assert_eq!(now, asked, "a peer was asked");
+        unpublish(&here).await;
+        let began = Instant::now();
+        let target = publish(&hurried, &READ).await;
+        let took = began.elapsed();
+        assert!(!target.join("text").exists(), "it was not checked");
+        assert!(took < Duration::from_secs(4), "{took:?}: {}", three.tail());
+        unpublish(&hurried).await;
+        let target = publish(&cache, &READ).await;
+        assert!(!target.join("text").exists(), "it was not checked");
+        unpublish(&cache).await;
+    };
+    let mut waits = Box::pin(publish(&input, &READ_INPUT));
+    tokio::select! {
+        target = &mut waits => panic!("{target:?} was not checked: {}", two.tail()),
+        () = caches => {}
+    }
+    let why = "cannot be looked up";
+    for (node, said) in [(&one, why), (&two, why), (&two, "UNAVAILABLE")] {
+        assert!(node.log().contains(said), "{said}: {}", node.tail());
+    }
+    assert_eq!(figures(&pools[0])["offered"], 0, "{}", one.tail());
+
+    plane.signal_server(Signal::CONT);
+    let target = waits.await;
+    let text = fs::read_to_string(target.join("text"));
+    assert_eq!(text.expect("it came"), "output", "{}", two.tail());
+    unpublish(&input).await;
 }

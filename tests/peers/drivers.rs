@@ -250,10 +250,22 @@ async fn a_receiver_that_is_killed_leaves_nothing_and_fetches_again() {
         }
     }
     second.kill();
+    let halves = || {
+        let entries = fs::read_dir(pool.join("incoming")).expect("list");
+        entries.count()
+    };
+    assert_eq!(halves(), 1, "the half that came");
     let second = Driver::start(&two, &keys, 1, &[]).await;
+    assert_eq!(halves(), 0, "it was swept");
     assert_eq!(json(&pool, &["artifacts"]), Value::Array(Vec::new()));
+    assert_eq!(json(&pool, &["volumes"]), Value::Array(Vec::new()));
     let read = publish(&second, "reads", &INPUT).await;
     assert!(fs::read(read.join("random")).expect("read") == content);
+    // All of it came again, once.
+    let peers = &json(&pool, &["status"])["peers"];
+    assert_eq!(peers["fetches"], 1, "{peers}");
+    let received = peers["receivedBytes"].as_u64().expect("a number");
+    assert!(received > 3 << 20 && received < 4 << 20, "{peers}");
     unpublish(&second, "reads").await;
     for driver in [first, second] {
         driver.kill();

@@ -6,6 +6,7 @@ use baggageclaim::engine::notice::What;
 use baggageclaim::model::{NodeId, Outcome};
 use futures_util::future::join_all;
 
+use crate::catalog::{Hub, finish};
 use crate::common::bench::Ground;
 use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, introduce, odd, peers, text, write};
 
@@ -260,4 +261,49 @@ async fn a_hundred_pods_of_one_artifact_are_one_fetch() {
     b.bench.quiet().await;
     a.finish().await;
     b.finish().await;
+}
+
+/// With a catalog. Pods on the node that has it fetch nothing.
+#[tokio::test]
+async fn a_hundred_pods_of_one_artifact_on_three_nodes_are_one_fetch_on_each_other_node() {
+    let hub = Hub::start().await;
+    let Some(nodes) = hub.nodes(&["a", "b", "c"]).await else {
+        return;
+    };
+    nodes[0]
+        .commits("made", &OUTPUT, |target| {
+            write(target, "made");
+            std::fs::write(target.join("more"), crate::nodes::random(1 << 20)).expect("write");
+        })
+        .await;
+    hub.knows(1).await;
+    let pods: Vec<(&Node, String)> = (0..100)
+        .map(|number| (&nodes[number % 3], format!("pod{number}")))
+        .collect();
+    join_all(pods.iter().map(|(node, name)| node.publish(name, &INPUT))).await;
+    // The copies are as good as the original.
+    hub.knows(3).await;
+    for (node, fetches) in nodes.iter().zip([0, 1, 1]) {
+        let fetched = node.fetches(ContentSource::Peer);
+        let counted = (fetched.artifacts, fetched.failures);
+        assert_eq!(counted, (fetches, 0), "{:?}", node.id);
+        let received = node.figures().received_bytes;
+        assert!(
+            received < fetches * (2 << 20) + 1,
+            "{:?}: {received}",
+            node.id
+        );
+    }
+    for (node, name) in &pods {
+        let seen = std::fs::read_to_string(node.bench.target(name).join("text"));
+        assert_eq!(seen.ok(), text("made"));
+        node.bench
+            .outcome(&format!("pod-{name}"), Outcome::Failed)
+            .await;
+        node.bench.unpublish(name).await;
+    }
+    for node in &nodes {
+        node.bench.quiet().await;
+    }
+    finish(hub, nodes).await;
 }
