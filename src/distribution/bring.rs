@@ -171,7 +171,7 @@ impl Bringer {
         let until = Instant::now() + self.context.settings.fresh_wait;
         let answer = timeout_at(until, self.asker.ask(name, Detail::Number)).await;
         let there = answer.map_or(There::Unknown, |answer| answer.there());
-        base(None, there)
+        base(None, there, self.context.engine.covering(name))
     }
 
     fn here(&self, name: &Name) -> Option<Here> {
@@ -212,7 +212,8 @@ impl Bringer {
         let options = self.look(request, want).await;
         // It is the name that is committed.
         if let Some(first) = options.first() {
-            request.base = base(first.here.as_ref(), first.tier);
+            let fence = self.context.engine.covering(&first.name);
+            request.base = base(first.here.as_ref(), first.tier, fence);
             if let There::Nothing { cleared, .. } | There::Content { cleared, .. } = first.tier {
                 request.cleared = cleared;
             }

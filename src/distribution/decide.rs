@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::engine::LocalArtifact;
 use crate::model::{ArtifactId, Freshness, Reference, Sharing, Timestamp};
-use crate::shared::Error;
+use crate::shared::{self, Error};
 
 /// What a volume needs of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,9 +166,16 @@ pub(super) fn loses_name(reference: &Reference, sharing: &Sharing, cleared: u64)
 
 /// The number that the volume's commit follows. `here`: the content that has the committed name.
 /// An older number than the true one is safe: at most a commit is refused that need not be.
-pub(super) fn base(here: Option<&Here>, there: There) -> Option<u64> {
+/// `fence`: the highest that covers the name on this node. The volume begins after it, so its commit
+/// also follows the number with which another writer enters this fence in the record.
+pub(super) fn base(here: Option<&Here>, there: There, fence: u64) -> Option<u64> {
     match there {
-        There::Nothing { number, .. } | There::Content { number, .. } => Some(number),
+        There::Nothing {
+            number, cleared, ..
+        }
+        | There::Content {
+            number, cleared, ..
+        } => Some(number.max(shared::decide::cleared(number, cleared, fence))),
         There::Unknown => here.and_then(|here| here.sharing.follows()),
     }
 }
@@ -394,12 +401,16 @@ mod tests {
     #[test]
     fn a_commit_follows_the_answer_or_else_the_content_here() {
         let shared = here(Some(4), Some(5));
-        assert_eq!(base(Some(&shared), content(9, 0, OTHER)), Some(9));
-        assert_eq!(base(Some(&shared), nothing(0, 0)), Some(0));
-        assert_eq!(base(Some(&shared), There::Unknown), Some(5));
-        assert_eq!(base(Some(&here(Some(4), None)), There::Unknown), Some(4));
-        assert_eq!(base(None, There::Unknown), None);
-        assert_eq!(base(None, nothing(8, 8)), Some(8));
+        assert_eq!(base(Some(&shared), content(9, 0, OTHER), 0), Some(9));
+        assert_eq!(base(Some(&shared), nothing(0, 0), 0), Some(0));
+        assert_eq!(base(Some(&shared), There::Unknown, 0), Some(5));
+        assert_eq!(base(Some(&here(Some(4), None)), There::Unknown, 0), Some(4));
+        assert_eq!(base(None, There::Unknown, 0), None);
+        assert_eq!(base(None, nothing(8, 8), 0), Some(8));
+        // With a fence: what another writer enters.
+        assert_eq!(base(None, nothing(0, 0), 50), Some(50));
+        assert_eq!(base(None, content(60, 0, OTHER), 50), Some(61));
+        assert_eq!(base(None, nothing(60, 50), 50), Some(60));
     }
 
     #[test]

@@ -173,13 +173,24 @@ impl Distribution {
     /// must be a tier.
     pub async fn clear(&self, tenant: &Tenant, reference: &Reference) -> shared::Result<u64> {
         let context = Arc::clone(&self.context);
-        let (of, name) = (tenant.clone(), reference.clone());
+        let name = Name {
+            tenant: tenant.clone(),
+            reference: reference.clone(),
+        };
         let call = move || {
-            let cleared = shared::clear(context.store(), &of, &name, object_id(), now());
-            context.health.note(&of, Access::Write, &cleared);
+            let Name { tenant, reference } = &name;
+            let fence = context.engine.covering(&name);
+            let cleared = shared::clear(
+                context.store(),
+                tenant,
+                reference,
+                fence,
+                object_id(),
+                now(),
+            );
+            context.health.note(tenant, Access::Write, &cleared);
             if let Ok(number) = cleared {
-                let (tenant, reference) = (of, name);
-                context.note_clear(Name { tenant, reference }, number);
+                context.note_clear(name, number);
             }
             cleared
         };

@@ -65,6 +65,15 @@ impl Drop for Ends<'_> {
     }
 }
 
+/// What the tier shows under the name of an upload.
+struct Shown<'a> {
+    record: Option<&'a NameRecord>,
+    /// When its content was sealed.
+    made: Option<Timestamp>,
+    /// Its content is from before a fence.
+    is_old: bool,
+}
+
 /// The tier's answer to a publication.
 enum Answer {
     Named(u64),
@@ -149,7 +158,16 @@ impl Uploader {
     ) -> Result<Answer, Error> {
         let (store, tenant, id) = (self.context.store(), &artifact.tenant, object_id());
         let (publication, record) = self.context.look(tenant, &artifact.reference, id)?;
-        if let Some(answer) = known_answer(artifact, record.as_ref(), publication.made()) {
+        let covering = self.context.engine.covering(&artifact.name());
+        if artifact.fence < covering {
+            return Err(Error::Stopped);
+        }
+        let shown = Shown {
+            record: record.as_ref(),
+            made: publication.made(),
+            is_old: publication.is_older(covering),
+        };
+        if let Some(answer) = known_answer(artifact, &shown, covering) {
             return Ok(answer);
         }
         let looked = Cell::new(Instant::now());
@@ -176,6 +194,7 @@ impl Uploader {
             base: artifact.sharing.base,
             ttl_seconds: artifact.ttl_seconds,
             fence: artifact.fence,
+            covering,
         };
         Ok(match publication.commit(commit, now())? {
             Committed::Named(number) => Answer::Named(number),
@@ -290,23 +309,29 @@ impl Uploader {
 
 /// The answer, if the record of the name tells it already: nothing is uploaded then. An upload
 /// whose end this node did not note, because it was killed, finds its own artifact.
-/// `made`: when the content that the name shows was sealed.
-fn known_answer(
-    artifact: &Artifact,
-    record: Option<&NameRecord>,
-    made: Option<Timestamp>,
-) -> Option<Answer> {
+/// `covering`: the highest fence that covers the name.
+fn known_answer(artifact: &Artifact, shown: &Shown<'_>, covering: u64) -> Option<Answer> {
+    let Shown {
+        record,
+        made,
+        is_old,
+    } = *shown;
     let record = record?;
     if record.content().is_some_and(|(id, ..)| id == artifact.id) {
         return Some(Answer::Named(record.number));
     }
     let base = artifact.sharing.base;
     // It was sealed while the tier was not known or did not answer. A newer commit stays.
-    if base.is_none() && made.is_some_and(|made| made > artifact.created) {
+    if base.is_none() && !is_old && made.is_some_and(|made| made > artifact.created) {
         return Some(Answer::KeptNewer);
     }
-    match decide::commit(Some(record), &artifact.reference, base, 1) {
-        decide::Decision::Write(_) => None,
+    let writer = decide::Writer {
+        base,
+        fence: covering,
+        fresh: 1,
+    };
+    match decide::commit(Some(record), &artifact.reference, writer, is_old) {
+        decide::Decision::Write { .. } => None,
         decide::Decision::KeepsFirst => Some(Answer::KeptFirst),
         decide::Decision::Cleared => Some(Answer::Cleared(record.cleared)),
     }
@@ -357,12 +382,19 @@ mod tests {
                 ttl_seconds: None,
             },
         };
-        let answer = |artifact: &Artifact, made| known_answer(artifact, Some(&record), made);
+        let shown = |made, is_old| Shown {
+            record: Some(&record),
+            made,
+            is_old,
+        };
+        let answer = |artifact: &Artifact, made| known_answer(artifact, &shown(made, false), 0);
         let newer = answer(&mine, Some(Timestamp(201)));
         assert!(matches!(newer, Some(Answer::KeptNewer)));
         let older = answer(&mine, Some(Timestamp(199)));
         assert!(older.is_none(), "it is uploaded");
         assert!(answer(&mine, None).is_none(), "the manifest is damaged");
+        let fenced = known_answer(&mine, &shown(Some(Timestamp(201)), true), 900);
+        assert!(fenced.is_none(), "what a fence cleared counts as nothing");
         let follows = sealed(1, Some(4));
         assert!(answer(&follows, Some(Timestamp(201))).is_none());
         let own = sealed(2, None);

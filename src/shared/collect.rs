@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::budget::{Budget, Kept, Shown};
-use super::commit::{check_format, evict, withdraw};
+use super::commit::{check_format, enter, evict, withdraw};
 use super::decide::{self, GRACE, LIST_WITHIN, NameVerdict, Seen, Verdict};
 use super::error::{Error, Result};
 use super::keys::{Keys, Listed};
@@ -88,9 +88,8 @@ pub struct Collector<'a> {
 struct Lists {
     /// Records that expire or are deleted.
     names: Vec<Judged>,
-    /// Names that a fence covers, by the manifest that they show: the highest number of these
-    /// fences.
-    covered: HashMap<(ArtifactId, ObjectId), (Judged, u64)>,
+    /// Names that a fence covers, by the manifest that they show.
+    covered: HashMap<(ArtifactId, ObjectId), Judged>,
     /// Manifests that a name shows.
     shown: HashSet<(ArtifactId, ObjectId)>,
     /// With a budget: the names that show content and do not expire.
@@ -107,6 +106,8 @@ struct Judged {
     /// The write that was judged.
     write: ObjectId,
     verdict: NameVerdict,
+    /// The fence that cleared it; 0: its time is over.
+    fence: u64,
 }
 
 #[derive(Default)]
@@ -332,6 +333,7 @@ impl<'a> Collector<'a> {
                     key: key.to_owned(),
                     write: record.write,
                     verdict,
+                    fence: 0,
                 }),
             }
             (self.progress)(done);
@@ -354,9 +356,9 @@ impl<'a> Collector<'a> {
                 key: key.to_owned(),
                 write: record.write,
                 verdict: NameVerdict::Expire,
+                fence,
             };
-            let covered = &mut lists.covered;
-            covered.insert((artifact, publication), (judged, fence));
+            lists.covered.insert((artifact, publication), judged);
         }
     }
 
@@ -383,8 +385,8 @@ impl<'a> Collector<'a> {
                     Ok(manifest) => {
                         let layers = manifest.layers.iter();
                         let layers = layers.map(|it| ((it.digest.0, it.upload), it.bytes));
-                        if let Some((judged, fence)) = lists.covered.remove(&id)
-                            && manifest.fence < fence
+                        if let Some(judged) = lists.covered.remove(&id)
+                            && manifest.fence < judged.fence
                         {
                             lists.names.push(judged);
                             cleared.insert(id);
@@ -417,6 +419,7 @@ impl<'a> Collector<'a> {
             key,
             write,
             verdict,
+            fence,
         } in &lists.names
         {
             if stop() {
@@ -436,8 +439,11 @@ impl<'a> Collector<'a> {
             };
             match (verdict, &record.state) {
                 (NameVerdict::Expire, NameState::Content { .. }) => {
-                    done.expired +=
-                        u64::from(withdraw(self.store, record, &version, self.id, now)?);
+                    let is_done = match *fence {
+                        0 => withdraw(self.store, record, &version, self.id, now)?,
+                        fence => enter(self.store, record, &version, fence, self.id, now)?,
+                    };
+                    done.expired += u64::from(is_done);
                 }
                 (NameVerdict::Delete, NameState::Cleared | NameState::Expired) => {
                     self.store.delete(key)?;

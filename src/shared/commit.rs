@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use super::decide::{self, Decision};
+use super::decide::{self, Decision, Writer};
 use super::error::{Error, Result};
 use super::keys::{Keys, Listed};
 use super::object::{FOOTER_BYTES, Footer};
@@ -47,6 +47,9 @@ pub struct Commit {
     pub ttl_seconds: Option<u64>,
     /// The artifact's fence.
     pub fence: u64,
+    /// The highest fence that covers the name, as this node knows; 0: none. It is at most the
+    /// artifact's.
+    pub covering: u64,
 }
 
 /// The result of a commit.
@@ -88,8 +91,8 @@ pub struct Publication<'a> {
     seen: Option<(Reference, Current)>,
     /// The layers of the name's earlier content: they can be used without asking.
     shown: Vec<LayerRef>,
-    /// When what the name showed was sealed.
-    made: Option<Timestamp>,
+    /// When what the name showed was sealed, and its fence.
+    made: Option<(Timestamp, u64)>,
 }
 
 impl<'a> Publication<'a> {
@@ -123,7 +126,7 @@ impl<'a> Publication<'a> {
         if let Some(record) = &record {
             match read_manifest(self.store, &self.keys, &self.tenant, record) {
                 Ok(Some(manifest)) => {
-                    self.made = Some(manifest.made);
+                    self.made = Some((manifest.made, manifest.fence));
                     self.shown.extend(manifest.layers);
                 }
                 Ok(None) | Err(Error::Corrupt { .. } | Error::Missing { .. }) => {}
@@ -136,7 +139,13 @@ impl<'a> Publication<'a> {
     /// When the content that the name showed was sealed; `None`: it showed none, or it is damaged.
     #[must_use]
     pub fn made(&self) -> Option<Timestamp> {
-        self.made
+        self.made.map(|(made, _)| made)
+    }
+
+    /// Whether the name showed content from before this fence.
+    #[must_use]
+    pub fn is_older(&self, fence: u64) -> bool {
+        self.made.is_some_and(|(_, of)| of < fence)
     }
 
     /// The object of this layer if the tier has one that may be used. `content`: its bytes.
@@ -235,13 +244,19 @@ impl<'a> Publication<'a> {
             .filter(|(reference, _)| *reference == commit.reference);
         name.write(seen.map(|(_, current)| current), &|current| {
             in_time(&key, written, within)?;
-            let decision = decide::commit(current, name.reference, commit.base, now.0.max(1));
-            let cleared = current.map_or(0, |current| current.cleared);
-            Ok(match decision {
-                Decision::Write(number) => Ok((number, cleared, state.clone())),
-                Decision::KeepsFirst => Err(Committed::KeptFirst),
-                Decision::Cleared => Err(Committed::Cleared),
-            })
+            let is_old = name.is_older(current, commit.covering)?;
+            let writer = Writer {
+                base: commit.base,
+                fence: commit.covering,
+                fresh: now.0.max(1),
+            };
+            Ok(
+                match decide::commit(current, name.reference, writer, is_old) {
+                    Decision::Write { number, cleared } => Ok((number, cleared, state.clone())),
+                    Decision::KeepsFirst => Err(Committed::KeptFirst),
+                    Decision::Cleared => Err(Committed::Cleared),
+                },
+            )
         })
     }
 }
@@ -255,12 +270,14 @@ fn in_time(object: &str, since: Since, within: Duration) -> Result<()> {
     })
 }
 
-/// Clears a name: what was committed before it, or forked before it, never comes back. `write` is a
-/// fresh random id. Returns the record's number.
+/// Clears a name: what was committed before it, or forked before it, never comes back. `fence`: the
+/// highest that covers the name, as this node knows; 0: none. `write` is a fresh random id. Returns
+/// the record's number.
 pub fn clear(
     store: &Store,
     tenant: &Tenant,
     reference: &Reference,
+    fence: u64,
     write: ObjectId,
     now: Timestamp,
 ) -> Result<u64> {
@@ -275,7 +292,7 @@ pub fn clear(
         now,
     };
     let committed = name.write(None, &|current| {
-        let number = decide::clear(current, now.0.max(1));
+        let number = decide::clear(current, fence, now.0.max(1));
         Ok(Ok((number, number, NameState::Cleared)))
     })?;
     match committed {
@@ -342,8 +359,35 @@ pub(super) fn withdraw(
         state: NameState::Expired,
         ..record
     };
-    let key = Keys::new(&expired.tenant).name(&expired.reference);
-    match store.replace(&key, encode(&expired), version) {
+    replace(store, &expired, version)
+}
+
+/// Lets a name show nothing, because a fence cleared what it shows. What forked from that does not
+/// come back. Returns `false` if another writer was faster.
+pub(super) fn enter(
+    store: &Store,
+    record: NameRecord,
+    version: &Version,
+    fence: u64,
+    write: ObjectId,
+    now: Timestamp,
+) -> Result<bool> {
+    let cleared = decide::cleared(record.number, record.cleared, fence);
+    let cleared = NameRecord {
+        number: record.number.saturating_add(1).max(cleared),
+        cleared,
+        write,
+        committed: now,
+        state: NameState::Cleared,
+        ..record
+    };
+    replace(store, &cleared, version)
+}
+
+/// Returns `false` if another writer was faster.
+fn replace(store: &Store, record: &NameRecord, version: &Version) -> Result<bool> {
+    let key = Keys::new(&record.tenant).name(&record.reference);
+    match store.replace(&key, encode(record), version) {
         Ok(()) => Ok(true),
         Err(Error::Conflict { .. }) => Ok(false),
         Err(error) => Err(error),
@@ -449,6 +493,19 @@ impl Name<'_> {
         current
             .filter(|record| record.write == self.write)
             .map(|record| record.number)
+    }
+
+    /// Whether a record shows content from before this fence. Content that cannot be read is not
+    /// known to be older.
+    fn is_older(&self, record: Option<&NameRecord>, fence: u64) -> Result<bool> {
+        let Some(record) = record.filter(|_| fence > 0) else {
+            return Ok(false);
+        };
+        match read_manifest(self.store, self.keys, self.tenant, record) {
+            Ok(manifest) => Ok(manifest.is_some_and(|it| it.fence < fence)),
+            Err(Error::Corrupt { .. } | Error::Missing { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn read(&self) -> Result<Current> {

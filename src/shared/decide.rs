@@ -19,44 +19,90 @@ pub const LIST_WITHIN: Duration = Duration::from_hours(1);
 /// bring old content back. A node may upload evicted content again after that.
 pub const KEEP_CLEARED: Duration = Duration::from_hours(30 * 24);
 
+/// What a writer of a name knows when it writes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Writer {
+    /// The number of the name when the volume's fork began, 0 if there was no record then, `None`
+    /// if that is not known.
+    pub base: Option<u64>,
+    /// The highest [fence](crate::model::Fence) that covers the name, as its node knows; 0: none.
+    /// The writer's content is not older.
+    pub fence: u64,
+    /// The number of a new record.
+    pub fresh: u64,
+}
+
 /// What a commit does to a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// It writes a record with this number.
-    Write(u64),
+    /// It writes a record with this number, and this number of the last clear.
+    Write {
+        /// The record's.
+        number: u64,
+        /// The last clear's.
+        cleared: u64,
+    },
     /// Nothing: the first writer of a resource cache keeps the name.
     KeepsFirst,
     /// Nothing: the name was cleared after the fork began, or it is unknown when the fork began.
     Cleared,
 }
 
-/// Whether a commit gets a name. `base`: the number of the name when the volume's fork began, 0 if
-/// there was no record then, `None` if that is not known. `fresh`: the number if there is no record
-/// now.
+/// Whether a commit gets a name. `is_old`: the record shows content from before the writer's fence,
+/// which counts as none.
+///
+/// The commit enters the writer's fence as a clear. So a writer that has not heard of the fence does
+/// not bring back content from before it.
 #[must_use]
 pub fn commit(
     current: Option<&NameRecord>,
     reference: &Reference,
-    base: Option<u64>,
-    fresh: u64,
+    writer: Writer,
+    is_old: bool,
 ) -> Decision {
-    let Some(current) = current else {
-        return Decision::Write(fresh);
-    };
-    let shows = matches!(current.state, NameState::Content { .. });
+    let Writer { base, fence, fresh } = writer;
+    let (number, cleared) = current.map_or((0, 0), |it| (it.number, it.cleared));
+    let shows = !is_old && current.is_some_and(|it| it.content().is_some());
     if shows && reference.first_writer_wins() {
         return Decision::KeepsFirst;
     }
-    if current.cleared > 0 && base.is_none_or(|base| base < current.cleared) {
+    if cleared > base.unwrap_or(0).max(fence) {
         return Decision::Cleared;
     }
-    Decision::Write(current.number.saturating_add(1))
+    let cleared = if shows {
+        cleared
+    } else {
+        self::cleared(number, cleared, fence)
+    };
+    let next = current.map_or(fresh, |_| number.saturating_add(1));
+    Decision::Write {
+        number: next.max(cleared),
+        cleared,
+    }
 }
 
-/// The number of the record that clears a name.
+/// The number of the last clear of a name once a fence is entered in its record. Fences and records
+/// share their numbers: content of a node that knows the fence follows the fence's number.
 #[must_use]
-pub fn clear(current: Option<&NameRecord>, fresh: u64) -> u64 {
-    current.map_or(fresh, |current| current.number.saturating_add(1))
+pub fn cleared(number: u64, cleared: u64, fence: u64) -> u64 {
+    if cleared >= fence {
+        return cleared;
+    }
+    // A fork from before the fence may have seen this record.
+    fence.max(number.saturating_add(1))
+}
+
+/// The number of the record that clears a name. A fork that began before may follow the number
+/// that [`cleared`] gives for a fence: this number is higher.
+#[must_use]
+pub fn clear(current: Option<&NameRecord>, fence: u64, fresh: u64) -> u64 {
+    let after_fence = if fence == 0 {
+        0
+    } else {
+        fence.saturating_add(1)
+    };
+    let next = current.map_or(0, |current| current.number.saturating_add(2));
+    fresh.max(next).max(after_fence)
 }
 
 /// Whether a manifest may be written so long after the look, or a name so long after its manifest.
@@ -173,6 +219,18 @@ mod tests {
         }
     }
 
+    fn writer(base: Option<u64>) -> Writer {
+        Writer {
+            base,
+            fence: 0,
+            fresh: 100,
+        }
+    }
+
+    fn write(number: u64, cleared: u64) -> Decision {
+        Decision::Write { number, cleared }
+    }
+
     #[test]
     fn who_gets_a_name() {
         let last: Reference = "task-cache/x".parse().expect("a reference");
@@ -180,12 +238,11 @@ mod tests {
         let output: Reference = "artifact/x".parse().expect("a reference");
         for reference in [&last, &first, &output] {
             for base in [None, Some(0), Some(9)] {
-                assert_eq!(commit(None, reference, base, 100), Decision::Write(100));
+                let decided = commit(None, reference, writer(base), false);
+                assert_eq!(decided, write(100, 0));
                 let expired = record(5, NameState::Expired);
-                assert_eq!(
-                    commit(Some(&expired), reference, base, 100),
-                    Decision::Write(6)
-                );
+                let decided = commit(Some(&expired), reference, writer(base), false);
+                assert_eq!(decided, write(6, 0));
             }
             for state in [NameState::Cleared, NameState::Expired, content(None)] {
                 let shows = matches!(state, NameState::Content { .. });
@@ -201,24 +258,75 @@ mod tests {
                     (None, Decision::Cleared),
                     (Some(0), Decision::Cleared),
                     (Some(4), Decision::Cleared),
-                    (Some(5), Decision::Write(8)),
-                    (Some(7), Decision::Write(8)),
+                    (Some(5), write(8, 5)),
+                    (Some(7), write(8, 5)),
                 ] {
-                    assert_eq!(commit(Some(&after), reference, base, 100), decision);
+                    let decided = commit(Some(&after), reference, writer(base), false);
+                    assert_eq!(decided, decision);
                 }
             }
         }
         let taken = record(5, content(None));
-        assert_eq!(
-            commit(Some(&taken), &first, Some(0), 100),
-            Decision::KeepsFirst
-        );
-        assert_eq!(
-            commit(Some(&taken), &last, Some(0), 100),
-            Decision::Write(6)
-        );
-        assert_eq!(commit(Some(&taken), &output, None, 100), Decision::Write(6));
-        assert_eq!((clear(Some(&taken), 100), clear(None, 100)), (6, 100));
+        for (reference, base, decision) in [
+            (&first, Some(0), Decision::KeepsFirst),
+            (&last, Some(0), write(6, 0)),
+            (&output, None, write(6, 0)),
+        ] {
+            let decided = commit(Some(&taken), reference, writer(base), false);
+            assert_eq!(decided, decision);
+        }
+    }
+
+    #[test]
+    fn a_writer_enters_the_fence_that_it_knows_and_others_do_not_pass_it() {
+        let first: Reference = "resource-cache/x".parse().expect("a reference");
+        let knows = |base, fence| Writer {
+            fence,
+            ..writer(base)
+        };
+        let old = record(5, content(None));
+        for (current, is_old, fence, decision) in [
+            (None, false, 50, write(100, 50)),
+            (None, false, 500, write(500, 500)),
+            (Some(&old), true, 50, write(50, 50)),
+            // The clock of the record's writer was ahead.
+            (Some(&old), true, 3, write(6, 6)),
+            (Some(&old), false, 50, Decision::KeepsFirst),
+        ] {
+            for base in [None, Some(0), Some(5)] {
+                let decided = commit(current, &first, knows(base, fence), is_old);
+                assert_eq!(decided, decision, "{current:?} {fence} {base:?}");
+            }
+        }
+        let entered = NameRecord {
+            cleared: 50,
+            ..record(70, NameState::Cleared)
+        };
+        // Those that know the fence pass, whatever the tier answered when their forks began.
+        for base in [None, Some(5), Some(70)] {
+            let decided = commit(Some(&entered), &first, knows(base, 50), false);
+            assert_eq!(decided, write(71, 50));
+        }
+        for base in [None, Some(5), Some(49)] {
+            let decided = commit(Some(&entered), &first, knows(base, 0), false);
+            assert_eq!(decided, Decision::Cleared);
+            let decided = commit(Some(&entered), &first, knows(base, 40), false);
+            assert_eq!(decided, Decision::Cleared, "it knows an older fence");
+        }
+    }
+
+    #[test]
+    fn a_clear_is_above_all_numbers_that_earlier_forks_may_follow() {
+        for current in [None, Some(record(5, content(None)))] {
+            for fence in [0, 3, 50, 500] {
+                let (number, cleared) = current.as_ref().map_or((0, 0), |it| (it.number, 0));
+                let base = number.max(super::cleared(number, cleared, fence));
+                let clear = clear(current.as_ref(), fence, 100);
+                assert!(clear > base && clear >= 100, "{current:?} {fence}: {clear}");
+            }
+        }
+        let later = record(200, NameState::Expired);
+        assert_eq!(clear(Some(&later), 0, 100), 202);
     }
 
     #[test]

@@ -447,6 +447,7 @@ mod tests {
                 base: None,
                 ttl_seconds: None,
                 fence: 0,
+                covering: 0,
             };
             let publication = Publication::begin(store, tenant, id).expect("begin");
             publication.commit(commit, now()).expect("commit");
@@ -545,7 +546,7 @@ mod tests {
                 "task-cache/x".parse().expect("a reference"),
             );
             let id = ObjectId::from_bits(1);
-            crate::shared::clear(&store, &tenant, &name, id, now()).expect("a record");
+            crate::shared::clear(&store, &tenant, &name, 0, id, now()).expect("a record");
             assert!(look(&store, &tenant, &name).expect("look").is_some());
         }
         let two: Tenant = "two".parse().expect("a label");

@@ -5,13 +5,17 @@ use std::fs;
 use std::path::Path;
 
 use baggageclaim::distribution::Sources;
+use baggageclaim::distribution::roster::Controller;
 use baggageclaim::engine::ContentSource;
+use baggageclaim::model::{Coverage, Outcome};
 use baggageclaim::shared::{Store, Times, Url};
 use tempfile::TempDir;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
+use crate::catalog::Hub;
 use crate::common::bench::eventually;
-use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, introduce, text};
+use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, introduce, tenant, text, write};
 
 fn store(dir: &Path) -> Store {
     let url = format!("file://{}", dir.display());
@@ -154,4 +158,112 @@ async fn a_source_that_is_left_out_gives_nothing_and_its_clears_count() {
     assert_eq!(nodes[0].sees("reads", &own).await, text("own"));
     assert_eq!(nodes[0].fetches(ContentSource::Peer).artifacts, 1);
     finish(nodes).await;
+}
+
+/// A node of a cluster with a tier, which finds the controller at this place.
+async fn member(
+    hub: &Hub,
+    id: &str,
+    dir: &Path,
+    sources: Sources,
+    place: &watch::Sender<Option<Controller>>,
+) -> Option<Node> {
+    let place = place.subscribe();
+    let node = Node::with(id, |start| {
+        start.store = Some(store(dir));
+        start.settings.sources = sources;
+        start.controller = Some(place);
+    });
+    let node = node.await?;
+    let known = (node.id.clone(), node.key.name());
+    hub.nodes.0.lock().push(known);
+    Some(node)
+}
+
+/// The uploads of a node that the tier has, and those that it refused.
+async fn uploads(node: &Node, expected: (u64, u64)) {
+    eventually("the tier has answered", || {
+        let metrics = node.distribution.metrics();
+        let uploads = (metrics.uploads, metrics.uploads_refused);
+        (uploads, metrics.uploads_waiting) == (expected, 0)
+    })
+    .await;
+}
+
+/// The first commit of this name.
+const FIRST: [(&str, &str); 2] = [("type", "task-cache"), ("key", "first")];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_content_takes_the_place_of_cleared_content_in_the_tier_and_old_never_returns() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut hub = Hub::start().await;
+    let place = hub.place.clone();
+    // This node finds the controller by itself. It always reaches the tier.
+    let own = watch::Sender::new(hub.place.borrow().clone());
+    let mut nodes = Vec::new();
+    for (id, sources, place) in [
+        ("a", Sources::default(), &place),
+        ("b", Sources::default(), &place),
+        ("reader", Sources::Shared, &place),
+        ("away", Sources::default(), &own),
+    ] {
+        let Some(node) = member(&hub, id, dir.path(), sources, place).await else {
+            return;
+        };
+        nodes.push(node);
+    }
+    introduce(&nodes);
+    hub.has_all(&nodes).await;
+    let [a, b, reader, away] = &nodes[..] else {
+        unreachable!("there are four")
+    };
+
+    a.commit("old-resource", &RESOURCE, "old").await;
+    a.commit("old-task", &TASK, "old").await;
+    uploads(a, (2, 0)).await;
+    for (volume, of, seen) in [("w-task", TASK, text("old")), ("w-first", FIRST, None)] {
+        away.publish(volume, &of).await;
+        let target = away.bench.target(volume);
+        assert_eq!(fs::read_to_string(target.join("text")).ok(), seen);
+        write(&target, "old");
+    }
+    own.send_replace(None);
+    eventually("the stream ends", || (hub.figures)().nodes == 3).await;
+    let fence = hub.clear(Coverage::Namespace(tenant("ci")));
+    hub.is_applied(&fence, 3).await;
+
+    // What only the tier has is cleared, too.
+    for (volume, of) in [("r-resource", RESOURCE), ("r-task", TASK)] {
+        assert_eq!(reader.sees(volume, &of).await, None, "{volume}");
+    }
+    // Two steps begin at the same time. Both commit: the last one wins.
+    b.publish("early", &TASK).await;
+    a.publish("late", &TASK).await;
+    write(&b.bench.target("early"), "new");
+    write(&a.bench.target("late"), "newest");
+    b.end("early", Outcome::Succeeded).await;
+    uploads(b, (1, 0)).await;
+    a.end("late", Outcome::Succeeded).await;
+    uploads(a, (3, 0)).await;
+    assert_eq!(b.sees("empty", &RESOURCE).await, None);
+    b.commit("new-resource", &RESOURCE, "new").await;
+    b.commit("new-first", &FIRST, "new").await;
+    uploads(b, (3, 0)).await;
+
+    // This node has not heard of the clear.
+    for volume in ["w-task", "w-first"] {
+        away.end(volume, Outcome::Succeeded).await;
+    }
+    uploads(away, (0, 2)).await;
+    for (volume, of, expected) in [
+        ("resource", RESOURCE, "new"),
+        ("task", TASK, "newest"),
+        ("first", FIRST, "new"),
+    ] {
+        for node in [reader, away] {
+            assert_eq!(node.sees(volume, &of).await, text(expected), "{volume}");
+        }
+    }
+    assert_eq!(reader.fetches(ContentSource::Shared).artifacts, 3);
+    crate::catalog::finish(hub, nodes).await;
 }

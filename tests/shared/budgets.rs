@@ -244,7 +244,7 @@ fn recent_content_and_a_shared_layer_stay() {
     collect(store, &ci, one, now()).expect("collect");
     fetches(&lab, store, &layer).expect("the other name shows it");
     // A cleared name stays cleared.
-    let cleared = baggageclaim::shared::clear(store, &ci, &reference(&key(1)), id(), now());
+    let cleared = baggageclaim::shared::clear(store, &ci, &reference(&key(1)), 0, id(), now());
     let cleared = cleared.expect("clear");
     show_after_clear(store, &ci, &key(1), layer, cleared);
     age(&tier, 2 * HOUR);

@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use baggageclaim::model::{Coverage, Fence, Fences, Name, Timestamp};
 use baggageclaim::shared::{
-    Collected, Collector, Commit, Error, Publication, Resolved, Source as _, clear, look, usage,
+    Collected, Collector, Commit, Committed, Error, NameRecord, Publication, Resolved, Source as _,
+    clear, look, usage,
 };
 
 use crate::common::{Fs, require_lab};
@@ -67,12 +68,17 @@ fn markers(tier: &Tier) -> usize {
 }
 
 /// Publishes content under a name, with a change of the commit.
-fn publish_but(tier: &Tier, name: &str, held: &Held, change: impl FnOnce(&mut Commit)) {
+fn publish_but(
+    tier: &Tier,
+    name: &str,
+    held: &Held,
+    change: impl FnOnce(&mut Commit),
+) -> Committed {
     let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
     let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
     let mut commit = commit(name, vec![layer.expect("upload")]);
     change(&mut commit);
-    publication.commit(commit, now()).expect("commit");
+    publication.commit(commit, now()).expect("commit")
 }
 
 #[test]
@@ -153,6 +159,7 @@ fn names_expire_and_tombstones_go() {
         &tier.store,
         &tenant(),
         &reference("task-cache/gone"),
+        0,
         id(),
         now(),
     )
@@ -165,9 +172,13 @@ fn names_expire_and_tombstones_go() {
     assert!(gone.expect("look").is_none());
 }
 
-fn shows(tier: &Tier, name: &str) -> bool {
+fn record_of(tier: &Tier, name: &str) -> NameRecord {
     let record = look(&tier.store, &tenant(), &reference(name)).expect("look");
-    record.expect("a record").content().is_some()
+    record.expect("a record")
+}
+
+fn shows(tier: &Tier, name: &str) -> bool {
+    record_of(tier, name).content().is_some()
 }
 
 #[test]
@@ -221,8 +232,18 @@ fn what_a_fence_cleared_expires_and_newer_content_stays() {
     assert_eq!(collect(&fences, false), 2);
     let shown = made.map(|(name, _)| shows(&tier, name));
     assert_eq!(shown, [false, true, false, true]);
+    // What forked from it does not come back, whatever it saw in the tier before.
+    let before = record_of(&tier, "task-cache/a").number - 1;
+    for base in [None, Some(0), Some(before)] {
+        let late = publish_but(&tier, "task-cache/a", &held, |it| it.base = base);
+        assert_eq!(late, Committed::Cleared, "{base:?}");
+    }
     // A later commit is welcome, and stays.
-    publish_but(&tier, "task-cache/a", &held, |it| it.fence = 4);
+    publish_but(&tier, "task-cache/a", &held, |it| {
+        it.fence = 4;
+        it.covering = 1;
+        it.base = Some(before + 1);
+    });
     assert_eq!(collect(&fences, false), 0);
     assert!(shows(&tier, "task-cache/a"));
     fences.insert(Fence {

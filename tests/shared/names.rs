@@ -81,8 +81,8 @@ fn what_was_cleared_does_not_come_back() {
             let store = &tier.store;
             write(store, name, Some(0)).expect("commit");
             let before = number(store, name);
-            let cleared = clear(store, &tenant(), &reference(name), id(), NOW).expect("clear");
-            assert_eq!(cleared, before + 1);
+            let cleared = clear(store, &tenant(), &reference(name), 0, id(), NOW).expect("clear");
+            assert!(cleared > before + 1, "a fork may follow the next number");
             let nothing = bucket(store).resolve(&tenant(), &reference(name), None);
             assert!(
                 matches!(nothing.expect("resolve"), Resolved::Nothing { number, cleared: last, .. } if number == cleared && last == cleared)
@@ -103,11 +103,9 @@ fn what_was_cleared_does_not_come_back() {
             );
             // A name that never was can be cleared, and twice.
             let other = reference("task-cache/never");
-            let first = clear(store, &tenant(), &other, id(), NOW).expect("clear");
-            assert_eq!(
-                clear(store, &tenant(), &other, id(), NOW).expect("clear"),
-                first + 1
-            );
+            let first = clear(store, &tenant(), &other, 0, id(), NOW).expect("clear");
+            let second = clear(store, &tenant(), &other, 0, id(), NOW).expect("clear");
+            assert!(second > first);
         }
     }
 }
@@ -175,6 +173,7 @@ fn a_race_is_decided_again_and_one_that_never_ends_is_reported() {
         &tier.store,
         &tenant(),
         &reference("task-cache/x"),
+        0,
         id(),
         NOW,
     )

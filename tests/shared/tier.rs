@@ -184,6 +184,7 @@ pub(crate) fn commit(name: &str, layers: Vec<LayerRef>) -> Commit {
         base: None,
         ttl_seconds: None,
         fence: 0,
+        covering: 0,
     }
 }
 
