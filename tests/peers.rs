@@ -42,6 +42,8 @@ mod links;
 mod nodes;
 #[path = "peers/partition.rs"]
 mod partition;
+#[path = "peers/resume.rs"]
+mod resume;
 #[path = "peers/rights.rs"]
 mod rights;
 #[path = "peers/sources.rs"]

@@ -396,7 +396,7 @@ impl Bringer {
             }
         };
         tokio::select! {
-            fetched = self.fetcher.fetch(name, found) => Some(fetched),
+            fetched = self.fetcher.fetch(name, found, reader(request)) => Some(fetched),
             () = stalls => None,
             () = tokio::time::sleep_until(limits.until) => None,
         }

@@ -140,11 +140,15 @@ impl Context {
         self.stop.is_cancelled()
     }
 
-    /// Waits on a thread that may block. `false`: everything stops.
+    /// Waits. `false`: everything stops.
+    pub(super) async fn pause(&self, pause: Duration) -> bool {
+        let stopped = tokio::time::timeout(pause, self.stop.cancelled());
+        stopped.await.is_err()
+    }
+
+    /// The same on a thread that may block.
     pub(super) fn sleep(&self, pause: Duration) -> bool {
-        let stopped = self.stop.cancelled();
-        let waited = async { tokio::time::timeout(pause, stopped).await };
-        self.runtime.block_on(waited).is_err()
+        self.block_on(self.pause(pause))
     }
 
     /// Waits for a future on a thread that may block.

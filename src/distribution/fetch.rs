@@ -15,8 +15,10 @@ use super::decide;
 use super::flight::Flights;
 use super::health::{Access, now};
 use super::offered::Offered;
+use super::resume::{Readers, of_peers};
+use super::roster::Reader;
 use super::types::Moving;
-use super::work::Workers;
+use super::work::{Free, Workers};
 use crate::archive;
 use crate::archive::toc::{Patience, Table};
 use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
@@ -30,7 +32,7 @@ use crate::shared::{
 const AT_ONCE: usize = 4;
 /// How often a layer whose transfer failed is taken up where it ended, and the first pause.
 const RETRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(500);
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 /// How often a name is resolved again because an object vanished in the middle.
 const RESOLVES: u32 = 3;
 /// How long a record of the format and its frame may take.
@@ -46,6 +48,8 @@ pub(super) struct Fetcher {
     asker: Arc<Asker>,
     workers: Workers,
     flights: Flights<ArtifactId, Fetched>,
+    /// The pods that wait for fetches.
+    readers: Readers,
     /// For `status`.
     running: Mutex<HashMap<ArtifactId, Arc<Running>>>,
 }
@@ -54,6 +58,7 @@ pub(super) struct Fetcher {
 #[derive(Debug)]
 struct Running {
     name: Name,
+    thread: Free,
     since: Timestamp,
     of: AtomicU64,
     bytes: AtomicU64,
@@ -79,7 +84,7 @@ type Failure = ReceiveError<Error>;
 pub(super) fn fetch_layer(
     context: &Context,
     sources: &[&dyn Source],
-    (tenant, layer): (&Tenant, &LayerRef),
+    wanted: (&Tenant, &LayerRef),
     place: &LayerPlace<'_>,
     moved: &AtomicU64,
     note: impl Fn(&Result<FetchedLayer>),
@@ -88,16 +93,7 @@ pub(super) fn fetch_layer(
     let mut pause = PAUSE;
     let mut left = RETRIES;
     loop {
-        let destination = Destination {
-            into: place.into,
-            temporary: place.temporary,
-            limits: place.limits,
-            devices: false,
-            patience: PATIENCE,
-            progress: place.progress,
-            moved,
-        };
-        let fetched = fetch(sources, tenant, layer, destination, &stop);
+        let fetched = try_layer(context, sources, wanted, place, moved);
         note(&fetched);
         match fetched {
             Ok(fetched) => return Ok(fetched.table),
@@ -114,28 +110,60 @@ pub(super) fn fetch_layer(
     }
 }
 
+/// Asks each of these sources for what is missing of a layer.
+pub(super) fn try_layer(
+    context: &Context,
+    sources: &[&dyn Source],
+    (tenant, layer): (&Tenant, &LayerRef),
+    place: &LayerPlace<'_>,
+    moved: &AtomicU64,
+) -> Result<FetchedLayer> {
+    let destination = Destination {
+        into: place.into,
+        temporary: place.temporary,
+        limits: place.limits,
+        devices: false,
+        patience: PATIENCE,
+        progress: place.progress,
+        moved,
+    };
+    let stop = || context.is_stopping() || (place.stop)();
+    fetch(sources, tenant, layer, destination, &stop)
+}
+
 impl Fetcher {
     pub(super) fn new(context: Arc<Context>, asker: Arc<Asker>) -> Self {
         Self {
             workers: context.workers("shared-fetch", AT_ONCE),
             flights: context.flights(),
+            readers: Readers::default(),
             running: Mutex::default(),
             asker,
             context,
         }
     }
 
-    /// Fetches what a name shows. The caller limits how long it waits.
-    pub(super) async fn fetch(self: &Arc<Self>, name: &Name, found: &Arc<Offered>) -> Fetched {
+    /// Fetches what a name shows, for a pod. The caller limits how long it waits.
+    pub(super) async fn fetch(
+        self: &Arc<Self>,
+        name: &Name,
+        found: &Arc<Offered>,
+        reader: Reader,
+    ) -> Fetched {
         let artifact = found.manifest.artifact;
+        let _waits = self.readers.wait(name, artifact, reader);
         let fetched = self.flights.join(artifact, |callers| {
             let (fetcher, name, found) = (Arc::clone(self), name.clone(), Arc::clone(found));
             async move {
-                let this = Arc::clone(&fetcher);
-                let call = move || this.fetch_now(&name, found);
+                let free = fetcher.workers.free().await;
                 // One that was given up before it began is not begun.
-                let result = fetcher.workers.run(|| !callers.are_gone(), call).await;
-                result.unwrap_or_else(|| Err("the fetch was abandoned".into()))
+                let free = free.filter(|_| !callers.are_gone());
+                let abandoned = || Err("the fetch was abandoned".into());
+                let Some(free) = free else { return abandoned() };
+                let (this, thread) = (Arc::clone(&fetcher), free.clone());
+                let call = move || this.fetch_now(&name, found, thread);
+                let result = fetcher.workers.run_on(free, call).await;
+                result.unwrap_or_else(abandoned)
             }
         });
         let fetched = fetched.answer().await;
@@ -187,11 +215,12 @@ impl Fetcher {
         ))
     }
 
-    fn fetch_now(&self, name: &Name, mut found: Arc<Offered>) -> Fetched {
+    fn fetch_now(&self, name: &Name, mut found: Arc<Offered>, thread: Free) -> Fetched {
         let artifact = found.manifest.artifact;
         let layers = found.manifest.layers.iter();
         let running = Arc::new(Running {
             name: name.clone(),
+            thread,
             since: now(),
             of: AtomicU64::new(layers.map(|layer| layer.content).sum()),
             bytes: AtomicU64::new(0),
@@ -272,6 +301,7 @@ impl Fetcher {
                 .collect(),
         };
         running.bytes.store(0, Ordering::Relaxed);
+        let mut sources = found.sources(Vec::new(), context.asked_tier());
         let mut is_first = true;
         let make = |index: usize, place: &LayerPlace<'_>| {
             if std::mem::take(&mut is_first) {
@@ -280,7 +310,7 @@ impl Fetcher {
                 let missing = missing.map(|layer| layer.content).sum();
                 running.of.store(missing, Ordering::Relaxed);
             }
-            self.layer(name, found, index, place, &running.moved)
+            self.layer((name, found, index), &mut sources, place, running)
         };
         let may_enter = || match context.cleared(name) {
             // `destroy` came between the answer and now.
@@ -307,20 +337,27 @@ impl Fetcher {
 
     fn layer(
         &self,
-        name: &Name,
-        found: &Offered,
-        index: usize,
+        (name, found, index): (&Name, &Offered, usize),
+        sources: &mut Vec<Arc<dyn Source>>,
         place: &LayerPlace<'_>,
-        moved: &AtomicU64,
+        running: &Running,
     ) -> Result<Arc<Table>> {
-        let context = &self.context;
-        let sources = found.sources(context.asked_tier());
+        let Self {
+            context, readers, ..
+        } = self;
+        let (layer, moved) = (&found.manifest.layers[index], &running.moved);
+        if !found.is_only_in_tier() {
+            let pause = |pause: Duration| {
+                let pause = context.pause(pause);
+                context.block_on(self.workers.give_way(&running.thread, pause))
+            };
+            let wanted = (name, found, layer);
+            return of_peers(context, readers, wanted, sources, place, moved, &pause);
+        }
+        let wanted = (&name.tenant, layer);
         let sources: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
-        let wanted = (&name.tenant, &found.manifest.layers[index]);
         fetch_layer(context, &sources, wanted, place, moved, |fetched| {
-            if found.is_only_in_tier() {
-                context.health.note(&name.tenant, Access::Read, fetched);
-            }
+            context.health.note(&name.tenant, Access::Read, fetched);
         })
     }
 

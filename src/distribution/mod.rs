@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! clone   ─▶ snapshot of a peer ─▶ Engine::receive_claim                 (clones)
-//! publish ─▶ bring ─▶ question ─▶ decide ─▶ fetch ─▶ Engine::receive      (bring, ask, fetch)
+//! publish ─▶ bring ─▶ question ─▶ decide ─▶ fetch ─▶ Engine::receive   (bring, ask, fetch, resume)
 //!            └▶ search: peers and tier at once ─▶ choose ─▶ sources   (search, peers, offered)
 //! commit  ─▶ Engine::to_share ─▶ layers, manifest, name ─▶ set_sharing    (upload)
 //! daily   ─▶ question ─▶ set_sharing, if the tier lost it                 (check)
@@ -38,6 +38,7 @@ mod offered;
 mod pace;
 mod peers;
 mod queue;
+mod resume;
 pub mod roster;
 mod search;
 mod sources;

@@ -65,22 +65,26 @@ impl Offered {
             never: false,
             ..first.sharing
         };
-        let layers = first.found.manifest.layers.clone();
-        // An id is the same on all nodes, and its layers are, too, unless one merged some.
-        let is_same = |it: &Holding| {
-            let theirs = it.found.manifest.layers.iter().map(|layer| layer.digest);
-            theirs.eq(layers.iter().map(|layer| layer.digest))
-        };
-        let others = holdings.filter(is_same).map(|it| (it.node, it.source));
-        let mut holders = vec![(first.node, first.source)];
-        holders.extend(others);
-        Some(Self {
+        let mut offered = Self {
             found: first.found,
             is_of_tier: false,
             prefers_tier: false,
             sharing,
-            holders,
-        })
+            holders: vec![(first.node, first.source)],
+        };
+        let others: Vec<Holding> = holdings.filter(|it| offered.is_held(it)).collect();
+        let others = others.into_iter().map(|it| (it.node, it.source));
+        offered.holders.extend(others);
+        Some(offered)
+    }
+
+    /// Whether a peer has this content, in these layers. The id of an artifact is the same on all
+    /// nodes. Its layers are, too, unless a node merged some.
+    pub(super) fn is_held(&self, holding: &Holding) -> bool {
+        let theirs = &holding.found.manifest;
+        let digests = theirs.layers.iter().map(|layer| layer.digest);
+        theirs.artifact == self.manifest.artifact
+            && digests.eq(self.manifest.layers.iter().map(|layer| layer.digest))
     }
 
     /// The tier shows it, too, with this number. `prefers_tier`: it is asked before the peers.
@@ -128,10 +132,18 @@ impl Offered {
         }
     }
 
-    /// The sources, in their order.
-    pub(super) fn sources(&self, bucket: Option<Bucket>) -> Vec<Arc<dyn Source>> {
-        let holders = self.holders.iter().map(|(_, source)| Arc::clone(source));
-        let mut sources: Vec<Arc<dyn Source>> = holders.collect();
+    /// The sources, in their order. `newer`: the peers that were found since. They come before
+    /// those that had it when it was offered.
+    pub(super) fn sources(
+        &self,
+        newer: Vec<Holding>,
+        bucket: Option<Bucket>,
+    ) -> Vec<Arc<dyn Source>> {
+        let is_newer = |name: &str| newer.iter().any(|it| it.node == name);
+        let older = self.holders.iter().filter(|(name, _)| !is_newer(name));
+        let older: Vec<_> = older.map(|(_, source)| Arc::clone(source)).collect();
+        let mut sources: Vec<_> = newer.into_iter().map(|it| it.source).collect();
+        sources.extend(older);
         if let Some(bucket) = bucket {
             let tier: Arc<dyn Source> = if self.is_of_tier {
                 Arc::new(bucket)

@@ -3,6 +3,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -14,6 +15,9 @@ use super::peers::{Candidate, Choice, Holding, Patience, Told, choose};
 use super::roster::Reader;
 use super::sources::Sources;
 use crate::model::{ArtifactId, Name, NodeId};
+
+/// How long peers have at most to say whether they have content whose fetch has begun.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// What a search found.
 #[derive(Debug, Clone)]
@@ -96,6 +100,39 @@ pub(super) async fn search(
         tier,
         makers,
     }
+}
+
+/// The peers that have content now whose fetch has begun, the best one first. They are asked for one
+/// pod after the other, until some give it to one.
+pub(super) async fn holders(
+    context: &Context,
+    name: &Name,
+    offered: &Offered,
+    readers: &[Reader],
+) -> Vec<Holding> {
+    let Some(peers) = context.asked_peers() else {
+        return Vec::new();
+    };
+    let settings = &context.settings;
+    let within = settings.ask.min(AGAIN);
+    for reader in readers {
+        let mut until = Instant::now() + within;
+        let mut answers = peers.find(name, reader, within, Patience::Now);
+        let mut holders = Vec::new();
+        while let Ok(Some(told)) = timeout_at(until, answers.recv()).await {
+            if let Told::Holds(holding) = told
+                && offered.is_held(&holding)
+            {
+                holders.push(*holding);
+                until = until.min(Instant::now() + settings.fresh_wait);
+            }
+        }
+        if !holders.is_empty() {
+            holders.sort_by_key(|it| it.rank);
+            return holders;
+        }
+    }
+    Vec::new()
 }
 
 /// What the tier gives: nothing, if it is no source.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_util::task::TaskTracker;
 
@@ -15,9 +16,9 @@ pub(super) struct Workers {
     tasks: TaskTracker,
 }
 
-/// A thread that is free for one call.
-#[derive(Debug)]
-pub(super) struct Free(OwnedSemaphorePermit);
+/// A thread that is free for one call. `None`: another call may run meanwhile.
+#[derive(Debug, Clone)]
+pub(super) struct Free(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
 
 impl Workers {
     /// At most `most` calls at once.
@@ -40,16 +41,27 @@ impl Workers {
         self.run_on(free, call).await
     }
 
+    /// Waits on behalf of a call that runs on this thread. Another call may run meanwhile, and is
+    /// waited for.
+    pub(super) async fn give_way<T>(&self, free: &Free, pause: impl Future<Output = T>) -> T {
+        drop(free.0.lock().take());
+        let waited = pause.await;
+        let permit = Arc::clone(&self.free).acquire_owned().await.ok();
+        *free.0.lock() = permit;
+        waited
+    }
+
     /// Waits for a free thread. `None`: there will be none.
     pub(super) async fn free(&self) -> Option<Free> {
-        Some(Free(Arc::clone(&self.free).acquire_owned().await.ok()?))
+        let permit = Arc::clone(&self.free).acquire_owned().await.ok()?;
+        Some(Free(Arc::new(Mutex::new(Some(permit)))))
     }
 
     /// Runs the call on a free thread. `None`: it panicked. A call that runs is not stopped if its
     /// caller goes away.
     pub(super) async fn run_on<T: Send + 'static>(
         &self,
-        Free(permit): Free,
+        free: Free,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let token = self.tasks.token();
@@ -57,7 +69,7 @@ impl Workers {
         let started = std::thread::Builder::new()
             .name(self.name.to_owned())
             .spawn(move || {
-                let _counted = (permit, token);
+                let _counted = (free, token);
                 drop(answer.send(call()));
             });
         if let Err(error) = started {

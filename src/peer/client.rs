@@ -119,7 +119,7 @@ impl Client {
     }
 
     /// Asks peers at once, and sends the answers of those that have content.
-    fn ask(&self, peers: Vec<Peer>, asked: &Question, until: Instant) {
+    fn ask(self: &Arc<Self>, peers: Vec<Peer>, asked: &Question, until: Instant) {
         for (rank, peer) in peers.into_iter().enumerate() {
             let node = match self.node(&peer) {
                 Ok(node) => node,
@@ -128,21 +128,24 @@ impl Client {
                     continue;
                 }
             };
-            let asked = asked.clone();
+            let (asked, client) = (asked.clone(), Arc::clone(self));
             // It ends by itself, so that a peer that hangs is known as such.
             self.runtime.spawn(async move {
-                let Question {
-                    name,
-                    reader,
-                    sender,
-                } = &asked;
-                if let Some(mut holding) = node.ask(name, reader, until, sender).await {
+                if let Some(mut holding) = node.ask(&client, &asked, until).await {
                     holding.rank = rank;
                     // Without a receiver the answer came too late.
-                    let _late = sender.send(Told::Holds(Box::new(holding))).await;
+                    let _late = asked.sender.send(Told::Holds(Box::new(holding))).await;
                 }
             });
         }
+    }
+
+    /// The node of this name, with the key and the address that it has now. The error says why it
+    /// cannot be asked.
+    pub(super) fn named(&self, name: &NodeId) -> Result<Arc<Node>, String> {
+        let peer = self.roster.peer(name);
+        let peer = peer.ok_or_else(|| "this node knows no peer of that name now".to_owned())?;
+        self.node(&peer).map_err(|error| error.to_string())
     }
 
     fn node(&self, peer: &Peer) -> Result<Arc<Node>, rustls::Error> {
@@ -230,7 +233,7 @@ impl Peers for Asking {
         };
         let node = self.0.node(&peer);
         let node = node.map_err(|error| NoSnapshot::Never(format!("node {name}: {error}")))?;
-        node.ask_snapshot(asked).await
+        node.ask_snapshot(&self.0, asked).await
     }
 
     fn is_told(&self) -> bool {
@@ -269,13 +272,12 @@ impl Node {
     }
 
     /// What the peer has under a name. Content that is coming is waited for.
-    async fn ask(
-        self: &Arc<Self>,
-        name: &Name,
-        reader: &Reader,
-        until: Instant,
-        wanted: &mpsc::Sender<Told>,
-    ) -> Option<Holding> {
+    async fn ask(&self, client: &Arc<Client>, asked: &Question, until: Instant) -> Option<Holding> {
+        let Question {
+            name,
+            reader,
+            sender,
+        } = asked;
         if self.is_away() {
             return None;
         }
@@ -284,8 +286,8 @@ impl Node {
             let request = wire::GetArtifactRequest {
                 ask: Some(messages::ask(name, reader)),
             };
-            let mut client = self.client();
-            let answer = timeout_at(until, client.get_artifact(request)).await;
+            let mut peer = self.client();
+            let answer = timeout_at(until, peer.get_artifact(request)).await;
             let Ok(answer) = answer else {
                 *self.away.lock() = Some(Instant::now() + AWAY);
                 self.failed(name, &"no answer in time");
@@ -304,8 +306,8 @@ impl Node {
             }
             match answer.state() {
                 State::Nothing => return None,
-                State::Here => return self.holding(name, reader, answer.artifact),
-                State::Coming if wanted.is_closed() || Instant::now() + COMING >= until => {
+                State::Here => return self.holding(client, asked, answer.artifact),
+                State::Coming if sender.is_closed() || Instant::now() + COMING >= until => {
                     return None;
                 }
                 State::Coming => sleep(COMING).await,
@@ -314,14 +316,18 @@ impl Node {
     }
 
     /// What the peer has of a snapshot.
-    async fn ask_snapshot(self: &Arc<Self>, asked: &AskedClone) -> Result<Frozen, NoSnapshot> {
+    async fn ask_snapshot(
+        &self,
+        client: &Arc<Client>,
+        asked: &AskedClone,
+    ) -> Result<Frozen, NoSnapshot> {
         add(&self.counters.questions, 1);
         let ask = messages::ask_clone(asked);
         let request = wire::GetArtifactRequest {
             ask: Some(ask.clone()),
         };
-        let mut client = self.client();
-        let answer = timeout(SNAPSHOT, client.get_artifact(request)).await;
+        let mut asking = self.client();
+        let answer = timeout(SNAPSHOT, asking.get_artifact(request)).await;
         let peer = self.name.as_str();
         let failed = |why: NoSnapshot| {
             add(&self.counters.questions_failed, 1);
@@ -351,7 +357,8 @@ impl Node {
             ))),
             State::Here => {
                 let held = Held {
-                    node: Arc::clone(self),
+                    client: Arc::clone(client),
+                    node: self.name.clone(),
                     artifact: None,
                     ask,
                 };
@@ -366,9 +373,9 @@ impl Node {
     }
 
     fn holding(
-        self: &Arc<Self>,
-        name: &Name,
-        reader: &Reader,
+        &self,
+        client: &Arc<Client>,
+        Question { name, reader, .. }: &Question,
         artifact: Option<wire::Artifact>,
     ) -> Option<Holding> {
         let found = messages::found(name, artifact.unwrap_or_default());
@@ -389,7 +396,8 @@ impl Node {
             found,
             sharing,
             source: Arc::new(Held {
-                node: Arc::clone(self),
+                client: Arc::clone(client),
+                node: self.name.clone(),
                 artifact: Some(artifact),
                 ask: messages::ask(name, reader),
             }),

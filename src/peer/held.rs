@@ -8,11 +8,11 @@ use std::sync::Arc;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
-use super::client::{Node, SILENT, say};
+use super::client::{Client, Node, SILENT, say};
 use super::counters::add;
 use super::messages;
 use crate::archive::toc::{Table, Want};
-use crate::model::{ArtifactId, Reference, Tenant};
+use crate::model::{ArtifactId, NodeId, Reference, Tenant};
 use crate::proto::peer::v1 as wire;
 use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
 use wire::get_layer_request::Part;
@@ -23,7 +23,9 @@ const REMEMBERED: usize = 4096;
 /// An artifact or a snapshot of another node, as a source.
 #[derive(Debug, Clone)]
 pub(super) struct Held {
-    pub(super) node: Arc<Node>,
+    pub(super) client: Arc<Client>,
+    /// Its name. A node that restarts gets another key, and mostly another address.
+    pub(super) node: NodeId,
     /// The artifact. `None`: `ask` names a snapshot.
     pub(super) artifact: Option<ArtifactId>,
     pub(super) ask: wire::Ask,
@@ -34,6 +36,14 @@ impl Held {
     fn id(&self) -> String {
         let id = self.artifact.as_ref();
         id.map_or_else(String::new, ToString::to_string)
+    }
+
+    /// The node as it can be asked now.
+    fn now(&self, layer: &LayerRef) -> Result<Arc<Node>> {
+        self.client.named(&self.node).map_err(|cause| Error::Away {
+            object: self.object(layer),
+            cause,
+        })
     }
 
     fn object(&self, layer: &LayerRef) -> String {
@@ -60,9 +70,10 @@ impl Held {
             layer: layer.digest.0.to_vec(),
             part: Some(part),
         };
-        let mut client = self.node.client();
+        let node = self.now(layer)?;
+        let mut client = node.client();
         let begun = async { timeout(SILENT, client.get_layer(request)).await };
-        let begun = self.node.runtime.block_on(begun);
+        let begun = node.runtime.block_on(begun);
         let silent = |_| Error::Away {
             object: self.object(layer),
             cause: "no answer in time".to_owned(),
@@ -72,6 +83,7 @@ impl Held {
             .map_err(|status| self.error(layer, &status))?;
         Ok(Incoming {
             held: self.clone(),
+            node,
             layer: *layer,
             stream: stream.into_inner(),
             rest: Vec::new(),
@@ -82,7 +94,7 @@ impl Held {
 
 impl Source for Held {
     fn name(&self) -> String {
-        format!("peer {}", self.node.name.as_str())
+        format!("peer {}", self.node.as_str())
     }
 
     /// What it had when it was asked is what it is a source of.
@@ -99,7 +111,7 @@ impl Source for Held {
 
     fn open(&self, _tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
         if let Some(artifact) = &self.artifact
-            && self.node.damaged.lock().contains(artifact)
+            && self.now(layer)?.damaged.lock().contains(artifact)
         {
             let object = self.object(layer);
             return Err(Error::Missing { object });
@@ -118,10 +130,15 @@ impl Source for Held {
     }
 
     fn damaged(&self, _tenant: &Tenant, layer: &LayerRef, error: &Error) {
-        add(&self.node.counters.damaged, 1);
+        let peer = self.node.as_str();
+        let artifact = self.id();
+        tracing::error!(peer, artifact, %error,
+            "a peer sent damaged content; it was refused");
+        let Ok(node) = self.now(layer) else { return };
+        add(&node.counters.damaged, 1);
         // A snapshot has one holder, and is asked for again when that was mended.
         if let Some(artifact) = self.artifact {
-            let mut damaged = self.node.damaged.lock();
+            let mut damaged = node.damaged.lock();
             if damaged.len() >= REMEMBERED {
                 damaged.clear();
             }
@@ -133,13 +150,9 @@ impl Source for Held {
             layer: layer.digest.0.to_vec(),
             cause: error.to_string(),
         };
-        let peer = self.node.name.as_str();
-        let artifact = self.id();
-        tracing::error!(peer, artifact, %error,
-            "a peer sent damaged content; it was refused");
-        let mut client = self.node.client();
+        let mut client = node.client();
         let told = async { timeout(SILENT, client.report_damage(report)).await };
-        if !matches!(self.node.runtime.block_on(told), Ok(Ok(_))) {
+        if !matches!(node.runtime.block_on(told), Ok(Ok(_))) {
             tracing::warn!(peer, artifact, "the peer was not told of the damage");
         }
     }
@@ -195,6 +208,7 @@ impl Content for HeldLayer {
 /// The bytes of a stream, for a thread that may block.
 struct Incoming {
     held: Held,
+    node: Arc<Node>,
     layer: LayerRef,
     stream: Streaming<wire::Chunk>,
     rest: Vec<u8>,
@@ -206,12 +220,9 @@ impl Read for Incoming {
         while self.at == self.rest.len() {
             let stream = &mut self.stream;
             let next = async { timeout(SILENT, stream.message()).await };
-            match self.held.node.runtime.block_on(next) {
+            match self.node.runtime.block_on(next) {
                 Ok(Ok(Some(chunk))) => {
-                    add(
-                        &self.held.node.counters.received_bytes,
-                        chunk.data.len() as u64,
-                    );
+                    add(&self.node.counters.received_bytes, chunk.data.len() as u64);
                     (self.rest, self.at) = (chunk.data, 0);
                 }
                 Ok(Ok(None)) => return Ok(0),

@@ -52,6 +52,8 @@ pub struct Fetched {
     pub table: Arc<Table>,
     /// Bytes of content that came.
     pub bytes: u64,
+    /// The place of the source that gave the last of it. Those before it did not give all.
+    pub source: usize,
 }
 
 /// Fetches a layer. The sources are asked in order, each for the parts that are still missing.
@@ -82,7 +84,7 @@ pub fn fetch(
     for (index, source) in sources.iter().enumerate() {
         let is_last = index + 1 == sources.len();
         match job.from(*source, is_last) {
-            Ok(()) => return job.finish(),
+            Ok(()) => return job.finish(index),
             Err(error) if error.is_of_the_source() => {
                 if matches!(error, Error::Corrupt { .. }) {
                     source.damaged(tenant, layer, &error);
@@ -193,13 +195,14 @@ impl Job<'_> {
         Ok(File::from(fd))
     }
 
-    fn finish(self) -> Result<Fetched> {
+    fn finish(self, source: usize) -> Result<Fetched> {
         let (table, receiver) = self.receiver.ok_or(Error::Stopped)?;
         let root = receiver.finish(self.stop).map_err(ours)?;
         Ok(Fetched {
             root,
             table,
             bytes: self.bytes,
+            source,
         })
     }
 }

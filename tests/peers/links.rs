@@ -114,6 +114,36 @@ async fn the_next_holder_gives_the_rest_when_one_vanishes_or_hangs_mid_frame() {
 }
 
 #[tokio::test]
+async fn a_peer_that_hangs_is_waited_for_once_in_a_fetch_of_many_layers() {
+    let [a, b, c] = peers!("a", "b", "c");
+    for layer in 0..6 {
+        a.commits(&format!("made-{layer}"), &TASK, |target| {
+            fs::write(target.join(format!("random-{layer}")), random(64 << 10)).expect("write");
+        })
+        .await;
+    }
+    c.publish("copy", &TASK).await;
+    let link = Link::to(&a).await;
+    b.known_forgets();
+    b.knows_at(&a, link.address, a.key.name(), None);
+    b.knows(&c);
+    link.hangs_after(32 << 10);
+    let began = std::time::Instant::now();
+    b.publish("read", &TASK).await;
+    let took = began.elapsed();
+    assert!(link.was_met(), "{} bytes", link.passed());
+    assert!(read(&b.bench.target("read")) == read(&c.bench.target("copy")));
+    // It is silent for 5 s, and there are six layers.
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    for (node, volume) in [(&b, "read"), (&c, "copy")] {
+        node.end(volume, baggageclaim::model::Outcome::Failed).await;
+    }
+    for node in [a, b, c] {
+        node.finish().await;
+    }
+}
+
+#[tokio::test]
 async fn a_peer_that_hangs_keeps_no_pod_from_content_here() {
     let Some(a) = Node::new("a").await else {
         return;

@@ -45,9 +45,10 @@ pub(crate) fn name(reference: &str) -> Name {
     }
 }
 
-/// The peers of one node, and the tenants that each may read; `None`: all.
+/// The peers of one node, and the tenants that each may read, `None`: all; and the pods that give no
+/// right any more.
 #[derive(Debug, Default)]
-pub(crate) struct Known(Mutex<Vec<(Peer, Option<Vec<Tenant>>)>>);
+pub(crate) struct Known(Mutex<Vec<(Peer, Option<Vec<Tenant>>)>>, Mutex<Vec<String>>);
 
 impl Roster for Known {
     fn peers(&self, _tenant: &Tenant) -> Vec<Peer> {
@@ -74,6 +75,9 @@ impl Roster for Known {
 #[async_trait]
 impl Access for Known {
     async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
+        if self.1.lock().contains(&asked.pod.name) {
+            return Err(Refusal::Denied("the pod has ended".to_owned()));
+        }
         let known = self.0.lock();
         let found = known.iter().find(|(it, _)| it.name == *peer);
         match found {
@@ -312,6 +316,24 @@ impl Node {
         self.drain.close();
         let served = (&mut self.serving).await;
         served.expect("no panic").expect("it was served");
+    }
+
+    /// The service is there again, with another key and address, as after a restart of the driver.
+    pub(crate) async fn returns(&mut self) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        self.key = Key::open(&dir.path().join("key")).expect("a key");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        self.address = listener.local_addr().expect("an address");
+        let (key, known) = (self.key.clone(), Arc::clone(&self.known));
+        let node = peer::Node::new(key, known.clone(), known, Some(listener), None);
+        self.drain = Drain::new(Duration::from_secs(10));
+        let engine = self.bench.engine.clone();
+        self.serving = tokio::spawn(node.serve(engine, self.drain.clone()));
+    }
+
+    /// The pod of a volume of another node gives no right to content of this node any more.
+    pub(crate) fn denies(&self, volume: &str) {
+        self.known.1.lock().push(format!("pod-{volume}"));
     }
 
     pub(crate) async fn finish(mut self) {

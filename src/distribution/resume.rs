@@ -1,0 +1,116 @@
+//! Layers that come from peers, and go on when the peers change: one restarts with another key, one
+//! gets the content, or the pod whose right the fetch uses ends. `fetch` is about whole artifacts.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::context::{Context, value};
+use super::fetch::{PAUSE, try_layer};
+use super::offered::Offered;
+use super::roster::Reader;
+use super::search::holders;
+use crate::archive::toc::Table;
+use crate::engine::LayerPlace;
+use crate::model::{ArtifactId, Name};
+use crate::shared::{Error, LayerRef, Result, Source};
+
+/// How long all sources may give nothing: while a pod waits, and while none does. What came is given
+/// up then.
+const AWAY: Duration = Duration::from_secs(120);
+const UNAWAITED: Duration = Duration::from_secs(15);
+/// The longest pause between two attempts.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// The pods that wait for fetches now.
+#[derive(Debug, Default)]
+pub(super) struct Readers(Mutex<Vec<Weak<Waits>>>);
+
+/// A pod that waits for a fetch, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Waits {
+    name: Name,
+    artifact: ArtifactId,
+    reader: Reader,
+}
+
+impl Readers {
+    /// A pod waits for the fetch of an artifact under this name.
+    pub(super) fn wait(&self, name: &Name, artifact: ArtifactId, reader: Reader) -> Arc<Waits> {
+        let waits = Arc::new(Waits {
+            name: name.clone(),
+            artifact,
+            reader,
+        });
+        let mut all = self.0.lock();
+        all.retain(|waits| waits.strong_count() > 0);
+        all.push(Arc::downgrade(&waits));
+        waits
+    }
+
+    /// The pods that wait for it now. The newest come first: the others may have ended.
+    fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
+        let all = self.0.lock();
+        let waits = all.iter().rev().filter_map(Weak::upgrade);
+        let waits = waits.filter(|it| it.artifact == artifact && it.name == *name);
+        waits.map(|it| it.reader.clone()).collect()
+    }
+}
+
+/// Fetches a layer of what peers offered. While no source gives anything, the peers are asked again
+/// which of them gives it to one of the pods that wait. The sources are then in the order for the
+/// next layer. `pause` waits; `false`: everything stops.
+pub(super) fn of_peers(
+    context: &Context,
+    readers: &Readers,
+    (name, found, layer): (&Name, &Offered, &LayerRef),
+    sources: &mut Vec<Arc<dyn Source>>,
+    place: &LayerPlace<'_>,
+    moved: &AtomicU64,
+    pause: &dyn Fn(Duration) -> bool,
+) -> Result<Arc<Table>> {
+    let artifact = found.manifest.artifact;
+    let mut next = PAUSE;
+    let mut failed: Option<Instant> = None;
+    loop {
+        let before = value(place.progress);
+        let asked: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
+        let wanted = (&name.tenant, layer);
+        let error = match try_layer(context, &asked, wanted, place, moved) {
+            Ok(fetched) => {
+                // A peer that hung is not waited for again: those that failed are asked last.
+                sources.rotate_left(fetched.source);
+                return Ok(fetched.table);
+            }
+            Err(error) => error,
+        };
+        if value(place.progress) > before {
+            (failed, next) = (None, PAUSE);
+        }
+        let is_awaited = !readers.of(name, artifact).is_empty();
+        let limit = if is_awaited { AWAY } else { UNAWAITED };
+        let since = *failed.get_or_insert_with(Instant::now);
+        if !may_pass(&error) || since.elapsed() >= limit || (place.stop)() {
+            return Err(error);
+        }
+        tracing::debug!(%error, pause = ?next, "resuming a fetch after a pause");
+        if !pause(next) {
+            return Err(Error::Stopped);
+        }
+        next = (next * 2).min(LONGEST);
+        let readers = readers.of(name, artifact);
+        let newer = context.block_on(holders(context, name, found, &readers));
+        if newer.is_empty() && matches!(error, Error::Missing { .. }) {
+            return Err(error);
+        }
+        *sources = found.sources(newer, context.asked_tier());
+    }
+}
+
+/// Whether the same layer may come later: from a peer that was away, for another pod, or from
+/// another peer. A peer that has just started may not know the key of this node yet.
+fn may_pass(error: &Error) -> bool {
+    error.is_temporary() || matches!(error, Error::Permanent { .. } | Error::Missing { .. })
+}

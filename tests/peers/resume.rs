@@ -1,0 +1,167 @@
+//! Fetches that go on where they ended: a holder restarts with another key, another node becomes a
+//! holder, or the pod that asked first ends.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use baggageclaim::model::Outcome;
+
+use crate::common::bench::eventually;
+use crate::nodes::{INPUT, Node, OUTPUT, TASK, introduce, random};
+
+/// Files of the content, their bytes, and how many bytes leave the first holder in a second. A frame
+/// has four files.
+const FILES: usize = 16;
+const FILE: usize = 256 << 10;
+const RATE: u64 = 2 << 20;
+/// A frame that is cut comes again, and tables come beside content.
+const MORE: u64 = (1 << 20) + (128 << 10);
+
+/// A node whose content leaves slowly, and others; all know each other.
+async fn slow_and<const N: usize>(others: [&str; N]) -> Option<Vec<Node>> {
+    let mut nodes = vec![Node::with("a", |start| start.bandwidth = Some(RATE)).await?];
+    for other in others {
+        nodes.push(Node::new(other).await?);
+    }
+    introduce(&nodes);
+    Some(nodes)
+}
+
+/// The node has a part of what it fetches.
+async fn is_fetching(node: &Node, bytes: u64) {
+    eventually("a part of it came", || {
+        let fetching = node.distribution.fetching();
+        fetching.first().is_some_and(|it| it.bytes >= bytes)
+    })
+    .await;
+}
+
+fn assert_came_once(node: &Node) {
+    let received = node.figures().received_bytes;
+    let whole = u64::try_from(FILES * FILE).expect("small");
+    assert!(
+        (whole..whole + MORE).contains(&received),
+        "{received} bytes"
+    );
+}
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn files(kind: &str, count: usize) -> Files {
+    let files = (0..count).map(|file| (format!("{kind}-{file}"), random(FILE)));
+    files.collect()
+}
+
+async fn commits(node: &Node, volume: &str, attributes: &[(&str, &str)], made: &Files) {
+    node.commits(volume, attributes, |target| {
+        for (name, bytes) in made {
+            fs::write(target.join(name), bytes).expect("write");
+        }
+    })
+    .await;
+}
+
+fn content(node: &Node, volume: &str) -> Files {
+    let files = fs::read_dir(node.bench.target(volume)).expect("list");
+    let files = files.map(|entry| {
+        let entry = entry.expect("an entry");
+        let name = entry.file_name().into_string().expect("text");
+        (name, fs::read(entry.path()).expect("read"))
+    });
+    files.collect()
+}
+
+async fn finish(nodes: Vec<Node>) {
+    for node in nodes {
+        node.finish().await;
+    }
+}
+
+#[tokio::test]
+async fn a_holder_that_restarts_mid_fetch_gives_only_the_rest() {
+    let Some(mut nodes) = slow_and(["b"]).await else {
+        return;
+    };
+    let made = files("made", FILES);
+    commits(&nodes[0], "made", &OUTPUT, &made).await;
+    let [a, b] = &mut nodes[..] else {
+        unreachable!("two were made");
+    };
+    let restarts = async {
+        is_fetching(b, 1 << 20).await;
+        a.goes().await;
+        a.returns().await;
+        b.knows(a);
+    };
+    tokio::join!(b.publish("read", &INPUT), restarts);
+    assert!(content(b, "read") == made);
+    assert_came_once(b);
+    let whole = u64::try_from(FILES * FILE).expect("small");
+    assert!(a.figures().sent_bytes < whole, "it was not cut");
+    b.end("read", Outcome::Failed).await;
+    finish(nodes).await;
+}
+
+#[tokio::test]
+async fn a_node_that_got_the_content_meanwhile_gives_the_rest() {
+    let Some(mut nodes) = slow_and(["b", "c"]).await else {
+        return;
+    };
+    let made = files("made", FILES);
+    commits(&nodes[0], "made", &OUTPUT, &made).await;
+    nodes[2].publish("copy", &INPUT).await;
+    let [a, b, c] = &mut nodes[..] else {
+        unreachable!("three were made");
+    };
+    b.known_forgets();
+    b.knows(a);
+    let goes = async {
+        is_fetching(b, 1 << 20).await;
+        b.knows(c);
+        a.goes().await;
+    };
+    tokio::join!(b.publish("read", &INPUT), goes);
+    assert!(content(b, "read") == made);
+    assert_came_once(b);
+    let sent = [a.figures().sent_bytes, c.figures().sent_bytes];
+    assert!(sent[1] > 1 << 20, "{sent:?}");
+    b.end("read", Outcome::Failed).await;
+    c.end("copy", Outcome::Failed).await;
+    finish(nodes).await;
+}
+
+#[tokio::test]
+async fn a_fetch_goes_on_with_the_right_of_another_pod_that_waits() {
+    let Some(nodes) = slow_and(["b"]).await else {
+        return;
+    };
+    let [a, b] = &nodes[..] else {
+        unreachable!("two were made");
+    };
+    let mut made = Files::new();
+    for layer in ["old", "new"] {
+        let more = files(layer, FILES / 2);
+        commits(a, layer, &TASK, &more).await;
+        made.extend(more);
+    }
+    let ends = async {
+        is_fetching(b, 1).await;
+        // The layer that comes needs no further right; the next one does.
+        let second = b.publish("second", &TASK);
+        let denied = async {
+            eventually("the second pod asked", || a.figures().offered == 2).await;
+            a.denies("first");
+        };
+        tokio::join!(second, denied);
+    };
+    tokio::join!(b.publish("first", &TASK), ends);
+    for volume in ["first", "second"] {
+        assert!(content(b, volume) == made, "{volume}");
+    }
+    assert!(a.figures().refused > 0, "the first pod was not denied");
+    assert_came_once(b);
+    for volume in ["first", "second"] {
+        b.end(volume, Outcome::Failed).await;
+    }
+    finish(nodes).await;
+}
