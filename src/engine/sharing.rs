@@ -61,7 +61,10 @@ pub(super) fn each_to_share(inner: &Inner, mut look: impl FnMut(&Artifact, bool)
     let tables = &inner.collector.tables;
     inner.look_at_artifacts(|state, sealed| {
         let artifact = &sealed.artifact;
-        if sealed.durable && artifact.sharing.is_wanted() && state.catalog.is_named(artifact) {
+        let is_wanted = sealed.durable && artifact.sharing.is_wanted();
+        // What can have no table never leaves this node.
+        let refused = |layer| tables.is_refused(layer);
+        if is_wanted && state.catalog.is_named(artifact) && !artifact.layers.iter().any(refused) {
             let has_table = |layer| tables.get(layer).is_some();
             look(artifact, artifact.layers.iter().all(has_table));
         }

@@ -36,6 +36,8 @@ pub(super) struct TableDigests {
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
     pub(super) failed: Setbacks<LayerId>,
+    /// Layers that exceed a limit of tables. They do not change, so they are not tried again.
+    refused: Mutex<HashSet<LayerId>>,
     /// Layers without a table that another node waits for.
     awaited: Mutex<HashSet<LayerId>>,
     /// A layer became durable, or got its table.
@@ -64,6 +66,17 @@ impl TableDigests {
         self.awaited.lock().contains(layer)
     }
 
+    /// The layer exceeds a limit of tables.
+    pub(super) fn refuse(&self, layer: LayerId) {
+        self.failed.forget(&layer);
+        self.refused.lock().insert(layer);
+    }
+
+    /// Whether it exceeds a limit of tables.
+    pub(super) fn is_refused(&self, layer: &LayerId) -> bool {
+        self.refused.lock().contains(layer)
+    }
+
     /// The layer's table is gone.
     pub(super) fn forget(&self, layer: &LayerId) {
         self.known.lock().remove(layer);
@@ -73,6 +86,7 @@ impl TableDigests {
     pub(super) fn retain(&self, layers: &HashSet<LayerId>) {
         self.known.lock().retain(|layer, _| layers.contains(layer));
         self.awaited.lock().retain(|layer| layers.contains(layer));
+        self.refused.lock().retain(|layer| layers.contains(layer));
     }
 
     /// Begins to read a layer. The caller closes its files before it drops the guard.

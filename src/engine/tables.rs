@@ -11,8 +11,9 @@
 //! | rename to `layers/<id>/table` | **the table** | found by the next start |
 //!
 //! Nothing refers to a table but its place, so it goes with its layer. A layer may be evicted while
-//! it is read: then the job lets go of it.
+//! it is read: then the job lets go of it. It also stops while the pool runs out of space.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::Path;
@@ -24,11 +25,15 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::space::is_nearly_full;
 use super::table_digests::{DIGEST, Recorded, recorded};
-use super::threads;
-use crate::archive::{Progress, toc};
-use crate::model::{LayerId, Sha256, layout};
+use super::{Engine, threads, transfer};
+use crate::archive::{self, Progress, toc};
+use crate::model::{ArtifactId, LayerId, Sha256, layout};
 use crate::sys::{self, Dir, Errno, Xattrs};
 use crate::tree::Stop;
+
+/// The pool's space is looked at each time that the job was so often asked whether to stop: it asks
+/// for each entry, each piece, and each 256 KiB that it reads.
+const LOOK: u32 = 1024;
 
 /// Makes missing tables whenever there may be a new layer.
 pub(super) async fn table_loop(inner: Arc<Inner>) {
@@ -58,7 +63,7 @@ fn make_missing(inner: &Inner) {
         if inner.lifetime.is_stopping() || inner.refuse_degraded().is_err() {
             return;
         }
-        if tables.get(&layer).is_some() || waiting.contains(&layer) {
+        if tables.get(&layer).is_some() || tables.is_refused(&layer) || waiting.contains(&layer) {
             continue;
         }
         match find_or_make(inner, layer) {
@@ -68,6 +73,16 @@ fn make_missing(inner: &Inner) {
                 tables.tell();
             }
             Ok(None) => {}
+            Err(Error::Archive {
+                source: source @ archive::Error::Unpackable { .. },
+                ..
+            }) => {
+                tables.refuse(layer);
+                tables.tell();
+                tracing::warn!(%layer, cause = %source,
+                    "content of this layer stays on this node: it exceeds a limit of tables of \
+                     contents");
+            }
             Err(error) => {
                 let pause = tables.failed.put_off(&layer);
                 tracing::warn!(%layer, %error, ?pause,
@@ -100,14 +115,54 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     if found == Recorded::Damaged {
         tracing::warn!(%layer, "the layer's table of contents is damaged; it is made again");
     }
-    if is_nearly_full(inner) && !inner.collector.tables.is_awaited(&layer) {
-        return Ok(None);
+    let is_awaited = inner.collector.tables.is_awaited(&layer);
+    let shortage = || {
+        if is_awaited {
+            return transfer::shortage(inner);
+        }
+        let what = "the pool is above its high watermark";
+        is_nearly_full(inner).then(|| Error::Full(what.to_owned().into()))
+    };
+    match shortage() {
+        Some(error) if is_awaited => return Err(error),
+        Some(_) => return Ok(None),
+        None => {}
     }
-    match make(&dir, &|| reading.is_gone() || inner.lifetime.is_stopping()) {
-        Err(Error::ShuttingDown) => Ok(None),
+    let (asked, short) = (Cell::new(0), Cell::new(None));
+    let is_short = || {
+        asked.set(asked.get() + 1);
+        if asked.get() % LOOK == 0 {
+            short.set(shortage());
+        }
+        let found = short.take();
+        let is_short = found.is_some();
+        short.set(found);
+        is_short
+    };
+    let made = make(&dir, &|| {
+        reading.is_gone() || inner.lifetime.is_stopping() || is_short()
+    });
+    match (made, short.take()) {
         // It may have been read while it was being deleted.
         _ if reading.is_gone() => Ok(None),
-        made => made.map(Some),
+        (Err(Error::ShuttingDown), Some(error)) => Err(error),
+        (Err(Error::ShuttingDown), None) => Ok(None),
+        (made, _) => made.map(Some),
+    }
+}
+
+impl Engine {
+    /// Whether an artifact can be given to other nodes. `false`: a layer of it exceeds a limit of
+    /// tables of contents, or the artifact is gone.
+    #[must_use]
+    pub fn can_leave(&self, id: ArtifactId) -> bool {
+        let tables = &self.inner.collector.tables;
+        let state = self.inner.state.lock();
+        let sealed = state.catalog.get(&id);
+        sealed.is_some_and(|sealed| {
+            let mut layers = sealed.artifact.layers.iter();
+            !layers.any(|layer| tables.is_refused(layer))
+        })
     }
 }
 

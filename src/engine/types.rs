@@ -282,6 +282,8 @@ pub struct ArtifactRow {
     pub digests: Digests,
     /// The digests of its layers' tables of contents, newest layer first; `None`: not made yet.
     pub tables: Vec<Option<Sha256>>,
+    /// Whether a layer exceeds a limit of tables of contents: the artifact cannot leave the node.
+    pub is_too_large: bool,
 }
 
 /// What a round of garbage collection did.
