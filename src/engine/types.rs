@@ -56,7 +56,7 @@ pub struct FetchedContent {
 pub struct ReceiveLayer {
     /// The digest of its table of contents.
     pub digest: Sha256,
-    /// How many bytes its files have.
+    /// How many bytes of the pool it needs while it comes, at least.
     pub bytes: u64,
 }
 

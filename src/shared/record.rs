@@ -110,6 +110,16 @@ pub struct LayerRef {
     pub table: u64,
 }
 
+impl LayerRef {
+    /// How many bytes it needs on disk while it comes: its content, and its table, which is
+    /// verified in a temporary file and then kept beside the content.
+    #[must_use]
+    pub fn space(&self) -> u64 {
+        let tables = self.table.saturating_mul(2);
+        self.content.saturating_add(tables)
+    }
+}
+
 /// An artifact as one publication of it wrote it down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

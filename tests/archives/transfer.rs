@@ -582,8 +582,8 @@ fn tables_that_lie_are_refused() {
     limited(&|limits| limits.bytes = 3).expect_err("bytes");
     limited(&|limits| limits.path = 3).expect_err("path");
     let into = File::create(lab.dir("tables").join("short")).expect("create");
-    Table::receive(&bytes[..], &into, 100).expect_err("longer than was said");
-    Table::receive(&bytes[..], &into, bytes.len() as u64).expect("receive");
+    Table::receive(&bytes[..], &into, 100, &never).expect_err("longer than was said");
+    Table::receive(&bytes[..], &into, bytes.len() as u64, &never).expect("receive");
 }
 
 /// A file of one hole.
