@@ -36,6 +36,7 @@ pub(super) fn status(status: distribution::Status) -> admin::SharedTier {
         last_error_unix_ms: at.map(time),
         uploads_waiting: status.uploads_waiting,
         bytes_waiting: status.bytes_waiting,
+        uploads_without_space: status.uploads_without_space,
         uploading: status.uploading.map(moving),
         fetching: status.fetching.into_iter().map(moving).collect(),
     }

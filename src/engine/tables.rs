@@ -25,9 +25,9 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::space::is_nearly_full;
 use super::table_digests::{DIGEST, Recorded, recorded};
-use super::{Engine, threads, transfer};
+use super::{threads, transfer};
 use crate::archive::{self, Progress, toc};
-use crate::model::{ArtifactId, LayerId, Sha256, layout};
+use crate::model::{LayerId, Sha256, layout};
 use crate::sys::{self, Dir, Errno, Xattrs};
 use crate::tree::Stop;
 
@@ -84,7 +84,11 @@ fn make_missing(inner: &Inner) {
                      contents");
             }
             Err(error) => {
+                if matches!(error, Error::Full(_)) {
+                    tables.lacks_space(layer);
+                }
                 let pause = tables.failed.put_off(&layer);
+                tables.tell();
                 tracing::warn!(%layer, %error, ?pause,
                     "a layer's table of contents cannot be made");
             }
@@ -101,7 +105,8 @@ fn layers(inner: &Inner) -> HashSet<LayerId> {
 }
 
 /// The digest of a layer's table; `None`: the engine stops, the layer is gone, or the pool has too
-/// little space to spend some on tables that no other node waits for.
+/// little space: above its high watermark it spends some only on tables that another node or an
+/// upload waits for, and keeps the margin of transfers.
 fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     let reading = inner.collector.tables.read(layer);
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
@@ -123,10 +128,12 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
         let what = "the pool is above its high watermark";
         is_nearly_full(inner).then(|| Error::Full(what.to_owned().into()))
     };
-    match shortage() {
-        Some(error) if is_awaited => return Err(error),
-        Some(_) => return Ok(None),
-        None => {}
+    if let Some(error) = shortage() {
+        if is_awaited && inner.collector.tables.lacks_space(layer) {
+            tracing::warn!(%layer, %error, "a table of contents waits for space");
+            inner.collector.tables.tell();
+        }
+        return Ok(None);
     }
     let (asked, short) = (Cell::new(0), Cell::new(None));
     let is_short = || {
@@ -148,21 +155,6 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
         (Err(Error::ShuttingDown), Some(error)) => Err(error),
         (Err(Error::ShuttingDown), None) => Ok(None),
         (made, _) => made.map(Some),
-    }
-}
-
-impl Engine {
-    /// Whether an artifact can be given to other nodes. `false`: a layer of it exceeds a limit of
-    /// tables of contents, or the artifact is gone.
-    #[must_use]
-    pub fn can_leave(&self, id: ArtifactId) -> bool {
-        let tables = &self.inner.collector.tables;
-        let state = self.inner.state.lock();
-        let sealed = state.catalog.get(&id);
-        sealed.is_some_and(|sealed| {
-            let mut layers = sealed.artifact.layers.iter();
-            !layers.any(|layer| tables.is_refused(layer))
-        })
     }
 }
 

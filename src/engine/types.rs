@@ -60,6 +60,19 @@ pub struct ReceiveLayer {
     pub bytes: u64,
 }
 
+/// The tables of contents of an artifact that is to be uploaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tables {
+    /// All are made.
+    Made,
+    /// The background job makes them.
+    Coming,
+    /// The pool has no space for them. They are made once it has.
+    NoSpace,
+    /// One could not be made. It is tried again later.
+    Failed,
+}
+
 /// Where content was when a volume needed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentSource {
