@@ -13,13 +13,15 @@ use crate::proto::admin::v1 as admin;
 const FETCHING: &str = "fetching";
 
 /// The word for an artifact's place in the tier; programs read it.
-pub(super) fn word(sharing: Sharing) -> &'static str {
+pub(super) fn word(sharing: Sharing, is_too_large: bool) -> &'static str {
     if sharing.number.is_some() {
         "yes"
     } else if sharing.never {
         "never"
     } else if sharing.refused {
         "refused"
+    } else if is_too_large {
+        "too-large"
     } else {
         "waiting"
     }
@@ -34,6 +36,7 @@ pub(super) fn status(status: distribution::Status) -> admin::SharedTier {
         last_error_unix_ms: at.map(time),
         uploads_waiting: status.uploads_waiting,
         bytes_waiting: status.bytes_waiting,
+        uploads_without_space: status.uploads_without_space,
         uploading: status.uploading.map(moving),
         fetching: status.fetching.into_iter().map(moving).collect(),
     }
@@ -216,18 +219,19 @@ mod tests {
     #[test]
     fn the_word_says_whether_other_nodes_can_have_it() {
         let waiting = Sharing::default();
-        assert_eq!(word(waiting), "waiting");
+        assert_eq!(word(waiting, false), "waiting");
+        assert_eq!(word(waiting, true), "too-large");
         let refused = Sharing {
             refused: true,
             ..waiting
         };
-        assert_eq!(word(refused), "refused");
+        assert_eq!(word(refused, true), "refused");
         let never = Sharing {
             never: true,
             ..waiting
         };
-        assert_eq!(word(never), "never");
+        assert_eq!(word(never, true), "never");
         let number = Some(7);
-        assert_eq!(word(Sharing { number, ..waiting }), "yes");
+        assert_eq!(word(Sharing { number, ..waiting }, true), "yes");
     }
 }

@@ -27,6 +27,9 @@ const MOST_RECORDS: usize = 1 << 20;
 /// How much of a file's name is in the name of its header block, if it has holes.
 const SPARSE_BASE: usize = 84;
 
+/// How many zeros are written at most because a file has too many holes for a map.
+const MOST_ZEROS: u64 = 1 << 40;
+
 /// How a tree is packed.
 #[derive(Debug, Clone, Copy)]
 pub struct Pack<'a> {
@@ -117,8 +120,9 @@ fn pack_as(
             marks,
             scratch: vec![0; usize::try_from(GRAIN).expect("it is small")],
             counts: Counts::default(),
+            stop,
         };
-        let counts = packer.run(&root, progress, stop);
+        let counts = packer.run(&root, progress);
         let digests = encoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });
@@ -173,6 +177,7 @@ struct Packer<'a> {
     marks: Option<LayerMarks>,
     scratch: Vec<u8>,
     counts: Counts,
+    stop: Stop<'a>,
 }
 
 impl Visitor for Packer<'_> {
@@ -217,6 +222,12 @@ impl Visitor for Packer<'_> {
             ..Head::new(path, b'0', Look::of(stat))
         };
         let data: u64 = runs.iter().map(|run| run.length).sum();
+        // What the map has no place for is written, and may be a hole of an exabyte.
+        let allocated = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        if data.saturating_sub(allocated) > MOST_ZEROS {
+            let (path, why) = (shown(path), "it has too many holes, of more than 1 TiB");
+            return Err(Error::Unpackable { path, why });
+        }
         let mut map = Vec::new();
         if sparse::has_holes(&runs, size) {
             map = sparse::map(&runs, size);
@@ -297,7 +308,8 @@ impl Visitor for Packer<'_> {
 }
 
 impl Packer<'_> {
-    fn run(mut self, root: &Dir, progress: &Progress, stop: Stop<'_>) -> Result<Counts> {
+    fn run(mut self, root: &Dir, progress: &Progress) -> Result<Counts> {
+        let stop = self.stop;
         walk(root, self.marks.is_some(), &mut self, progress, stop)?;
         self.feeder.write(&[0; 2 * BLOCK])?;
         self.feeder.finish()?;
@@ -315,6 +327,9 @@ impl Packer<'_> {
     fn content(&mut self, path: &[u8], file: &OpenFile, run: Run) -> Result<()> {
         let (mut at, end) = (run.offset, run.offset + run.length);
         while at < end {
+            if (self.stop)() {
+                return Err(Error::Stopped);
+            }
             let spare = self.feeder.spare()?;
             let most = usize::try_from(end - at).map_or(spare.len(), |left| left.min(spare.len()));
             match rustix::io::pread(file, &mut spare[..most], at) {

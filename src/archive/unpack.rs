@@ -51,14 +51,19 @@ pub struct Limits {
     pub ratio: u64,
 }
 
+impl Limits {
+    /// Those that hold if a caller sets no others.
+    pub const DEFAULT: Self = Self {
+        bytes: 1 << 40,
+        entries: 1 << 24,
+        path: 64 << 10,
+        ratio: 2000,
+    };
+}
+
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            bytes: 1 << 40,
-            entries: 1 << 24,
-            path: 64 << 10,
-            ratio: 2000,
-        }
+        Self::DEFAULT
     }
 }
 

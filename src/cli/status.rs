@@ -138,6 +138,7 @@ fn shared(tier: &admin::SharedTier) -> Value {
         "lastErrorAt": tier.last_error_unix_ms.map(time),
         "uploadsWaiting": tier.uploads_waiting,
         "bytesWaiting": tier.bytes_waiting,
+        "uploadsWithoutSpace": tier.uploads_without_space,
         "uploading": tier.uploading.as_ref().map(moving),
         "fetching": tier.fetching.iter().map(moving).collect::<Vec<_>>(),
     })
@@ -170,6 +171,11 @@ fn shared_lines(tier: &admin::SharedTier) -> Vec<(&'static str, String)> {
             many => format!("{many} wait, at most {}", bytes(tier.bytes_waiting)),
         },
     ));
+    if tier.uploads_without_space > 0 {
+        let many = tier.uploads_without_space;
+        let text = format!("{many} of them, for their tables of contents: make room in the pool");
+        rows.push(("lack space", text));
+    }
     rows.extend(tier.uploading.iter().map(|row| ("uploading", moves(row))));
     rows.extend(tier.fetching.iter().map(|row| ("fetching", moves(row))));
     rows
@@ -212,6 +218,7 @@ mod tests {
             last_error_unix_ms: Some(AT),
             uploads_waiting: 3,
             bytes_waiting: 1 << 30,
+            uploads_without_space: 2,
             uploading: Some(moving("go", 70 << 20)),
             fetching: vec![fetching("npm", 699 << 20), fetching("a\u{202e}b", 0)],
             ..Default::default()

@@ -269,7 +269,7 @@ impl Cloner {
     ) -> Result<PersistentVolume> {
         let layers = frozen.layers.iter().map(|layer| ReceiveLayer {
             digest: layer.digest,
-            bytes: layer.content,
+            bytes: layer.space(),
         });
         let receive = ReceiveClaim {
             claim: request.claim.clone(),

@@ -296,7 +296,7 @@ impl Fetcher {
                 .iter()
                 .map(|layer| ReceiveLayer {
                     digest: layer.digest,
-                    bytes: layer.content,
+                    bytes: layer.space(),
                 })
                 .collect(),
         };

@@ -58,7 +58,7 @@ pub use sources::Sources;
 pub use types::{Drained, Fetched, Fetches, Metrics, Moving, Settings, Status};
 pub use waiting::{Entered, Waiting, WaitingVolume};
 
-use crate::engine::{self, Engine, PublishRequest};
+use crate::engine::{self, Engine, PublishRequest, Tables};
 use crate::model::{ArtifactId, Name, Reference, Tenant, VolumeId};
 use crate::shared::{self, Store};
 
@@ -234,6 +234,10 @@ impl Distribution {
         let bytes = waiting
             .iter()
             .filter_map(|artifact| bytes.get(&artifact.id));
+        let mut uploads_without_space = 0;
+        context.engine.each_to_share(|_, tables| {
+            uploads_without_space += u64::from(tables == Tables::NoSpace);
+        });
         Status {
             url: context
                 .store
@@ -244,6 +248,7 @@ impl Distribution {
             last_error: context.health.last(),
             uploads_waiting: waiting.len() as u64,
             bytes_waiting: bytes.sum(),
+            uploads_without_space,
             uploading: self.queue.uploader.running(),
             fetching: self.fetching(),
         }

@@ -10,6 +10,7 @@ use super::peers::Holding;
 use crate::engine::{ContentSource, FetchedContent};
 use crate::model::{ArtifactId, Reference, Sharing, Tenant};
 use crate::shared::{Bucket, Content, Error, Found, Known, LayerRef, Resolved, Result, Source};
+use crate::tree::Stop;
 
 /// Content that can be fetched.
 pub(super) struct Offered {
@@ -179,17 +180,28 @@ impl Source for Shown {
         self.bucket.resolve(tenant, reference, known)
     }
 
-    fn open(&self, tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
+    fn open(
+        &self,
+        tenant: &Tenant,
+        layer: &LayerRef,
+        table: &File,
+        stop: Stop<'_>,
+    ) -> Result<Box<dyn Content>> {
         let resolved = self.bucket.resolve(tenant, &self.reference, None)?;
         let found = match &resolved {
             Resolved::Found(found) => {
                 let layers = &found.manifest.layers;
-                layers.iter().find(|it| it.digest == layer.digest)
+                // Space was asked for by the lengths of the layer that was offered.
+                let is_it = |it: &&LayerRef| {
+                    let lengths = (it.content, it.table) == (layer.content, layer.table);
+                    it.digest == layer.digest && lengths
+                };
+                layers.iter().find(is_it)
             }
             _ => None,
         };
         match found {
-            Some(found) => self.bucket.open(tenant, found, table),
+            Some(found) => self.bucket.open(tenant, found, table, stop),
             None => Err(Error::Missing {
                 object: format!("layer {} in {}", layer.digest, self.name()),
             }),

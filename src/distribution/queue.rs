@@ -15,6 +15,7 @@ use super::decide::{Setback, pause, setback};
 use super::types::Drained;
 use super::upload::{Outcome, Uploader};
 use super::work::Workers;
+use crate::engine::Tables;
 use crate::model::{Artifact, ArtifactId, Name, Tenant};
 
 /// How often the queue is checked if no event reports a change.
@@ -70,7 +71,7 @@ struct Looked {
     next: Option<Artifact>,
     /// When the first of the artifacts that wait may be tried.
     again: Option<Instant>,
-    /// An artifact has a layer without a table of contents.
+    /// An artifact waits for a table of contents that is being made.
     lacks_tables: bool,
     /// The last drain that had begun before.
     drain: u64,
@@ -154,15 +155,18 @@ impl Queue {
         };
         let now = Instant::now();
         let mut wanted = HashSet::new();
+        let mut without = Vec::new();
         let mut first = None;
-        self.context.engine.each_to_share(|artifact, has_tables| {
+        let engine = &self.context.engine;
+        engine.each_to_share(|artifact, tables| {
             let waiting = memory.waiting.get(&artifact.id).map(|it| it.until);
             if waiting.is_some() {
                 wanted.insert(artifact.id);
             }
             let until = waiting.max(memory.tenants.get(&artifact.tenant).copied());
-            if !has_tables {
-                looked.lacks_tables = true;
+            if tables != Tables::Made {
+                looked.lacks_tables |= tables == Tables::Coming;
+                without.extend_from_slice(&artifact.layers);
             } else if let Some(until) = until.filter(|until| *until > now) {
                 let again = looked.again.map_or(until, |again| again.min(until));
                 looked.again = Some(again);
@@ -174,6 +178,7 @@ impl Queue {
                 }
             }
         });
+        engine.wait_for_tables(&without);
         memory.waiting.retain(|id, _| wanted.contains(id));
         memory.tenants.retain(|_, until| *until > now);
         looked

@@ -69,6 +69,8 @@ pub struct Status {
     pub uploads_waiting: u64,
     /// Their bytes on this node, at most: layers that the tier has are not uploaded again.
     pub bytes_waiting: u64,
+    /// How many of them wait until the pool has space for their tables of contents.
+    pub uploads_without_space: u64,
     /// The upload that runs.
     pub uploading: Option<Moving>,
     /// The fetches that run.

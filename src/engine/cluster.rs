@@ -17,8 +17,8 @@ use super::shared::Inner;
 use super::state::State;
 use super::{Engine, Result};
 use crate::model::{
-    ArtifactId, CutOff, Fence, Fences, Maker, Name, NamespaceUsage, Policies, Reference, Tenant,
-    Timestamp,
+    ArtifactId, CutOff, Fence, Fences, LayerId, Maker, Name, NamespaceUsage, Policies, Reference,
+    Tenant, Timestamp,
 };
 
 /// What other nodes may know of a name on this node.
@@ -149,6 +149,27 @@ fn offered(state: &State, sealed: &Sealed) -> Option<NameState> {
 }
 
 impl Engine {
+    /// An upload waits for the tables of contents of these layers: they are made also while the
+    /// pool is above its high watermark, as long as it has some space.
+    pub fn wait_for_tables(&self, layers: &[LayerId]) {
+        for layer in layers {
+            self.inner.collector.tables.wait_for(*layer);
+        }
+    }
+
+    /// Whether an artifact can be given to other nodes. `false`: a layer of it exceeds a limit of
+    /// tables of contents, or the artifact is gone.
+    #[must_use]
+    pub fn can_leave(&self, id: ArtifactId) -> bool {
+        let tables = &self.inner.collector.tables;
+        let state = self.inner.state.lock();
+        let sealed = state.catalog.get(&id);
+        sealed.is_some_and(|sealed| {
+            let mut layers = sealed.artifact.layers.iter();
+            !layers.any(|layer| tables.is_refused(layer))
+        })
+    }
+
     /// Watches the names that have content. An earlier watch sees no more changes.
     #[must_use]
     pub fn watch_names(&self) -> NameWatch {

@@ -120,8 +120,8 @@ pub use transfer::{
 };
 pub use types::{
     ArtifactRow, Awaited, ContentSource, FetchedContent, Finding, LocalArtifact, OutcomeReport,
-    PublishRequest, Published, Reaped, Rebuilt, ReceiveLayer, Status, VolumeRow, VolumeState,
-    VolumeStats,
+    PublishRequest, Published, Reaped, Rebuilt, ReceiveLayer, Status, Tables, VolumeRow,
+    VolumeState, VolumeStats,
 };
 
 use crate::archive::toc::Table;
@@ -544,9 +544,9 @@ impl Engine {
         sharing::to_share(&self.inner)
     }
 
-    /// Looks at the artifacts that are to be uploaded, in no order. `true`: all layers of the
-    /// artifact have a table of contents. `look` must be quick, and must not call the engine.
-    pub fn each_to_share(&self, look: impl FnMut(&Artifact, bool)) {
+    /// Looks at the artifacts that are to be uploaded, in no order, and at the tables of contents
+    /// of their layers. `look` must be quick, and must not call the engine.
+    pub fn each_to_share(&self, look: impl FnMut(&Artifact, Tables)) {
         sharing::each_to_share(&self.inner, look);
     }
 

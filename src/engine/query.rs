@@ -63,6 +63,7 @@ pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> 
 pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
     let state = inner.state.lock();
     let table = |layer| inner.collector.tables.get(layer);
+    let refused = |layer| inner.collector.tables.is_refused(layer);
     let forks = state.volumes.fork_counts();
     let seen = state
         .catalog
@@ -91,6 +92,7 @@ pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactR
                 made_by: artifact.made_by.as_deref().cloned(),
                 digests: artifact.digests,
                 tables: artifact.layers.iter().map(table).collect(),
+                is_too_large: artifact.layers.iter().any(refused),
             }
         })
         .collect();

@@ -10,7 +10,7 @@ use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::transfer::{self, OpenArtifact};
-use super::types::{LocalArtifact, PublishRequest};
+use super::types::{LocalArtifact, PublishRequest, Tables};
 use super::{layers, remove};
 use crate::model::{Artifact, ArtifactId, CacheKey, Name, Sharing, Tenant, VolumeKind};
 use crate::store::{self, Change};
@@ -55,15 +55,18 @@ pub(super) fn is_coming(inner: &Inner, request: &PublishRequest) -> bool {
     coming.is_some()
 }
 
-/// Looks at the artifacts that the tier should get, in no order. `true`: all layers of the artifact
-/// have a table of contents. The state is locked during each call.
-pub(super) fn each_to_share(inner: &Inner, mut look: impl FnMut(&Artifact, bool)) {
+/// Looks at the artifacts that the tier should get, in no order, and at the tables of contents of
+/// their layers. The state is locked during each call.
+pub(super) fn each_to_share(inner: &Inner, mut look: impl FnMut(&Artifact, Tables)) {
     let tables = &inner.collector.tables;
+    let has_space = transfer::shortage(inner).is_none();
     inner.look_at_artifacts(|state, sealed| {
         let artifact = &sealed.artifact;
-        if sealed.durable && artifact.sharing.is_wanted() && state.catalog.is_named(artifact) {
-            let has_table = |layer| tables.get(layer).is_some();
-            look(artifact, artifact.layers.iter().all(has_table));
+        let is_wanted = sealed.durable && artifact.sharing.is_wanted();
+        // What can have no table never leaves this node.
+        let refused = |layer| tables.is_refused(layer);
+        if is_wanted && state.catalog.is_named(artifact) && !artifact.layers.iter().any(refused) {
+            look(artifact, tables.of(&artifact.layers, has_space));
         }
     });
 }

@@ -14,6 +14,7 @@ use rustix::fs::OFlags;
 use tokio::sync::Notify;
 
 use super::backoff::Setbacks;
+use super::types::Tables;
 use crate::archive::toc;
 use crate::model::{LayerId, Sha256, layout};
 use crate::sys::{self, Dir, Errno, OpenFile, Xattrs};
@@ -36,9 +37,13 @@ pub(super) struct TableDigests {
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
     pub(super) failed: Setbacks<LayerId>,
-    /// Layers without a table that another node waits for.
+    /// Layers that exceed a limit of tables. They do not change, so they are not tried again.
+    refused: Mutex<HashSet<LayerId>>,
+    /// Layers for whose table the pool had no space.
+    short: Mutex<HashSet<LayerId>>,
+    /// Layers without a table that another node or an upload waits for.
     awaited: Mutex<HashSet<LayerId>>,
-    /// A layer became durable, or got its table.
+    /// A layer became durable, got its table, or is known to get none now.
     changed: Notify,
 }
 
@@ -50,18 +55,54 @@ impl TableDigests {
 
     pub(super) fn insert(&self, layer: LayerId, digest: Sha256) {
         self.awaited.lock().remove(&layer);
+        self.short.lock().remove(&layer);
         self.known.lock().insert(layer, digest);
     }
 
-    /// Another node waits for the layer's table.
+    /// Another node or an upload waits for the layer's table.
     pub(super) fn wait_for(&self, layer: LayerId) {
         self.awaited.lock().insert(layer);
         self.wake();
     }
 
-    /// Whether another node waits for it.
+    /// Whether another node or an upload waits for it.
     pub(super) fn is_awaited(&self, layer: &LayerId) -> bool {
         self.awaited.lock().contains(layer)
+    }
+
+    /// The pool has no space for the layer's table. `true`: it had some before.
+    pub(super) fn lacks_space(&self, layer: LayerId) -> bool {
+        self.short.lock().insert(layer)
+    }
+
+    /// The tables of these layers. `has_space`: whether the pool has some at this moment.
+    pub(super) fn of(&self, layers: &[LayerId], has_space: bool) -> Tables {
+        let known = self.known.lock();
+        let missing = layers.iter().filter(|layer| !known.contains_key(layer));
+        let short = self.short.lock();
+        let mut found = Tables::Made;
+        for layer in missing {
+            if !has_space && short.contains(layer) {
+                return Tables::NoSpace;
+            }
+            if self.failed.has(layer) {
+                found = Tables::Failed;
+            } else if found == Tables::Made {
+                found = Tables::Coming;
+            }
+        }
+        found
+    }
+
+    /// The layer exceeds a limit of tables.
+    pub(super) fn refuse(&self, layer: LayerId) {
+        self.failed.forget(&layer);
+        self.refused.lock().insert(layer);
+    }
+
+    /// Whether it exceeds a limit of tables.
+    pub(super) fn is_refused(&self, layer: &LayerId) -> bool {
+        self.refused.lock().contains(layer)
     }
 
     /// The layer's table is gone.
@@ -73,6 +114,8 @@ impl TableDigests {
     pub(super) fn retain(&self, layers: &HashSet<LayerId>) {
         self.known.lock().retain(|layer, _| layers.contains(layer));
         self.awaited.lock().retain(|layer| layers.contains(layer));
+        self.refused.lock().retain(|layer| layers.contains(layer));
+        self.short.lock().retain(|layer| layers.contains(layer));
     }
 
     /// Begins to read a layer. The caller closes its files before it drops the guard.
@@ -98,7 +141,7 @@ impl TableDigests {
         }
     }
 
-    /// Layers became durable, or one got its table.
+    /// Layers became durable, or one got its table or is known to get none now.
     pub(super) fn tell(&self) {
         self.changed.notify_one();
     }
@@ -175,6 +218,22 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+
+    #[test]
+    fn an_upload_waits_for_tables_that_are_coming_and_for_no_others() {
+        let tables = TableDigests::default();
+        let [made, coming, failed, short] = [1, 2, 3, 4].map(LayerId::from_bits);
+        tables.insert(made, Sha256([1; 32]));
+        tables.failed.put_off(&failed);
+        assert!(tables.lacks_space(short) && !tables.lacks_space(short));
+        assert_eq!(tables.of(&[made], false), Tables::Made);
+        assert_eq!(tables.of(&[made, coming], false), Tables::Coming);
+        assert_eq!(tables.of(&[failed, coming], true), Tables::Failed);
+        assert_eq!(tables.of(&[failed, short], false), Tables::NoSpace);
+        assert_eq!(tables.of(&[short], true), Tables::Coming, "it is made now");
+        tables.insert(short, Sha256([2; 32]));
+        assert_eq!(tables.of(&[short], false), Tables::Made);
+    }
 
     #[test]
     fn a_layer_that_is_deleted_is_let_go_first_and_others_are_not_waited_for() {

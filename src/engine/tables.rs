@@ -11,8 +11,9 @@
 //! | rename to `layers/<id>/table` | **the table** | found by the next start |
 //!
 //! Nothing refers to a table but its place, so it goes with its layer. A layer may be evicted while
-//! it is read: then the job lets go of it.
+//! it is read: then the job lets go of it. It also stops while the pool runs out of space.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::Path;
@@ -24,11 +25,15 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::space::is_nearly_full;
 use super::table_digests::{DIGEST, Recorded, recorded};
-use super::threads;
-use crate::archive::{Progress, toc};
+use super::{threads, transfer};
+use crate::archive::{self, Progress, toc};
 use crate::model::{LayerId, Sha256, layout};
 use crate::sys::{self, Dir, Errno, Xattrs};
 use crate::tree::Stop;
+
+/// The pool's space is looked at each time that the job was so often asked whether to stop: it asks
+/// for each entry, each piece, and each 256 KiB that it reads.
+const LOOK: u32 = 1024;
 
 /// Makes missing tables whenever there may be a new layer.
 pub(super) async fn table_loop(inner: Arc<Inner>) {
@@ -58,7 +63,7 @@ fn make_missing(inner: &Inner) {
         if inner.lifetime.is_stopping() || inner.refuse_degraded().is_err() {
             return;
         }
-        if tables.get(&layer).is_some() || waiting.contains(&layer) {
+        if tables.get(&layer).is_some() || tables.is_refused(&layer) || waiting.contains(&layer) {
             continue;
         }
         match find_or_make(inner, layer) {
@@ -68,8 +73,22 @@ fn make_missing(inner: &Inner) {
                 tables.tell();
             }
             Ok(None) => {}
+            Err(Error::Archive {
+                source: source @ archive::Error::Unpackable { .. },
+                ..
+            }) => {
+                tables.refuse(layer);
+                tables.tell();
+                tracing::warn!(%layer, cause = %source,
+                    "content of this layer stays on this node: it exceeds a limit of tables of \
+                     contents");
+            }
             Err(error) => {
+                if matches!(error, Error::Full(_)) {
+                    tables.lacks_space(layer);
+                }
                 let pause = tables.failed.put_off(&layer);
+                tables.tell();
                 tracing::warn!(%layer, %error, ?pause,
                     "a layer's table of contents cannot be made");
             }
@@ -86,7 +105,8 @@ fn layers(inner: &Inner) -> HashSet<LayerId> {
 }
 
 /// The digest of a layer's table; `None`: the engine stops, the layer is gone, or the pool has too
-/// little space to spend some on tables that no other node waits for.
+/// little space: above its high watermark it spends some only on tables that another node or an
+/// upload waits for, and keeps the margin of transfers.
 fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     let reading = inner.collector.tables.read(layer);
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
@@ -100,14 +120,41 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     if found == Recorded::Damaged {
         tracing::warn!(%layer, "the layer's table of contents is damaged; it is made again");
     }
-    if is_nearly_full(inner) && !inner.collector.tables.is_awaited(&layer) {
+    let is_awaited = inner.collector.tables.is_awaited(&layer);
+    let shortage = || {
+        if is_awaited {
+            return transfer::shortage(inner);
+        }
+        let what = "the pool is above its high watermark";
+        is_nearly_full(inner).then(|| Error::Full(what.to_owned().into()))
+    };
+    if let Some(error) = shortage() {
+        if is_awaited && inner.collector.tables.lacks_space(layer) {
+            tracing::warn!(%layer, %error, "a table of contents waits for space");
+            inner.collector.tables.tell();
+        }
         return Ok(None);
     }
-    match make(&dir, &|| reading.is_gone() || inner.lifetime.is_stopping()) {
-        Err(Error::ShuttingDown) => Ok(None),
+    let (asked, short) = (Cell::new(0), Cell::new(None));
+    let is_short = || {
+        asked.set(asked.get() + 1);
+        if asked.get() % LOOK == 0 {
+            short.set(shortage());
+        }
+        let found = short.take();
+        let is_short = found.is_some();
+        short.set(found);
+        is_short
+    };
+    let made = make(&dir, &|| {
+        reading.is_gone() || inner.lifetime.is_stopping() || is_short()
+    });
+    match (made, short.take()) {
         // It may have been read while it was being deleted.
         _ if reading.is_gone() => Ok(None),
-        made => made.map(Some),
+        (Err(Error::ShuttingDown), Some(error)) => Err(error),
+        (Err(Error::ShuttingDown), None) => Ok(None),
+        (made, _) => made.map(Some),
     }
 }
 

@@ -56,8 +56,21 @@ pub struct FetchedContent {
 pub struct ReceiveLayer {
     /// The digest of its table of contents.
     pub digest: Sha256,
-    /// How many bytes its files have.
+    /// How many bytes of the pool it needs while it comes, at least.
     pub bytes: u64,
+}
+
+/// The tables of contents of an artifact that is to be uploaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tables {
+    /// All are made.
+    Made,
+    /// The background job makes them.
+    Coming,
+    /// The pool has no space for them. They are made once it has.
+    NoSpace,
+    /// One could not be made. It is tried again later.
+    Failed,
 }
 
 /// Where content was when a volume needed it.
@@ -282,6 +295,8 @@ pub struct ArtifactRow {
     pub digests: Digests,
     /// The digests of its layers' tables of contents, newest layer first; `None`: not made yet.
     pub tables: Vec<Option<Sha256>>,
+    /// Whether a layer exceeds a limit of tables of contents: the artifact cannot leave the node.
+    pub is_too_large: bool,
 }
 
 /// What a round of garbage collection did.

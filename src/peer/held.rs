@@ -15,6 +15,7 @@ use crate::archive::toc::{Table, Want};
 use crate::model::{ArtifactId, NodeId, Reference, Tenant};
 use crate::proto::peer::v1 as wire;
 use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
+use crate::tree::Stop;
 use wire::get_layer_request::Part;
 
 /// How many artifacts that a peer had damaged are remembered.
@@ -109,7 +110,13 @@ impl Source for Held {
         })
     }
 
-    fn open(&self, _tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
+    fn open(
+        &self,
+        _tenant: &Tenant,
+        layer: &LayerRef,
+        table: &File,
+        stop: Stop<'_>,
+    ) -> Result<Box<dyn Content>> {
         if let Some(artifact) = &self.artifact
             && self.now(layer)?.damaged.lock().contains(artifact)
         {
@@ -117,7 +124,8 @@ impl Source for Held {
             return Err(Error::Missing { object });
         }
         let input = self.get(layer, Part::Table(wire::Table {}))?;
-        Table::receive(input, table, layer.table).map_err(|error| self.refused(layer, error))?;
+        Table::receive(input, table, layer.table, stop)
+            .map_err(|error| self.refused(layer, error))?;
         // A stream that ends early is no damage.
         let length = table.metadata().map(|found| found.len());
         if length.is_ok_and(|length| length < layer.table) {
@@ -170,6 +178,7 @@ impl Held {
     fn refused(&self, layer: &LayerRef, error: crate::archive::Error) -> Error {
         use crate::archive::Error as Archive;
         match error {
+            Archive::Stopped => Error::Stopped,
             Archive::Read(error) => match error.downcast::<Error>() {
                 Ok(ours) => ours,
                 Err(error) => Error::Away {

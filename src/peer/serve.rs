@@ -284,7 +284,13 @@ impl wire::peer_server::Peer for Service {
             return answer(State::Coming, None);
         }
         let Some(open) = inner.open(local.id).await? else {
-            return answer(State::Coming, None);
+            let is_coming = inner.engine.can_leave(local.id);
+            let state = if is_coming {
+                State::Coming
+            } else {
+                State::Nothing
+            };
+            return answer(state, None);
         };
         // Opening it may have shown that it must stay.
         if open.artifact.sharing.never {

@@ -129,7 +129,7 @@ impl Job<'_> {
     /// asked at once; the last one is asked again.
     fn from(&mut self, source: &dyn Source, is_last: bool) -> Result<()> {
         let file = self.temporary()?;
-        let content = source.open(self.tenant, self.layer, &file)?;
+        let content = source.open(self.tenant, self.layer, &file, self.stop)?;
         let (layer, stop) = (self.layer, self.stop);
         let object = || format!("layer {} of {}", layer.digest, source.name());
         let wrong = |error: archive::Error| match ours(error) {

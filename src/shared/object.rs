@@ -20,6 +20,15 @@ const VERSION: u16 = 1;
 const COMPRESSED: u16 = 1;
 /// Bytes of a frame in the index.
 const ENTRY: usize = 24;
+/// The most frames of an object: 1 TiB of content, the most that readers take, in the smallest
+/// frames that are written where there are larger files. Readers have the index in memory.
+pub(super) const MOST_FRAMES: u64 = 4 << 20;
+/// Bytes of a piece in a table, at least. A frame has a piece.
+const PIECE: u64 = 32;
+/// A table of more than [`FREE`] bytes is compressed to no less than this part of it. Tables of
+/// names and digests never are; one of nothing but zeros is.
+const RATIO: u64 = 256;
+const FREE: u64 = 64 << 20;
 /// Bytes of the footer without its head.
 const BODY: usize = 112;
 /// Bytes of the footer.
@@ -60,6 +69,17 @@ pub(super) fn head(kind: u8, body: u64) -> Option<[u8; HEAD]> {
     head[4..8].copy_from_slice(&length.to_le_bytes());
     head[8] = kind;
     Some(head)
+}
+
+/// The most bytes of the index of a layer with so many bytes of content and of table.
+pub(super) fn most_index(content: u64, table: u64) -> u64 {
+    // A frame has at least one byte.
+    ENTRY as u64 * content.min(table / PIECE).min(MOST_FRAMES)
+}
+
+/// Whether a table, or the beginning of one, may be compressed to so few bytes.
+pub(super) fn may_unpack(packed: u64, plain: u64) -> bool {
+    plain <= FREE || plain / RATIO <= packed
 }
 
 /// The bytes that follow this head, which is of this kind.
@@ -281,6 +301,18 @@ mod tests {
         }
         Footer::parse(&bytes, object + 1).expect_err("another length");
         Footer::parse(&bytes[1..], object).expect_err("cut");
+    }
+
+    #[test]
+    fn an_index_and_a_table_are_bounded_by_what_they_are_of() {
+        assert_eq!(most_index(0, 1 << 30), 0);
+        assert_eq!(most_index(1, 1 << 30), 24);
+        assert_eq!(most_index(u64::MAX, 320), 240);
+        assert_eq!(most_index(u64::MAX, u64::MAX), 96 << 20);
+        assert!(may_unpack(0, 64 << 20));
+        assert!(!may_unpack(1 << 10, 65 << 20));
+        assert!(may_unpack(1 << 20, 256 << 20));
+        assert!(!may_unpack(1 << 20, 257 << 20));
     }
 
     #[test]

@@ -110,6 +110,16 @@ pub struct LayerRef {
     pub table: u64,
 }
 
+impl LayerRef {
+    /// How many bytes it needs on disk while it comes: its content, and its table, which is
+    /// verified in a temporary file and then kept beside the content.
+    #[must_use]
+    pub fn space(&self) -> u64 {
+        let tables = self.table.saturating_mul(2);
+        self.content.saturating_add(tables)
+    }
+}
+
 /// An artifact as one publication of it wrote it down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -126,7 +136,7 @@ pub struct Manifest {
     pub publication: ObjectId,
     /// The layers, newest first.
     pub layers: Vec<LayerRef>,
-    /// The attributes of the root, as far as they differ from those in the newest layer.
+    /// Reserved: a manifest may have attributes of the root. Nothing writes or uses them.
     #[serde(default)]
     pub root: Root,
     /// When it was sealed.
@@ -134,7 +144,7 @@ pub struct Manifest {
     /// The pod, service account and images that made it. For display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<Maker>,
-    /// The artifact that it was forked from. For display.
+    /// Reserved: the artifact that it was forked from. Nothing writes or uses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ArtifactId>,
     /// The artifact's [`fence`](crate::model::Artifact::fence), of the cluster that made it.

@@ -216,7 +216,7 @@ fn verify_layer(
     let table = file
         .try_clone()
         .map_err(|error| temporary.error("dup", ".", error))?;
-    bucket.open(tenant, layer, &file)?;
+    bucket.open(tenant, layer, &file, stop)?;
     let limits = Limits::default();
     match Table::open(table, Some(layer.digest.0), temporary, limits, stop) {
         Ok(_) => Ok(()),

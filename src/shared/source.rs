@@ -1,9 +1,10 @@
 //! Where content comes from: a trait that the bucket implements here, and that other nodes can
 //! implement, too. A source is not trusted: `fetch` verifies everything that it gives.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Cursor, Read};
+use std::io::{self, Read};
 use std::ops::Range;
 
 use hyper::body::Bytes;
@@ -11,11 +12,14 @@ use hyper::body::Bytes;
 use super::commit::{check_format, read_manifest};
 use super::error::{Error, Result};
 use super::keys::Keys;
-use super::object::{FOOTER, FOOTER_BYTES, Footer, HEAD, INDEX, Index, TABLE, parse_head};
+use super::object::{
+    FOOTER, FOOTER_BYTES, Footer, HEAD, INDEX, Index, TABLE, may_unpack, most_index, parse_head,
+};
 use super::record::{LayerRef, MOST_NAME, Manifest, NameRecord};
 use super::store::{Answer, Download, Store, Version};
 use crate::archive::toc::{Table, Want, end_record, frames_of};
 use crate::model::{ArtifactId, Reference, Tenant};
+use crate::tree::Stop;
 
 /// An object of at most so many bytes is read at once.
 const WHOLE: u64 = 16 << 20;
@@ -97,7 +101,13 @@ pub trait Source: Send + Sync {
     ) -> Result<Resolved>;
 
     /// Opens a layer and writes its table into this empty file.
-    fn open(&self, tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>>;
+    fn open(
+        &self,
+        tenant: &Tenant,
+        layer: &LayerRef,
+        table: &File,
+        stop: Stop<'_>,
+    ) -> Result<Box<dyn Content>>;
 
     /// A layer that it gave was refused: it does not match its digest. Other readers should not
     /// meet the same damage, if that is simple to tell them.
@@ -203,7 +213,13 @@ impl Source for Bucket {
         Err(Error::corrupt(key, "its manifest does not exist"))
     }
 
-    fn open(&self, tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
+    fn open(
+        &self,
+        tenant: &Tenant,
+        layer: &LayerRef,
+        table: &File,
+        stop: Stop<'_>,
+    ) -> Result<Box<dyn Content>> {
         let key = Keys::new(tenant).layer(&layer.digest, layer.upload);
         let wrong = |cause: String| Error::corrupt(&key, cause);
         if layer.bytes <= WHOLE {
@@ -212,7 +228,7 @@ impl Source for Bucket {
             let tail = whole
                 .get(tail..)
                 .ok_or_else(|| wrong("it has no tail".into()))?;
-            let index = read_tail(tail, layer, table).map_err(|error| error.of(&key))?;
+            let index = read_tail(tail, layer, table, stop).map_err(|error| error.of(&key))?;
             return Ok(Box::new(Object {
                 store: self.store.clone(),
                 key,
@@ -221,7 +237,7 @@ impl Source for Bucket {
             }));
         }
         let tail = self.store.stream(&key, layer.tail..layer.bytes, AHEAD);
-        let index = read_tail(tail, layer, table).map_err(|error| error.of(&key))?;
+        let index = read_tail(tail, layer, table, stop).map_err(|error| error.of(&key))?;
         Ok(Box::new(Object {
             store: self.store.clone(),
             key,
@@ -268,17 +284,31 @@ impl From<io::Error> for TailError {
 }
 
 /// Reads table, index and footer of an object. The table's digest is `Table::open`'s to check.
-fn read_tail(mut tail: impl Read, layer: &LayerRef, table: &File) -> Result<Index, TailError> {
+///
+/// Nothing here is known to be true yet: what is written to disk is bounded by what came, and what
+/// is held in memory by the table that came.
+fn read_tail(
+    mut tail: impl Read,
+    layer: &LayerRef,
+    table: &File,
+    stop: Stop<'_>,
+) -> Result<Index, TailError> {
     let mut head = [0; HEAD];
     tail.read_exact(&mut head)?;
     let packed = parse_head(head, TABLE)?;
     let mut input = tail.by_ref().take(packed);
     let compressed = packed < layer.table;
     let received = if compressed {
-        let decoder = zstd::stream::read::Decoder::new(&mut input)?;
-        Table::receive(decoder, table, layer.table)
+        let came = Cell::new(0);
+        let plain = zstd::stream::read::Decoder::new(Metered(&mut input, &came))?;
+        let unpacked = Unpacked {
+            plain,
+            bytes: 0,
+            came: &came,
+        };
+        Table::receive(unpacked, table, layer.table, stop)
     } else {
-        Table::receive(&mut input, table, layer.table)
+        Table::receive(&mut input, table, layer.table, stop)
     };
     received.map_err(TailError::Layer)?;
     if input.limit() > 0 {
@@ -286,6 +316,11 @@ fn read_tail(mut tail: impl Read, layer: &LayerRef, table: &File) -> Result<Inde
     }
     tail.read_exact(&mut head)?;
     let length = parse_head(head, INDEX)?;
+    if length > most_index(layer.content, layer.table) {
+        return Err("its index has more frames than its table can have"
+            .to_owned()
+            .into());
+    }
     let mut list = Vec::new();
     tail.by_ref().take(length).read_to_end(&mut list)?;
     let mut end = Vec::new();
@@ -304,6 +339,36 @@ fn read_tail(mut tail: impl Read, layer: &LayerRef, table: &File) -> Result<Inde
             .into());
     }
     Ok(Index::parse(&list, &footer)?)
+}
+
+/// Counts what comes.
+struct Metered<'a, R>(R, &'a Cell<u64>);
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(into)?;
+        self.1.set(self.1.get() + read as u64);
+        Ok(read)
+    }
+}
+
+/// A compressed table. Fails where it grows too much for what came.
+struct Unpacked<'a, R> {
+    plain: R,
+    bytes: u64,
+    came: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Unpacked<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.plain.read(into)?;
+        self.bytes += read as u64;
+        if may_unpack(self.came.get(), self.bytes) {
+            return Ok(read);
+        }
+        let why = "its table is compressed more than a table can be";
+        Err(io::Error::new(io::ErrorKind::InvalidData, why))
+    }
 }
 
 /// An object whose index is known.
@@ -340,7 +405,7 @@ impl Content for Object {
                 key: self.key.clone(),
                 waiting: ranges.into(),
                 running: VecDeque::new(),
-                end: Cursor::new(end),
+                end: io::Cursor::new(end),
             }),
         };
         Ok(Frames { stream, bytes })
@@ -391,7 +456,7 @@ struct Ahead {
     key: String,
     waiting: VecDeque<Range<u64>>,
     running: VecDeque<Download>,
-    end: Cursor<Vec<u8>>,
+    end: io::Cursor<Vec<u8>>,
 }
 
 impl Read for Ahead {

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::error::{Error, Result};
 use super::keys::Keys;
-use super::object::{FOOTER_BYTES, Footer, INDEX, Index, TABLE, head};
+use super::object::{FOOTER_BYTES, Footer, INDEX, Index, MOST_FRAMES, TABLE, head, may_unpack};
 use super::record::{LayerRef, ObjectId, sha256};
 use super::store::Store;
 use crate::archive;
@@ -97,12 +97,12 @@ pub fn upload(
 fn write_tail(parts: &mut Parts<'_>, table: &Table, index: &Index, tail: u64) -> Result<Footer> {
     let packed = packed_length(table)?;
     let plain = table.digest().bytes;
-    let compressed = packed < plain;
+    let compressed = packed < plain && may_unpack(packed, plain);
     let list = index.encode();
     let footer = Footer {
         compressed,
         tail,
-        packed: packed.min(plain),
+        packed: if compressed { packed } else { plain },
         table: plain,
         frames: index.frames().len() as u64,
         digest: Sha256(table.digest().sha256),
@@ -112,6 +112,11 @@ fn write_tail(parts: &mut Parts<'_>, table: &Table, index: &Index, tail: u64) ->
         what: "the length of its table or index",
         limit: u64::from(u32::MAX) - 1,
     };
+    if footer.frames > MOST_FRAMES {
+        let what = "the number of its frames";
+        let limit = MOST_FRAMES;
+        return Err(archive::Error::Limit { what, limit }.into());
+    }
     let write = |result: io::Result<()>| result.map_err(|error| ours(archive::Error::Write(error)));
     write(parts.write_all(&head(TABLE, footer.packed).ok_or_else(limit)?))?;
     if compressed {

@@ -35,6 +35,16 @@ fn never() -> bool {
 
 /// Makes the table of a layer in a file of this name.
 fn scanned(lab: &Lab, layer: &Path, name: &str) -> (PathBuf, Scanned) {
+    let (path, scanned) = try_scan(lab, layer, name, &never);
+    (path, scanned.expect("scan"))
+}
+
+fn try_scan(
+    lab: &Lab,
+    layer: &Path,
+    name: &str,
+    stop: &dyn Fn() -> bool,
+) -> (PathBuf, archive::Result<Scanned>) {
     let path = lab.dir("tables").join(name);
     let mut options = File::options();
     let file = options
@@ -44,8 +54,8 @@ fn scanned(lab: &Lab, layer: &Path, name: &str) -> (PathBuf, Scanned) {
         .open(&path)
         .expect("create");
     let (root, temporary) = (open(layer), open(&lab.dir("temporary")));
-    let scanned = scan(&root, &file, true, &temporary, &Progress::default(), &never);
-    (path, scanned.expect("scan"))
+    let scanned = scan(&root, &file, true, &temporary, &Progress::default(), stop);
+    (path, scanned)
 }
 
 fn table(lab: &Lab, path: &Path, expected: Option<[u8; 32]>) -> archive::Result<Arc<Table>> {
@@ -572,8 +582,66 @@ fn tables_that_lie_are_refused() {
     limited(&|limits| limits.bytes = 3).expect_err("bytes");
     limited(&|limits| limits.path = 3).expect_err("path");
     let into = File::create(lab.dir("tables").join("short")).expect("create");
-    Table::receive(&bytes[..], &into, 100).expect_err("longer than was said");
-    Table::receive(&bytes[..], &into, bytes.len() as u64).expect("receive");
+    Table::receive(&bytes[..], &into, 100, &never).expect_err("longer than was said");
+    Table::receive(&bytes[..], &into, bytes.len() as u64, &never).expect("receive");
+}
+
+/// A file of one hole.
+fn hole(path: &Path, size: u64) {
+    let file = File::create(path).expect("create");
+    file.set_len(size).expect("truncate");
+}
+
+#[test]
+fn holes_that_would_make_a_huge_table_are_refused_before_it_grows() {
+    let lab = require_lab!(Fs::Xfs);
+    let gib = 1 << 30;
+    let layers: [(&str, &[u64]); 3] = [
+        ("an exabyte", &[7 << 60]),
+        ("more than a reader takes", &[1025 * gib]),
+        ("many", &[200 * gib, 200 * gib, 200 * gib]),
+    ];
+    for (name, sizes) in layers {
+        let from = lab.dir(name);
+        for (number, size) in sizes.iter().enumerate() {
+            hole(&from.join(format!("{number}")), *size);
+        }
+        let (path, refused) = try_scan(&lab, &from, name, &never);
+        let error = refused.expect_err("it is refused");
+        assert!(matches!(error, Error::Unpackable { .. }), "{name}: {error}");
+        let table = fs::metadata(&path).expect("stat").len();
+        assert!(table <= 5 << 20, "{name}: {table} bytes were written");
+    }
+    // What is below the limits has a table, and arrives.
+    let from = lab.dir("large");
+    hole(&from.join("image"), 500 * gib);
+    let file = File::options().write(true).open(from.join("image"));
+    let file = file.expect("open");
+    file.write_all_at(b"data", 300 * gib).expect("write");
+    let held = hold(&lab, &from, "large");
+    let to = lab.dir("to");
+    held.receive(&to);
+    let image = File::open(to.join("fs/image")).expect("open");
+    let mut there = [0; 4];
+    image.read_exact_at(&mut there, 300 * gib).expect("read");
+    assert_eq!(&there, b"data");
+    assert_eq!(image.metadata().expect("stat").len(), 500 * gib);
+}
+
+#[test]
+fn a_scan_of_a_hole_can_be_stopped() {
+    let lab = require_lab!(Fs::Xfs);
+    let from = lab.dir("from");
+    hole(&from.join("image"), 500 << 30);
+    let asked = Cell::new(0);
+    let stop = || {
+        asked.set(asked.get() + 1);
+        asked.get() > 1000
+    };
+    let (_, stopped) = try_scan(&lab, &from, "table", &stop);
+    let error = stopped.expect_err("it is stopped");
+    assert!(matches!(error, Error::Stopped), "{error}");
+    assert_eq!(asked.get(), 1001);
 }
 
 #[test]

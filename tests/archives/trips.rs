@@ -301,3 +301,27 @@ fn an_output_that_fails_and_a_stop_end_a_pack() {
         unpack(&out, &to, false).expect_err("it has no end");
     }
 }
+
+/// A tenant can make a file of any apparent size, which costs nothing.
+#[test]
+fn a_hole_of_an_exabyte_takes_no_time() {
+    let lab = require_lab!(Fs::Xfs);
+    let (from, to, size) = (lab.dir("from"), lab.dir("to"), 7 << 60);
+    let file = File::create(from.join("hole")).expect("create");
+    file.set_len(size).expect("truncate");
+    file.write_all_at(b"data", size / 2).expect("write");
+    let (bytes, _) = pack(&lab, &from, Codec::Plain, true).expect("pack");
+    assert!(bytes.len() < 200 << 10, "{}", bytes.len());
+    unpack(&bytes, &to, true).expect("unpack");
+    let there = File::open(to.join("hole")).expect("open");
+    assert_eq!(there.metadata().expect("stat").len(), size);
+    let mut data = [0; 4];
+    there.read_exact_at(&mut data, size / 2).expect("read");
+    assert_eq!(&data, b"data");
+    // What a map has no place for would be written as zeros.
+    for number in 0..16_400 {
+        file.write_all_at(b"x", number << 17).expect("write");
+    }
+    let error = pack(&lab, &from, Codec::Plain, true).expect_err("it is refused");
+    assert!(matches!(error, Error::Unpackable { .. }), "{error}");
+}

@@ -3,22 +3,28 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baggageclaim::engine::Error;
 use baggageclaim::engine::notice::What;
+use baggageclaim::model::Outcome;
 
-use crate::common::bench::{Bench, names};
+use crate::common::bench::{Bench, NEVER, eventually, names};
 use crate::common::{Fs, Lab, skip};
-use crate::nodes::{INPUT, Node, OUTPUT, Shared, TASK, require, text};
+use crate::nodes::{INPUT, Node, OUTPUT, Shared, TASK, require, text, write};
 
 const LARGE: usize = 24 << 20;
 
-/// A node with a small pool.
+/// A node with a small pool, which evicts nothing by itself.
 async fn small(tier: &Shared) -> Option<Node> {
+    small_with(tier, 100).await
+}
+
+/// A node with a small pool and this high watermark.
+async fn small_with(tier: &Shared, high_watermark: u8) -> Option<Node> {
     match Lab::try_sized(Fs::Ext4, 128 << 20) {
         Ok(lab) => {
-            let bench = Bench::with(lab, |config| config.high_watermark = 100).await;
+            let bench = Bench::with(lab, |config| config.high_watermark = high_watermark).await;
             Some(Node::start(bench, &tier.store, |settings| {
                 settings.input_wait = Duration::from_millis(700);
             }))
@@ -87,4 +93,63 @@ async fn a_fetch_that_fits_exactly_beside_the_margin_is_not_refused() {
     fs::remove_file(filler).expect("make room");
     a.finish().await;
     b.finish().await;
+}
+
+/// Commits the output while the pool has so little space; it stays in use. Returns the filler.
+async fn commit_in_use(node: &Node, leaves: u64) -> PathBuf {
+    node.publish("o", &OUTPUT).await;
+    write(&node.bench.target("o"), "made on a full node");
+    let filler = fill(node, leaves);
+    // The input is there before the content is, so it cannot be evicted.
+    let (published, ()) = tokio::join!(
+        node.publish("in-use", &INPUT),
+        node.end("o", Outcome::Succeeded)
+    );
+    assert!(published.parent.is_some(), "{published:?}");
+    eventually("it is durable", || {
+        let row = node.bench.artifact("artifact/built");
+        row.is_some_and(|row| row.durable)
+    })
+    .await;
+    filler
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_above_its_high_watermark_uploads_what_is_in_use() {
+    let tier = Shared::file();
+    let node = require!(small_with(&tier, 50).await);
+    let filler = commit_in_use(&node, 12 << 20).await;
+    let began = Instant::now();
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!(drained.left, 0);
+    assert!(began.elapsed() < NEVER / 2, "{:?}", began.elapsed());
+    let other = require!(Node::new(&tier.store).await);
+    assert_eq!(other.sees("i", &INPUT).await, text("made on a full node"));
+    fs::remove_file(filler).expect("make room");
+    node.end("in-use", Outcome::Failed).await;
+    other.finish().await;
+    node.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_does_not_wait_for_tables_for_which_there_is_no_space() {
+    let tier = Shared::file();
+    let node = require!(small_with(&tier, 50).await);
+    let filler = commit_in_use(&node, 1 << 20).await;
+    let began = Instant::now();
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!((drained.uploaded, drained.left), (0, 1));
+    assert!(began.elapsed() < NEVER / 2, "{:?}", began.elapsed());
+    let status = node.distribution.status();
+    assert_eq!(
+        (status.uploads_waiting, status.uploads_without_space),
+        (1, 1)
+    );
+    // Once there is space, nothing else is needed.
+    fs::remove_file(filler).expect("make room");
+    assert_eq!(node.distribution.status().uploads_without_space, 0);
+    node.shared().await;
+    assert_eq!(node.distribution.metrics().uploads, 1);
+    node.end("in-use", Outcome::Failed).await;
+    node.finish().await;
 }

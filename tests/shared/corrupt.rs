@@ -1,7 +1,9 @@
 //! Damage in every part of every object: refused, told, and mended by a node that has the content
 //! whole.
 
-use std::fs;
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use baggageclaim::model::Sha256;
@@ -123,6 +125,74 @@ fn a_layers_object_is_refused_whichever_byte_of_it_is_wrong() {
     }
     fs::write(&path, &whole).expect("write");
     world.fetch(&world.layer).expect("it is whole again");
+}
+
+/// The head of a record of an object.
+fn head(kind: u8, body: usize) -> Vec<u8> {
+    let length = u32::try_from(body + 1).expect("it is a record's");
+    let mut head = 0x184D_2A5B_u32.to_le_bytes().to_vec();
+    head.extend(length.to_le_bytes());
+    head.push(kind);
+    head
+}
+
+/// A credential of one prefix can write anything there.
+#[test]
+fn an_object_made_to_exhaust_a_node_is_refused_before_it_does() {
+    let world = World::new(require_lab!(Fs::Ext4));
+    let path = world.object();
+    let whole = fs::read(&path).expect("read");
+    let tail = usize::try_from(world.layer.tail).expect("small");
+    let packed = u32::from_le_bytes(whole[tail + 4..tail + 8].try_into().expect("four bytes"));
+    let index = tail + 8 + usize::try_from(packed).expect("small");
+    let bucket = bucket(&world.tier.store);
+    let opened = |object: &[u8], layer: LayerRef, stop: &dyn Fn() -> bool| {
+        fs::write(&path, object).expect("write");
+        let bytes = object.len() as u64;
+        let layer = LayerRef { bytes, ..layer };
+        let table = File::create(world.lab.dir("tables").join("poison")).expect("create");
+        let error = bucket.open(&tenant(), &layer, &table, stop).err();
+        let error = error.expect("it is refused");
+        (error, table.metadata().expect("stat").len())
+    };
+
+    // An index of which nothing is known but that it is long.
+    let list = vec![7; 32 << 20];
+    let long = [
+        &whole[..index],
+        &head(7, list.len()),
+        &list,
+        &whole[index..],
+    ]
+    .concat();
+    let layer = LayerRef {
+        content: 1 << 40,
+        ..world.layer
+    };
+    let (error, _) = opened(&long, layer, &never);
+    assert!(error.to_string().contains("more frames"), "{error}");
+
+    // A table of zeros, in an object of some kilobytes and in one that is not read at once.
+    let zeros = std::io::repeat(0).take(1 << 30);
+    let table = zstd::encode_all(zeros, 3).expect("compress");
+    for frames in [0, 17 << 20] {
+        let frames = vec![0; frames];
+        let bomb = [&frames[..], &head(6, table.len()), &table].concat();
+        let layer = LayerRef {
+            tail: frames.len() as u64,
+            table: 1 << 30,
+            ..world.layer
+        };
+        let (error, written) = opened(&bomb, layer, &never);
+        assert!(matches!(error, Error::Corrupt { .. }), "{error:?}");
+        assert!(error.to_string().contains("compressed more"), "{error}");
+        assert!(written <= 64 << 20, "{written} bytes were written");
+        let asked = Cell::new(0);
+        let stop = || asked.replace(asked.get() + 1) >= 10;
+        let (error, written) = opened(&bomb, layer, &stop);
+        assert!(matches!(error, Error::Stopped), "{error:?}");
+        assert!(written <= 1 << 20, "{written} bytes were written");
+    }
 }
 
 #[test]

@@ -279,9 +279,10 @@ impl<S: Source> Source for Weak<S> {
         tenant: &Tenant,
         layer: &LayerRef,
         table: &fs::File,
+        stop: &dyn Fn() -> bool,
     ) -> Result<Box<dyn Content>> {
         // The stream count lives as long as the test.
-        let inner = self.inner.open(tenant, layer, table)?;
+        let inner = self.inner.open(tenant, layer, table, stop)?;
         let left = Box::leak(Box::new(AtomicU64::new(
             self.streams.load(Ordering::Relaxed),
         )));

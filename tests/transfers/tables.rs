@@ -148,3 +148,41 @@ async fn a_merged_layer_gets_a_table_of_its_own() {
     assert_eq!(made.len(), row.layers, "each layer has its own");
     bench.finish().await;
 }
+
+/// A tenant can make a file of any apparent size, which costs nothing.
+#[tokio::test]
+async fn a_layer_that_exceeds_a_limit_of_tables_stays_here_and_delays_no_other() {
+    let bench = bench!(Ground(BackendKind::Overlay, crate::common::Fs::Xfs));
+    let cache = [("type", "task-cache"), ("key", "sparse")];
+    bench
+        .step("sparse", &cache, |root| {
+            let file = File::create(root.join("hole")).expect("create");
+            file.set_len(1 << 50).expect("truncate");
+        })
+        .await;
+    eventually("it is refused", || {
+        let row = bench.artifact("task-cache/sparse").expect("it is there");
+        row.is_too_large
+    })
+    .await;
+    bench.step("maker", &OUTPUT, tree::odd).await;
+    tables(&bench, "artifact/made").await;
+    let row = bench.artifact("task-cache/sparse").expect("it is there");
+    assert_eq!(row.tables, [None]);
+    assert!(!bench.engine.can_leave(row.id));
+    let wanted = bench.engine.to_share();
+    assert_eq!(wanted.len(), 1, "only the other is to be uploaded");
+    assert_ne!(wanted[0].id, row.id);
+    assert_eq!(files(&bench.pool()).len(), 1);
+    // An archive holds it, and so does this node.
+    let archive = exported(&bench, "task-cache/sparse", Codec::Plain).await.0;
+    assert!(archive.len() < 64 << 10, "{}", archive.len());
+    let imported = import(&bench, request("artifact/copy"), Cursor::new(archive)).await;
+    imported.expect("it is imported");
+    let hole = bench.target("look").join("hole");
+    let attributes = [("type", "input"), ("from", "artifact/copy")];
+    bench.publish("pod", "look", &attributes).await;
+    assert_eq!(fs::metadata(hole).expect("stat").len(), 1 << 50);
+    bench.unpublish("look").await;
+    bench.finish().await;
+}

@@ -1,5 +1,7 @@
 //! Making the table of a layer: one walk that reads all content and writes an entry for each name.
 //! The form of an entry is in `row`; how a tree is walked safely is in `walk`.
+//!
+//! No table is made that readers refuse, or that is large only because of holes.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -11,10 +13,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::super::links::Links;
 use super::super::walk::{Look, Visitor, attributes, guarded, walk};
-use super::super::{Digest, Error, Progress, Result, shown};
+use super::super::{Digest, Error, Limits, Progress, Result, shown};
 use super::row::{Kind, Row};
 use super::table::{HEADER, Totals, digest};
-use super::{CHUNK, Sha256Sum, ZEROS, pieces};
+use super::{CHUNK, MOST_HOLES, MOST_TABLE, Sha256Sum, ZEROS, pieces};
 use crate::archive::pack::Counts;
 use crate::sys::{self, Dir, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::Stop;
@@ -34,7 +36,10 @@ pub struct Scanned {
 /// Writes the table of the layer `root`, which must not change, into the empty file `into`.
 /// `devices`: device nodes are in it. `temporary` may hold a temporary file.
 ///
-/// Reads all content: a caller runs it in the background, at low priority.
+/// Reads all content: a caller runs it in the background, at low priority. `stop` is asked before
+/// each entry and each piece.
+///
+/// [`Error::Unpackable`]: the layer exceeds a limit of tables, and always will.
 pub fn scan(
     root: &Dir,
     into: &File,
@@ -53,6 +58,7 @@ pub fn scan(
         devices,
         buffer: vec![0; BUFFER].into(),
         totals: Totals::default(),
+        holes: 0,
         counts: Counts::default(),
         stop,
     };
@@ -72,8 +78,18 @@ struct Scanner<'a> {
     devices: bool,
     buffer: Box<[u8]>,
     totals: Totals,
+    /// Pieces of zeros in files of several pieces.
+    holes: u64,
     counts: Counts,
     stop: Stop<'a>,
+}
+
+/// The limits of readers, which are those of archives.
+const MOST: Limits = Limits::DEFAULT;
+
+fn refused(path: &[u8], why: &'static str) -> Error {
+    let path = shown(path);
+    Error::Unpackable { path, why }
 }
 
 impl Scanner<'_> {
@@ -84,6 +100,12 @@ impl Scanner<'_> {
         };
         self.counts.attributes_left_out += left_out;
         self.totals.entries += u64::from(kind != Kind::End);
+        if self.totals.entries > MOST.entries {
+            return Err(refused(path, "the layer has too many entries for a table"));
+        }
+        if path.len() >= MOST.path {
+            return Err(refused(path, "its path is too long for a table"));
+        }
         let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
         let row = Row {
             kind,
@@ -91,11 +113,17 @@ impl Scanner<'_> {
             look,
             attributes,
         };
-        self.write(&row.encode())
+        self.write(path, &row.encode())
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, path: &[u8], bytes: &[u8]) -> Result<()> {
+        if (self.stop)() {
+            return Err(Error::Stopped);
+        }
         self.totals.length += bytes.len() as u64;
+        if self.totals.length > MOST_TABLE - HEADER as u64 {
+            return Err(refused(path, "the layer's table would exceed 4 GiB"));
+        }
         self.out.write_all(bytes).map_err(Error::Write)
     }
 
@@ -155,6 +183,9 @@ impl Visitor for Scanner<'_> {
             return Ok(());
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if size > MOST.bytes {
+            return Err(refused(path, "it is larger than 1 TiB, holes included"));
+        }
         self.put(Kind::File { size }, path, Look::of(stat), Some(file))?;
         self.totals.files += 1;
         self.totals.pieces += pieces(size);
@@ -164,8 +195,16 @@ impl Visitor for Scanner<'_> {
             if digest != ZEROS {
                 self.totals.bytes += to - from;
                 self.counts.bytes += to - from;
+            } else if size > CHUNK {
+                self.holes += 1;
             }
-            self.write(&digest)?;
+            if self.totals.bytes > MOST.bytes {
+                return Err(refused(path, "the layer has more than 1 TiB of content"));
+            }
+            if self.holes > MOST_HOLES {
+                return Err(refused(path, "the layer has more than 512 GiB of holes"));
+            }
+            self.write(path, &digest)?;
         }
         let now = rustix::fs::fstat(file)
             .map_err(|errno| sys::Error::new("fstat", file.subject(), errno))?;

@@ -229,12 +229,15 @@ impl Table {
     }
 
     /// Copies a table of at most `most` bytes from `input` to `into`.
-    pub fn receive(input: impl Read, into: &File, most: u64) -> Result<()> {
+    pub fn receive(input: impl Read, into: &File, most: u64, stop: Stop<'_>) -> Result<()> {
         let most = most.min(MOST_TABLE);
         let mut input = input.take(most + 1);
         let mut buffer = vec![0; BUFFER];
         let mut at = 0;
         loop {
+            if stop() {
+                return Err(Error::Stopped);
+            }
             match input.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(read) => {

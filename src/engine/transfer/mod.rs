@@ -21,3 +21,4 @@ pub use open_layers::{OpenArtifact, OpenLayer, OpenSnapshot, Opened};
 pub use receive::{LayerPlace, ReceiveError, ReceiveRequest, Received};
 pub(super) use receive::{Owner, finish, receive, receive_layers, reuse_of_claims};
 pub(super) use rollback::rollback;
+pub(super) use space::shortage;

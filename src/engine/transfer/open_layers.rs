@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 use super::in_use::Use;
 use crate::archive::toc::{Holder, Table};
 use crate::archive::{self, Limits};
-use crate::engine::error::{Context, Result};
+use crate::engine::error::{Context, Error, Result};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
@@ -141,6 +141,12 @@ pub(in crate::engine) fn open_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> R
         if let Some(layer) = open_layer(inner, *layer)? {
             open.push(layer);
             continue;
+        }
+        if inner.collector.tables.is_refused(layer) {
+            return Err(Error::Unsupported {
+                what: format!("a copy of snapshot {id} on another node"),
+                why: format!("its layer {layer} exceeds a limit of tables of contents"),
+            });
         }
         // If that fails, the log has the reason, and it is tried again.
         inner.collector.tables.wait_for(*layer);

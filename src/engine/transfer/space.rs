@@ -79,7 +79,7 @@ fn ask_beside(inner: &Inner, needs: u64, stays_free: fn(&Space) -> u64) -> Resul
 
 /// The error of a transfer that failed where the pool has no space or no inodes left; `None`: it
 /// has some.
-pub(super) fn shortage(inner: &Inner) -> Option<Error> {
+pub(in crate::engine) fn shortage(inner: &Inner) -> Option<Error> {
     let space = inner.dirs.root.space().ok()?;
     let has_inodes = space.inodes == 0 || space.inodes_free > 0;
     if space.bytes_available >= least(&space) && has_inodes {
