@@ -119,6 +119,11 @@ pub(crate) async fn delete_snapshot(client: &mut Client, id: &str) -> Result<(),
 
 /// Mounts a claim as kubelet does.
 pub(crate) async fn mount(kubelet: &Kubelet, id: &str) -> PathBuf {
+    try_mount(kubelet, id).await.expect("mounted")
+}
+
+/// One attempt of it. Kubelet repeats it until it succeeds.
+pub(crate) async fn try_mount(kubelet: &Kubelet, id: &str) -> Result<PathBuf, Status> {
     let (staging, target) = paths(kubelet, id);
     std::fs::create_dir_all(&staging).expect("mkdir");
     let text = |path: &PathBuf| path.to_str().expect("text").to_owned();
@@ -129,7 +134,7 @@ pub(crate) async fn mount(kubelet: &Kubelet, id: &str) -> PathBuf {
         volume_capability: Some(capability()),
         ..Default::default()
     };
-    node.node_stage_volume(stage).await.expect("staged");
+    node.node_stage_volume(stage).await?;
     let publish = csi::NodePublishVolumeRequest {
         volume_id: id.to_owned(),
         staging_target_path: text(&staging),
@@ -137,12 +142,21 @@ pub(crate) async fn mount(kubelet: &Kubelet, id: &str) -> PathBuf {
         volume_capability: Some(capability()),
         ..Default::default()
     };
-    node.node_publish_volume(publish).await.expect("published");
-    target
+    node.node_publish_volume(publish).await?;
+    Ok(target)
 }
 
 /// Unmounts it.
 pub(crate) async fn unmount(kubelet: &Kubelet, id: &str) {
+    // The node may be trying again to delete it at this moment. Kubelet repeats the call, too.
+    while let Err(status) = try_unmount(kubelet, id).await {
+        assert_eq!(status.code(), tonic::Code::Aborted, "{status}");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+/// One attempt of it.
+pub(crate) async fn try_unmount(kubelet: &Kubelet, id: &str) -> Result<(), Status> {
     let (staging, target) = paths(kubelet, id);
     let text = |path: &PathBuf| path.to_str().expect("text").to_owned();
     let mut node = kubelet.node_client();
@@ -150,19 +164,12 @@ pub(crate) async fn unmount(kubelet: &Kubelet, id: &str) {
         volume_id: id.to_owned(),
         target_path: text(&target),
     };
-    // The node may be trying again to delete it at this moment. Kubelet repeats the call, too.
-    while let Err(status) = node.node_unpublish_volume(unpublish.clone()).await {
-        assert_eq!(status.code(), tonic::Code::Aborted, "{status}");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    node.node_unpublish_volume(unpublish).await?;
     let unstage = csi::NodeUnstageVolumeRequest {
         volume_id: id.to_owned(),
         staging_target_path: text(&staging),
     };
-    while let Err(status) = node.node_unstage_volume(unstage.clone()).await {
-        assert_eq!(status.code(), tonic::Code::Aborted, "{status}");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    node.node_unstage_volume(unstage).await.map(drop)
 }
 
 fn paths(kubelet: &Kubelet, id: &str) -> (PathBuf, PathBuf) {

@@ -64,6 +64,29 @@ impl Process {
         self.start();
     }
 
+    /// Starts it again. With a point, it dies when it first passes that (`engine::failpoint`).
+    pub(crate) fn restart_to_die(&mut self, point: Option<&str>) {
+        self.kill();
+        let point = point.map(|point| ("BAGGAGECLAIM_CRASH_AT", point.to_owned()));
+        self.environment = point.into_iter().collect();
+        self.start();
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) async fn ended(&mut self) {
+        let began = std::time::Instant::now();
+        let daemon = self.daemon.as_mut().expect("it runs");
+        while daemon.0.try_wait().expect("it is a child").is_none() {
+            assert!(
+                began.elapsed() < PATIENCE,
+                "it goes on: {:?}",
+                self.environment
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        self.daemon = None;
+    }
+
     /// All that it said.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()

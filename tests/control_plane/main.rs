@@ -1,5 +1,6 @@
 //! Claims in a cluster: the controller and nodes of the driver as processes, around a real
-//! kube-apiserver. There is no kubelet and no sidecar; the tests make their calls.
+//! kube-apiserver. There is no kubelet; the tests make its calls. Most tests make the calls of the
+//! sidecars, too; `sidecars` and `crash_points` run the real ones.
 //!
 //! `make e2e` runs it, since it builds the control plane.
 
@@ -15,6 +16,7 @@ mod budgets;
 mod calls;
 mod clears;
 mod clocks;
+mod crash_points;
 mod driver;
 mod elsewhere;
 mod leaks;
@@ -27,11 +29,14 @@ mod orphans;
 mod peers;
 mod plane;
 mod policies;
+mod programs;
 #[path = "../sanity/report.rs"]
 mod report;
 mod sanity;
 mod scale;
 mod shared_budgets;
+mod sidecars;
+mod standard;
 #[path = "../sanity/tool.rs"]
 mod tool;
 mod two;
@@ -76,20 +81,25 @@ async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
 }
 
 /// Waits until `node-1` to `node-COUNT` have published their pools, and this controller has seen
-/// that. Its watch over a definition that was just made can begin late.
+/// that.
 async fn await_pools(controller: &ControllerClient<Channel>, count: usize) {
     for number in 1..=count {
-        let topology = selected(&format!("node-{number}")).preferred.pop();
-        let request = csi::GetCapacityRequest {
-            accessible_topology: topology,
-            ..csi::GetCapacityRequest::default()
-        };
-        eventually("the controller has seen a pool", async || {
-            let answer = controller.clone().get_capacity(request.clone()).await;
-            answer.expect("an answer").into_inner().available_capacity > 0
-        })
-        .await;
+        await_pool(controller, &format!("node-{number}")).await;
     }
+}
+
+/// The same of one node. The watch of a controller over a definition that was just made can begin
+/// late.
+async fn await_pool(controller: &ControllerClient<Channel>, node: &str) {
+    let request = csi::GetCapacityRequest {
+        accessible_topology: selected(node).preferred.pop(),
+        ..csi::GetCapacityRequest::default()
+    };
+    eventually("the controller has seen a pool", async || {
+        let answer = controller.clone().get_capacity(request.clone()).await;
+        answer.expect("an answer").into_inner().available_capacity > 0
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -36,7 +36,7 @@ pub(crate) struct ControlPlane {
 }
 
 /// The directory of the programs; `None`: they are not there.
-fn programs() -> Option<PathBuf> {
+pub(crate) fn programs() -> Option<PathBuf> {
     let directory = std::env::var_os("E2E_BIN").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/e2e/bin"),
         PathBuf::from,
