@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -181,7 +181,11 @@ impl Cluster {
     /// The nodes with a pool.
     fn places(&self) -> Vec<Place> {
         let pools = self.seen_pools.all();
-        pools.iter().filter_map(|pool| lists::place(pool)).collect()
+        let places = pools.iter().filter_map(|pool| {
+            let has_node = self.seen_nodes.get(&pool.name_any()).is_some();
+            lists::place(pool, has_node)
+        });
+        places.collect()
     }
 
     /// Deletes the objects of deleted data, whichever call ordered that.
