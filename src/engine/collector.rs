@@ -21,6 +21,7 @@ pub(super) struct Collector {
     reaper: Notify,
     walker: Notify,
     merger: Notify,
+    expired: Notify,
     /// Every layer that the index names says so.
     confirmed: AtomicBool,
     pub(super) cycles: Rounds,
@@ -53,6 +54,16 @@ impl Collector {
     /// Waits until a cycle is asked for.
     pub(super) fn woken(&self) -> Notified<'_> {
         self.reaper.notified()
+    }
+
+    /// The `ttl` of claims has deleted them.
+    pub(super) fn tell_expired(&self) {
+        self.expired.notify_one();
+    }
+
+    /// Waits until that is told. If it is told between two waits, the second one ends at once.
+    pub(super) fn expired(&self) -> Notified<'_> {
+        self.expired.notified()
     }
 
     /// The next round evicts unused content of this namespace. It is carried out once.

@@ -122,6 +122,7 @@ fn place(name: &str) -> Place {
         bytes: 100,
         available: 50,
         peer: true,
+        takes_pods: true,
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::engine::notice::{NotCommitted, What};
 use baggageclaim::engine::{Config, Engine, Error, Notice, Notices, PublishRequest};
 use baggageclaim::model::Outcome;
@@ -16,7 +17,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use rustix::fs::FallocateFlags;
 use tokio::sync::mpsc;
 
-use crate::common::bench::{Bench, NEVER, eventually, names, open_again, soon};
+use crate::common::bench::{Bench, NEVER, empty_claim, eventually, names, open_again, soon};
 use crate::common::{Fs, Lab};
 
 const MIB: u64 = 1 << 20;
@@ -66,6 +67,17 @@ fn fill_up(at: &Path) -> u64 {
     written
 }
 
+/// Writes a file until only so many bytes can be written.
+fn fill_up_to(file: &Path, pool: &Path, left: u64) {
+    let pool = Dir::open(pool).expect("the pool");
+    let mut file = fs::File::create(file).expect("create");
+    let block = vec![7; 1 << 16];
+    while pool.space().expect("statfs").bytes_available > left {
+        file.write_all(&block).expect("write");
+        file.sync_data().expect("sync");
+    }
+}
+
 fn assert_full(result: Result<impl std::fmt::Debug, Error>, what: &str) -> bool {
     match result {
         Ok(_) => false,
@@ -89,6 +101,52 @@ async fn publish_until_full(bench: &Bench, what: &str, attributes: &[(&str, &str
         }
     }
     panic!("{what}: never full");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_pool_refuses_empty_claims_and_one_with_some_room_takes_any_size() {
+    let (backend, fs, mib) = SMALL[0];
+    let mut bench = match small(backend, fs, mib).await {
+        Ok(bench) => bench,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let create = async |bench: &Bench, name: &str, mib: u64| {
+        let request = CreateClaim {
+            required_bytes: mib * MIB,
+            ..empty_claim(name)
+        };
+        bench.engine.create_claim(request).await
+    };
+    let cached = [("type", "task-cache"), ("key", "cached")];
+    bench
+        .step("cached", &cached, |at| {
+            fs::write(at.join("f"), vec![7; 16 << 20]).expect("write");
+        })
+        .await;
+    bench.engine.reap().await.expect("reap");
+    let filler = bench.lab.path().join("filler");
+    fill_up_to(&filler, &bench.pool(), MIB);
+
+    // It is nearly full, but of content that eviction can delete.
+    create(&bench, "evictable", 40).await.expect("made");
+    let input = [("type", "input"), ("from", "task-cache/cached")];
+    bench.publish("reader", "in-use", &input).await;
+    let refused = create(&bench, "full", 40).await;
+    assert!(assert_full(refused, "all is in use"));
+    assert!(bench.engine.claims(None, 9).items.len() == 1);
+    // A small claim fits into what is free.
+    create(&bench, "tiny", 0)
+        .await
+        .expect("no size was asked for");
+
+    fs::remove_file(&filler).expect("space again");
+    fill_up_to(&filler, &bench.pool(), 5 * MIB);
+    create(&bench, "full", 40)
+        .await
+        .expect("its size reserves nothing");
+    bench.unpublish("in-use").await;
+    bench = bench.restart().await;
+    bench.assert_whole().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

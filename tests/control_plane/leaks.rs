@@ -75,8 +75,8 @@ async fn a_volume_whose_claim_was_given_up_is_deleted_and_no_other() {
     assert_eq!(held, BTreeSet::from([retained, named, pending, other]));
 }
 
-/// The controller's metrics are those of the page, and count what was done.
-async fn check_metrics(port: u16) {
+/// The metrics page of a controller.
+pub(crate) async fn metrics(port: u16) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port))
         .await
         .expect("it listens");
@@ -84,8 +84,16 @@ async fn check_metrics(port: u16) {
     stream.write_all(request).await.expect("sent");
     let mut page = String::new();
     stream.read_to_string(&mut page).await.expect("read");
+    page
+}
+
+/// The controller's metrics are those of the page, and count what was done.
+async fn check_metrics(port: u16) {
+    let page = metrics(port).await;
     for line in [
-        "baggageclaim_cluster_volumes{state=\"ready\"} 4",
+        // No Node object was made in this test.
+        "baggageclaim_cluster_volumes{state=\"node_gone\"} 4",
+        "baggageclaim_cluster_volumes{state=\"ready\"} 0",
         "baggageclaim_cluster_volumes{state=\"lost\"} 0",
         "baggageclaim_cluster_nodes{state=\"missing\"} 1",
         "baggageclaim_cluster_leaks_deleted_total 1",

@@ -27,6 +27,7 @@ mod nodes;
 mod objects;
 mod orphans;
 mod peers;
+mod places;
 mod plane;
 mod policies;
 mod programs;
@@ -264,7 +265,9 @@ fn show(plane: &ControlPlane) {
     }
     let snapshots = table("snapshots");
     assert!(
-        snapshots.contains("s-1") && snapshots.contains("Ready"),
+        ["s-1", "Ready", "1048576"]
+            .iter()
+            .all(|cell| snapshots.contains(cell)),
         "{snapshots}"
     );
     let pools = table("pools");

@@ -9,9 +9,10 @@ use tonic::Code;
 use crate::calls::{create, delete, mount, of_volume, request, selected, snapshot, unmount};
 use crate::common::{Fs, require_lab};
 use crate::driver::{client, controller_with, kubelet, node};
+use crate::leaks::metrics;
 use crate::objects::{claim, node_object, persistent_on, phase};
 use crate::orphans::orphans;
-use crate::plane::ControlPlane;
+use crate::plane::{ControlPlane, free_port};
 use crate::{await_pools, eventually, volumes};
 
 #[tokio::test]
@@ -21,7 +22,13 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    let controller = controller_with(&plane, &["--node-grace=3s"]);
+    let port = free_port();
+    let http = format!("--http=127.0.0.1:{port}");
+    let controller = controller_with(&plane, &["--node-grace=3s", &http]);
+    let counts = async |kind: &str, state: &str| {
+        let line = format!("baggageclaim_cluster_{kind}{{state=\"{state}\"}} 1");
+        metrics(port).await.lines().any(|found| found == line)
+    };
     let _other = node(&plane, "node-1", &lab.dir("one"));
     let mut second = node(&plane, "node-2", &lab.dir("two"));
     for name in ["node-1", "node-2"] {
@@ -88,6 +95,9 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
             && !said.contains("released")
     };
     eventually("the bound claim's event says it, once", told).await;
+    // The metrics say it as long as it is so, also without the Pool.
+    assert!(counts("volumes", "node_gone").await);
+    assert!(!counts("volumes", "ready").await);
     let clone = request("clone", None, Some(of_volume(bound)));
     let refused = create(&mut client, clone).await.expect_err("gone");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
@@ -103,6 +113,12 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
             && orphans(&plane, "node-2").await == 2
     };
     eventually("the claim works again, the rest are orphans", is_back).await;
+    let told = async || {
+        let path = "-o=jsonpath={range .items[*]}{.involvedObject.name} {.reason};{end}";
+        let said = plane.kubectl(&["get", "events", path]);
+        said.contains("bound VolumeBack;") && counts("volumes", "ready").await
+    };
+    eventually("the claim's event and the metrics say it", told).await;
     let kubelet_two = kubelet(&plane, "node-2", &second).await;
     let target = mount(&kubelet_two, bound).await;
     let text = fs::read_to_string(target.join("file")).expect("read");

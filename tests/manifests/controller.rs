@@ -237,6 +237,11 @@ fn the_sidecars_are_those_that_are_tested() {
         let tested = tested.and_then(|line| line.split(' ').nth(1));
         assert_eq!(image["newTag"].as_str(), tested, "{name}");
     }
+    // Two controllers do no harm, but one is enough.
+    assert_eq!(deployment["spec"]["replicas"], 1);
+    assert_eq!(deployment["spec"]["strategy"]["type"], "Recreate");
+    let context = &deployment["spec"]["template"]["spec"]["securityContext"];
+    assert_eq!(context["seccompProfile"]["type"], "RuntimeDefault");
     for container in containers {
         let context = &container["securityContext"];
         assert_eq!(context["allowPrivilegeEscalation"], false, "{container}");

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::data_dir::{self, is_held_open};
 use super::entries::VolumeEntry;
 use super::freeze::{self, Freezing, Moment};
-use super::lookup::{self, refuse_too_large};
+use super::lookup::{self, refuse_full, refuse_too_large};
 use super::types::CreateClaim;
 use crate::engine::durability;
 use crate::engine::error::{Context, Error, Result};
@@ -147,6 +147,8 @@ async fn insert(
     let job = move || {
         if let Some(ClaimSource::Snapshot(snapshot)) = &request.source {
             data_dir::refuse_lost(&engine, snapshot, &content.layers)?;
+        } else {
+            refuse_full(&engine, request.required_bytes)?;
         }
         let claim = describe(&engine, id, request, &content)?;
         let made = engine.transact(&[Change::PutClaim(claim.clone())]);

@@ -59,6 +59,12 @@ impl Engine {
             .await
     }
 
+    /// Waits until the `ttl` of claims has deleted them. One call at a time; between two calls,
+    /// none is missed.
+    pub async fn claims_expired(&self) {
+        self.inner.collector.expired().await;
+    }
+
     /// A claim.
     pub fn claim(&self, id: &str) -> Result<PersistentVolume> {
         lookup::claim(&self.inner, &lookup::parse(id)?)

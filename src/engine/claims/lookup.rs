@@ -8,9 +8,10 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::entries::VolumeEntry;
-use crate::engine::error::{Context, Error, Result};
+use crate::engine::error::{Context, Error, Result, Shortage};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
+use crate::engine::space;
 use crate::engine::state::State;
 use crate::model::{PersistentVolume, VolumeId};
 
@@ -118,6 +119,28 @@ pub(super) fn refuse_too_large(inner: &Inner, wanted: u64) -> Result<()> {
             wanted,
             pool: space.bytes,
         });
+    }
+    Ok(())
+}
+
+/// A pool where that much can be written takes an empty claim of any size.
+const ENOUGH: u64 = 1 << 30;
+
+/// Refuses an empty claim on a full pool: less can be written than its size, than [`ENOUGH`] and
+/// than a sixteenth of the pool. Its size reserves nothing, so a larger claim needs no more. What
+/// eviction would free can be written.
+pub(super) fn refuse_full(inner: &Inner, wanted: u64) -> Result<()> {
+    let space = inner.dirs.root.space().context("ask for the pool's room")?;
+    let needs = wanted.min(ENOUGH).min(space.bytes / 16);
+    let mut free = space.bytes_available;
+    if free < needs {
+        free = free.saturating_add(space::evictable(inner, 0));
+    }
+    if free < needs {
+        let what = format!(
+            "{free} bytes can be written, and a new volume of {wanted} bytes needs {needs}"
+        );
+        return Err(Error::Full(Shortage { what, needs }));
     }
     Ok(())
 }

@@ -19,6 +19,9 @@ pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> (usize, Result<()>) {
     correct_records(inner);
     let remembered = remember_uses(inner);
     let (deleted, expired) = expire(inner);
+    if deleted > 0 {
+        inner.collector.tell_expired();
+    }
     (deleted, remembered.and(expired))
 }
 

@@ -3,6 +3,7 @@
 //!
 //! One job runs per object, at most [`JOBS`] at once. A job reads the order, does it in the engine,
 //! and writes the status. Each step can be repeated, so a restart needs no state of its own.
+//! All jobs run again when the engine has deleted claims by their `ttl`.
 //! Without an API server, volumes that exist work; orders wait.
 //!
 //! | file | holds |
@@ -22,7 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, stream};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::reflector::Store;
@@ -86,7 +87,13 @@ pub async fn run(
             pool: pool.clone(),
         });
         let config = controller::Config::default().concurrency(JOBS);
+        // No object changes when its `ttl` deletes a claim.
+        let expired = stream::unfold(engine.clone(), |engine| async move {
+            engine.claims_expired().await;
+            Some(((), engine))
+        });
         let volumes = volumes.with_config(config.clone());
+        let volumes = volumes.reconcile_all_on(expired);
         let volumes = volumes.run(volume, retry, agent.clone());
         let snapshots = snapshots.with_config(config);
         let snapshots = snapshots.run(snapshot, retry, agent);

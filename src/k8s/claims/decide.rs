@@ -9,6 +9,7 @@
 //! by an explicit order to delete it. A volume that was Ready never moves.
 
 use std::cmp::Reverse;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use tonic::Code;
@@ -32,6 +33,9 @@ pub(in crate::k8s) struct Place {
     pub(in crate::k8s) available: u64,
     /// Whether it is a peer of the others.
     pub(in crate::k8s) peer: bool,
+    /// Whether its pods can start, as far as is known: it has a Node object, and was not found
+    /// NotReady or cordoned.
+    pub(in crate::k8s) takes_pods: bool,
 }
 
 /// The next step for CreateVolume.
@@ -175,18 +179,46 @@ impl Asked<'_> {
                 return Ok(vec![source.clone()]);
             }
         }
-        let mut places: Vec<&Place> = self.places.iter().collect();
-        let required = self.request.required_bytes;
-        places.sort_by_key(|place| (place.bytes < required, Reverse(place.available)));
-        let nodes = places.into_iter().map(|place| &place.node);
         let Some(selected) = self.at.selected() else {
+            let nodes = self.by_room();
             return Ok(self.at.choose(nodes)?.into_iter().cloned().collect());
         };
+        let nodes = self.places.iter().map(|place| &place.node);
         let only = Requirement {
             requisite: vec![selected.clone()],
             preferred: Vec::new(),
         };
         Ok(only.choose(nodes)?.into_iter().cloned().collect())
+    }
+
+    /// The nodes without regard to the request's topology: those with most room first. Where a pod
+    /// cannot start, or the pool is too small, comes last. Among pools whose room is within an
+    /// eighth of the best, a hash of the claim's name chooses: their reports are rough and late, so
+    /// many claims at once would all go to one node.
+    fn by_room(&self) -> Vec<&Arc<Node>> {
+        let required = self.request.required_bytes;
+        let class = |place: &Place| (place.bytes < required, !place.takes_pods);
+        let mut places: Vec<&Place> = self.places.iter().collect();
+        let allowed = places.iter();
+        let allowed = allowed.filter(|place| self.at.choose([&place.node]).is_ok());
+        let best = allowed.map(|place| (class(place), Reverse(place.available)));
+        let most = best.min().map_or(0, |(_, Reverse(most))| most);
+        places.sort_by_cached_key(|place| {
+            let lacks = most.saturating_sub(place.available);
+            let lacks = if lacks <= most / 8 { 0 } else { lacks };
+            let mut turn = DefaultHasher::new();
+            (&self.request.name, place.node.id.as_str()).hash(&mut turn);
+            (class(place), lacks, turn.finish())
+        });
+        places.into_iter().map(|place| &place.node).collect()
+    }
+
+    /// Whether another node may be better than this one, if its pods cannot start now.
+    pub(in crate::k8s) fn may_pass_over(&self, node: &Node) -> bool {
+        let mut places = self.places.iter();
+        self.request.source.is_none()
+            && self.at.selected().is_none()
+            && places.any(|place| place.node.id == node.id && place.takes_pods)
     }
 
     /// Refuses a clone that would have to be fetched between nodes of which one is no peer. After

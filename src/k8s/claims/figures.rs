@@ -103,12 +103,22 @@ impl Orders {
     }
 }
 
-const STATES: [&str; 6] = ["waiting", "fetching", "ready", "failed", "lost", "deleting"];
+const STATES: [&str; 7] = [
+    "waiting",
+    "fetching",
+    "ready",
+    "failed",
+    "lost",
+    "node_gone",
+    "deleting",
+];
 
-/// The state of an object, as a label.
-fn state(wanted: Wanted, phase: Option<Phase>) -> &'static str {
+/// The state of an object, as a label. The node's last answer says nothing of the data any more
+/// when its Node object is gone.
+fn state(wanted: Wanted, phase: Option<Phase>, has_node: bool) -> &'static str {
     match (wanted, phase) {
         (Wanted::Absent, _) | (_, Some(Phase::Gone)) => "deleting",
+        (_, Some(Phase::Ready | Phase::Lost)) if !has_node => "node_gone",
         (_, None) => "waiting",
         (_, Some(Phase::Fetching)) => "fetching",
         (_, Some(Phase::Ready)) => "ready",
@@ -143,13 +153,17 @@ impl Cluster {
     pub fn register(&self, registry: &mut Registry) {
         self.counters.register(registry);
         let (volumes, snapshots) = (self.seen_volumes.all(), self.seen_snapshots.all());
-        let states = volumes
-            .iter()
-            .map(|one| state(one.spec.wanted, one.phase()));
+        let has_node = |node: &str| self.seen_nodes.get(node).is_some();
+        let states = volumes.iter().map(|one| {
+            let has_node = has_node(&one.spec.node_name);
+            state(one.spec.wanted, one.phase(), has_node)
+        });
         let help = "Volume objects, by state";
         registry.register("cluster_volumes", help, by_state(states));
-        let states = snapshots.iter();
-        let states = states.map(|one| state(one.spec.wanted, one.phase()));
+        let states = snapshots.iter().map(|one| {
+            let has_node = has_node(&one.spec.node_name);
+            state(one.spec.wanted, one.phase(), has_node)
+        });
         let help = "Snapshot objects, by state";
         registry.register("cluster_snapshots", help, by_state(states));
         let unanswered = volumes.iter().filter(|one| one.answer().is_none());

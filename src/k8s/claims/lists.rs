@@ -15,7 +15,7 @@ use crate::model::{
 };
 
 /// The node of a pool that has reported.
-pub(super) fn place(pool: &Pool) -> Option<Place> {
+pub(super) fn place(pool: &Pool, takes_pods: bool) -> Option<Place> {
     let status = pool.status.as_ref()?;
     let id = NodeId::new(pool.metadata.name.as_deref()?).ok()?;
     let topology = Topology(status.topology.clone());
@@ -24,6 +24,7 @@ pub(super) fn place(pool: &Pool) -> Option<Place> {
         bytes: bytes(status.bytes),
         available: bytes(status.available),
         peer: status.peer.is_some(),
+        takes_pods,
     })
 }
 

@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -181,7 +181,11 @@ impl Cluster {
     /// The nodes with a pool.
     fn places(&self) -> Vec<Place> {
         let pools = self.seen_pools.all();
-        pools.iter().filter_map(|pool| lists::place(pool)).collect()
+        let places = pools.iter().filter_map(|pool| {
+            let has_node = self.seen_nodes.get(&pool.name_any()).is_some();
+            lists::place(pool, has_node)
+        });
+        places.collect()
     }
 
     /// Deletes the objects of deleted data, whichever call ordered that.
@@ -275,12 +279,9 @@ impl Claims for Cluster {
     async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
         let found = self.volumes.get(id).await?;
         let volume = found.ok_or_else(|| Error::NoSuchClaim(id.to_owned()))?;
-        let is_lost = volume.phase() == Some(Phase::Lost);
+        let given_up = self.is_given_up(&volume.spec.node_name).await?;
         Ok(ClaimUse {
-            problems: is_lost
-                .then(|| decide::lost(&volume).to_string())
-                .into_iter()
-                .collect(),
+            problems: tell::problem(&volume, given_up).into_iter().collect(),
             ..ClaimUse::default()
         })
     }

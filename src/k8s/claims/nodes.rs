@@ -10,6 +10,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 use tonic::Code;
@@ -19,6 +20,7 @@ use super::decide::refusal;
 use super::objects::failed;
 use crate::api::{Phase, Wanted};
 use crate::engine::{Error, Result};
+use crate::model::NodeId;
 
 /// The shortest and the longest time between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
@@ -84,6 +86,13 @@ impl Cluster {
         Ok(found.map_err(|error| failed(&error))?.is_some())
     }
 
+    /// Whether pods can start on a node now. It is read live: the watch has metadata only.
+    pub(super) async fn takes_pods(&self, node: &NodeId) -> Result<bool> {
+        let found = self.nodes.get_opt(node.as_str()).await;
+        let found = found.map_err(|error| failed(&error))?;
+        Ok(found.is_some_and(|node| is_ready(&node)))
+    }
+
     async fn give_up(&self, node: &str) -> Result<()> {
         let pool = self.pools.get(node).await?;
         // The Node is read last: only objects that were read while it was missing are deleted.
@@ -130,6 +139,17 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+/// Whether a node is Ready and not cordoned.
+fn is_ready(node: &ApiNode) -> bool {
+    let is_cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable);
+    let status = node.status.as_ref();
+    let mut conditions = status
+        .into_iter()
+        .flat_map(|it| it.conditions.iter().flatten());
+    let is_ready = conditions.any(|it| it.type_ == "Ready" && it.status == "True");
+    is_ready && is_cordoned != Some(true)
 }
 
 /// The error for a source on a node that was given up.

@@ -213,6 +213,7 @@ mod tests {
                 bytes: 0,
                 available: 0,
                 peer: false,
+                takes_pods: true,
             }
         };
         let long = "n".repeat(253);

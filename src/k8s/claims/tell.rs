@@ -2,7 +2,8 @@
 //! it is back.
 //!
 //! Each change of state is one event. Its name is a function of the change, so a restart or a
-//! second controller does not repeat it while it exists (an hour). A claim that is not bound needs
+//! second controller does not repeat it while it exists (an hour). An event of a state that lasts
+//! is made again after it has expired. A claim that is not bound needs
 //! none: csi-provisioner puts the controller's error into its own event.
 
 use std::collections::{HashMap, HashSet};
@@ -15,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Cluster;
 use super::persistent::Named;
@@ -29,6 +30,18 @@ const LATER: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest: a claim can be bound later than its volume is lost.
 const AGAIN: Duration = Duration::from_secs(30);
+
+/// How often an event is sent again while its state lasts. The API server refuses it while the last
+/// one exists.
+const REPEAT: Duration = Duration::from_mins(30);
+
+/// Whether an event is due, given the last one that was sent, and when.
+fn is_due(told: Option<&(Trouble, Instant)>, trouble: Option<Trouble>, now: Instant) -> bool {
+    match (told, trouble) {
+        (Some((told, at)), Some(trouble)) if *told == trouble => now.duration_since(*at) >= REPEAT,
+        (told, trouble) => told.is_some() || trouble.is_some(),
+    }
+}
 
 /// What is wrong with a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +74,8 @@ impl Trouble {
         match self {
             Self::Lost => format!(
                 "the data of volume {id} is no longer in the pool of node {node}: the pool or its \
-                 disk was replaced. The volume is not created again empty. Bring the disk back, or \
-                 delete the claim and its pods to begin empty"
+                 disk was replaced, or the claim's ttl has expired. The volume is not created \
+                 again empty. Bring the disk back, or delete the claim and its pods to begin empty"
             ),
             Self::NodeGone => format!(
                 "node {node}, which has the data of volume {id}, was deleted from the cluster. The \
@@ -111,11 +124,17 @@ fn event(
     }
 }
 
+/// What is wrong with a volume, in words; `given_up`: its node is.
+pub(super) fn problem(volume: &Volume, given_up: bool) -> Option<String> {
+    let (id, node) = (volume.name_any(), &volume.spec.node_name);
+    Trouble::of(volume, given_up).map(|trouble| trouble.message(&id, node))
+}
+
 impl Cluster {
     /// Tells users of claims what became of their volumes.
     pub(super) async fn tell_forever(&self) {
         self.ready().await;
-        let mut told: HashMap<String, Trouble> = HashMap::new();
+        let mut told: HashMap<String, (Trouble, Instant)> = HashMap::new();
         let (mut volumes, mut nodes) = (self.seen_volumes.changes(), self.seen_nodes.changes());
         let mut pools = self.seen_pools.changes();
         loop {
@@ -135,7 +154,8 @@ impl Cluster {
     }
 
     /// One look; whether more is to be told.
-    async fn tell(&self, told: &mut HashMap<String, Trouble>) -> bool {
+    async fn tell(&self, told: &mut HashMap<String, (Trouble, Instant)>) -> bool {
+        let now = Instant::now();
         let volumes = self.seen_volumes.all();
         if !told.is_empty() {
             let uids: HashSet<String> = volumes.iter().filter_map(|one| one.uid()).collect();
@@ -146,7 +166,7 @@ impl Cluster {
         let changed = volumes.iter().filter_map(|volume| {
             let uid = volume.uid()?;
             let trouble = Trouble::of(volume, is_given_up(&volume.spec.node_name));
-            (told.get(&uid) != trouble.as_ref()).then_some((volume, uid, trouble))
+            is_due(told.get(&uid), trouble, now).then_some((volume, uid, trouble))
         });
         let changed: Vec<_> = changed.collect();
         if changed.is_empty() {
@@ -171,7 +191,7 @@ impl Cluster {
             }
             said += 1;
             match trouble {
-                Some(trouble) => drop(told.insert(uid, trouble)),
+                Some(trouble) => drop(told.insert(uid, (trouble, now))),
                 None => drop(told.remove(&uid)),
             }
         }
@@ -214,6 +234,19 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_that_lasts_is_told_again_and_one_that_ended_once() {
+        let begin = Instant::now();
+        let told = (Trouble::NodeGone, begin);
+        let (soon, later) = (begin + REPEAT / 2, begin + REPEAT);
+        assert!(!is_due(None, None, later));
+        assert!(is_due(None, Some(Trouble::Lost), begin));
+        assert!(is_due(Some(&told), Some(Trouble::Lost), soon));
+        assert!(is_due(Some(&told), None, soon));
+        assert!(!is_due(Some(&told), Some(Trouble::NodeGone), soon));
+        assert!(is_due(Some(&told), Some(Trouble::NodeGone), later));
+    }
 
     #[test]
     fn a_change_has_one_event_and_another_change_has_another() {

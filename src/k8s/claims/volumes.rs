@@ -14,8 +14,8 @@ use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted
 use crate::engine::claims::{CreateClaim, claim_id};
 use crate::engine::{Error, Result};
 use crate::model::{
-    ClaimSource, MutableChange, MutableParameters, Node, PersistentVolume, Placed, Requirement,
-    VolumeId,
+    ClaimSource, MutableChange, MutableParameters, Node, NodeId, PersistentVolume, Placed,
+    Requirement, VolumeId,
 };
 
 /// The name of a node's volume in its engine. Two nodes may both have one for a CSI name, for a
@@ -59,9 +59,13 @@ impl Cluster {
         let _alone = self.running.take(claim_id(&request.name))?;
         let time_up = Instant::now() + TO_MAKE;
         let until = deadline();
+        let mut passed_over: Vec<NodeId> = Vec::new();
         loop {
             let volumes = self.volumes.select("spec.name", &request.name).await?;
-            let places = self.places();
+            let mut places = self.places();
+            for place in &mut places {
+                place.takes_pods &= !passed_over.contains(&place.node.id);
+            }
             let asked = Asked {
                 request,
                 at,
@@ -72,6 +76,10 @@ impl Cluster {
             match asked.next(&volumes)? {
                 Creation::Done(volume) => return lists::volume(volume, self.place),
                 Creation::Make(node) => {
+                    if asked.may_pass_over(&node) && !self.takes_pods(&node.id).await? {
+                        passed_over.push(node.id.clone());
+                        continue;
+                    }
                     let order = self.first_order(request, &node).await?;
                     self.make_order(order, asked.source.as_deref()).await?;
                 }

@@ -23,6 +23,7 @@ fn places() -> Vec<Place> {
         bytes,
         available,
         peer: name != "c",
+        takes_pods: true,
     };
     [("a", 100, 10), ("b", 100, 90), ("c", 10, 95)]
         .map(place)

@@ -1,0 +1,148 @@
+//! Where empty claims are made, and claims that end without an order.
+//! The nodes' pools are on one disk, so all have equal room.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+
+use baggageclaim::api::Phase;
+use futures_util::future::join_all;
+use tonic::Code;
+
+use crate::calls::{Client, create, delete, of_volume, request, selected};
+use crate::common::{Fs, Lab, require_lab};
+use crate::driver::{client, controller, node, node_with};
+use crate::objects::{claim, node_object, persistent};
+use crate::plane::ControlPlane;
+use crate::{await_pools, eventually, volumes};
+
+fn ready(plane: &ControlPlane, node: &str, ready: &str) {
+    let patch = format!(r#"{{"status":{{"conditions":[{{"type":"Ready","status":"{ready}"}}]}}}}"#);
+    let patch = format!("--patch={patch}");
+    plane.kubectl(&[
+        "patch",
+        "node",
+        node,
+        "--type=merge",
+        "--subresource=status",
+        &patch,
+    ]);
+}
+
+fn cordon(plane: &ControlPlane, node: &str, cordoned: bool) {
+    let patch = format!(r#"--patch={{"spec":{{"unschedulable":{cordoned}}}}}"#);
+    plane.kubectl(&["patch", "node", node, "--type=merge", &patch]);
+}
+
+/// How many of `count` claims for any node each node gets.
+async fn spread(client: &Client, name: &str, count: usize) -> BTreeMap<String, usize> {
+    let make = async |number: usize| {
+        let asked = request(&format!("{name}-{number}"), None, None);
+        create(&mut client.clone(), asked).await.expect("made").1
+    };
+    let mut nodes = BTreeMap::new();
+    for node in join_all((0..count).map(make)).await {
+        *nodes.entry(node).or_default() += 1;
+    }
+    nodes
+}
+
+#[tokio::test]
+async fn a_claim_for_any_node_goes_where_its_pod_can_run_and_many_spread() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let nodes = ["node-1", "node-2", "node-3", "node-4"];
+    // The fourth has a pool and no Node object.
+    for name in &nodes[..3] {
+        node_object(&plane, name);
+        ready(&plane, name, "True");
+    }
+    cordon(&plane, "node-1", true);
+    ready(&plane, "node-2", "Unknown");
+    let controller = controller(&plane);
+    let _drivers = nodes.map(|name| node(&plane, name, &lab.dir(name)));
+    let client = client(&controller).await;
+    await_pools(&client, 4).await;
+    let made = spread(&client, "one", 12).await;
+    assert_eq!(made, BTreeMap::from([("node-3".to_owned(), 12)]));
+
+    cordon(&plane, "node-1", false);
+    ready(&plane, "node-2", "True");
+    let made = spread(&client, "three", 30).await;
+    assert!(
+        made.len() == 3 && made.values().all(|count| *count >= 3),
+        "{made:?}"
+    );
+    assert!(!made.contains_key("node-4"), "{made:?}");
+
+    // No node takes pods now. One may, later.
+    for name in &nodes[..3] {
+        cordon(&plane, name, true);
+    }
+    assert_eq!(spread(&client, "none", 1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_full_node_refuses_an_empty_claim_and_keeps_nothing_of_it() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let small = match Lab::try_sized(Fs::Ext4, 128 << 20) {
+        Ok(lab) => lab,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let controller = controller(&plane);
+    let _one = node(&plane, "node-1", &small.dir("pool"));
+    let mut client = client(&controller).await;
+    await_pools(&client, 1).await;
+    let mut filler = fs::File::create(small.path().join("filler")).expect("a file");
+    while filler.write_all(&[7; 1 << 16]).is_ok() {}
+    drop(filler);
+    let asked = request("pvc-1", Some(selected("node-1")), None);
+    let full = create(&mut client, asked.clone()).await.expect_err("full");
+    assert_eq!(full.code(), Code::ResourceExhausted, "{full}");
+    assert!(
+        full.message()
+            .starts_with("node node-1: the pool has no room left"),
+        "{full}"
+    );
+    assert!(volumes(&plane).await.is_empty());
+    fs::remove_file(small.path().join("filler")).expect("space again");
+    create(&mut client, asked).await.expect("there is space");
+}
+
+#[tokio::test]
+async fn a_claim_that_its_ttl_deleted_is_lost_at_once() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    let _one = node_with(&plane, "node-1", &lab.dir("one"), &["--reap-interval=1s"]);
+    let mut client = client(&controller).await;
+    await_pools(&client, 1).await;
+    let name = claim(&plane, "short");
+    let mut asked = request(&name, None, None);
+    asked.mutable_parameters = [("ttl".to_owned(), "3s".to_owned())].into();
+    let (id, _) = create(&mut client, asked).await.expect("made");
+    persistent(&plane, &name, &id, "short", "Delete");
+    eventually("the object says it", async || {
+        let volumes = volumes(&plane).await;
+        volumes.len() == 1 && volumes[0].phase() == Some(Phase::Lost)
+    })
+    .await;
+    eventually("the claim's event says it", async || {
+        let path = "-o=jsonpath={range .items[*]}{.involvedObject.name} {.reason};{end}";
+        plane
+            .kubectl(&["get", "events", path])
+            .contains("short VolumeLost;")
+    })
+    .await;
+    let clone = request("clone", None, Some(of_volume(&id)));
+    let refused = create(&mut client, clone).await.expect_err("lost");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    delete(&mut client, &id).await.expect("nothing is left");
+    assert!(volumes(&plane).await.is_empty());
+}
