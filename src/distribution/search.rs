@@ -18,6 +18,8 @@ use crate::model::{ArtifactId, Name, NodeId};
 
 /// How long peers have at most to say whether they have content whose fetch has begun.
 const AGAIN: Duration = Duration::from_secs(2);
+/// For how many pods they are asked. The others most likely have the same rights.
+const READERS: usize = 4;
 
 /// What a search found.
 #[derive(Debug, Clone)]
@@ -115,7 +117,7 @@ pub(super) async fn holders(
     };
     let settings = &context.settings;
     let within = settings.ask.min(AGAIN);
-    for reader in readers {
+    for reader in readers.iter().take(READERS) {
         let mut until = Instant::now() + within;
         let mut answers = peers.find(name, reader, within, Patience::Now);
         let mut holders = Vec::new();
