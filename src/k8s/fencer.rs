@@ -111,17 +111,23 @@ impl Fencer {
 
     /// Makes again what an older etcd has lost.
     pub(super) async fn mend(&self) -> Result<(), Error> {
+        // Two tasks must not make the same again.
+        let mut seen = self.seen.lock().await;
         while let Some(clear) = self.chain.owed().into_iter().next() {
-            self.make(clear).await?;
+            self.make_once(&mut seen, clear).await?;
         }
         Ok(())
     }
 
     /// Makes a fence at the end of the chain. What it cannot repeat is still owed.
-    pub(super) async fn make(&self, mut clear: Clear) -> Result<(), Error> {
+    pub(super) async fn make(&self, clear: Clear) -> Result<(), Error> {
         let mut seen = self.seen.lock().await;
+        self.make_once(&mut seen, clear).await
+    }
+
+    async fn make_once(&self, seen: &mut Seen, mut clear: Clear) -> Result<(), Error> {
         if !seen.is_loaded {
-            self.read_once(&mut seen).await?;
+            self.read_once(seen).await?;
         }
         clear.repeats.truncate(MOST_REPEATS);
         for _ in 0..ATTEMPTS {
@@ -136,7 +142,7 @@ impl Fencer {
                 }
                 // Another controller was faster, or an answer was lost.
                 Err(error) if has_code(&error, 409) => {
-                    self.read_once(&mut seen).await?;
+                    self.read_once(seen).await?;
                 }
                 Err(error) => return Err(failed("make a Fence")(error)),
             }

@@ -44,6 +44,8 @@ pub(super) struct Deleted {
     caches: Watched<Cache>,
     namespaces: Namespaces,
     done: Mutex<Done>,
+    /// Held while a namespace is cleared: once for all its Caches.
+    clearing: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -89,6 +91,7 @@ impl Deleted {
             caches,
             namespaces,
             done: Mutex::default(),
+            clearing: tokio::sync::Mutex::default(),
         }
     }
 
@@ -171,6 +174,7 @@ impl Deleted {
         let (Some(uid), Ok(tenant)) = (ending, name.parse()) else {
             return Ok(false);
         };
+        let _one_at_a_time = self.clearing.lock().await;
         if !self.done.lock().cleared.contains(&uid) {
             self.fencer.make(Coverage::Namespace(tenant).into()).await?;
             self.done.lock().cleared.insert(uid);
