@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use baggageclaim::api::{Cache, Fence};
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
@@ -120,6 +121,32 @@ async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
     assert_eq!(of_order.prefix.as_deref(), Some("pr-"));
 }
 
+/// So many objects are deleted one after the other, each with one request to clear.
+const TIMED: usize = 50;
+
+/// Prints how long deletions of `Cache` objects take.
+fn deletions_are_timed(plane: &ControlPlane) {
+    let text = (0..TIMED).map(|number| {
+        format!(
+            "---\n{{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Cache, \
+             metadata: {{name: timed-{number}, namespace: ci, \
+             finalizers: [baggageclaim.concourse-ci.org/clear]}}, spec: {{key: timed-{number}}}}}\n"
+        )
+    });
+    plane.apply("timed", &text.collect::<String>());
+    let took = (0..TIMED).map(|number| {
+        let name = format!("timed-{number}");
+        let began = Instant::now();
+        let delete = ["delete", "cache", &name, "--namespace=ci", "--timeout=60s"];
+        plane.kubectl(&delete);
+        began.elapsed()
+    });
+    let mut took: Vec<Duration> = took.collect();
+    took.sort();
+    let (median, most) = (took[TIMED / 2], took[TIMED - 1]);
+    println!("{TIMED} deletions: median {median:?}, at most {most:?}");
+}
+
 /// Steps run on node 2 while its driver is stopped and their caches are cleared. They end as soon
 /// as it runs again, and most of them before it has heard of that.
 async fn a_stopped_driver_brings_nothing_back(
@@ -157,6 +184,7 @@ async fn a_stopped_driver_brings_nothing_back(
     ];
     plane.kubectl(&delete);
     has(&pools[0], "task-cache/stopped-", false).await;
+    deletions_are_timed(plane);
     driver.start();
     let again = kubelet(plane, "node-2", driver).await;
     let writer = again.pod_with_uid("ci", "runs", writer.uid());
@@ -247,18 +275,16 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     the_namespace_goes(&plane);
     has(&pools[0], "artifact/built", false).await;
     let chain = fences(&plane).await;
-    assert_eq!(chain.len(), 5, "{}", controller.tail());
-    assert_eq!(
-        (&*chain[4].spec.namespace, chain[4].spec.kind),
-        ("ci", None)
-    );
+    let last = &chain.last().expect("there are some").spec;
+    assert_eq!(chain.len(), 5 + TIMED, "{}", controller.tail());
+    assert_eq!((&*last.namespace, last.kind), ("ci", None));
 
     // All objects are lost, as with an older etcd. The nodes still know.
     plane.kubectl(&["delete", "fences", "--all"]);
     eventually("they are made again", async || {
         let fences = fences(&plane).await;
         let repeats: usize = fences.iter().map(|fence| fence.spec.repeats.len()).sum();
-        repeats == 5
+        repeats == 5 + TIMED
     })
     .await;
     for pool in &pools {

@@ -1,0 +1,152 @@
+//! The chain of `Fence` objects: reads it for the catalog, and makes the next one.
+//!
+//! A fence is made by create alone. Its name holds its predecessor, so two controllers build one
+//! chain: the one that loses reads the other's fence and tries the next name. `fences` has the
+//! rules for objects that cannot be read, and for those that are deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
+use kube::{Api, Client};
+use tokio::sync::Mutex;
+
+use super::client::has_code;
+use super::fences::{Error, Listed, failed};
+use crate::api;
+use crate::distribution::roster::Fencing;
+use crate::model::{Clear, Fence, Fences};
+
+/// How many fences one can repeat (deploy/crds).
+const MOST_REPEATS: usize = 1000;
+/// How often a fence is tried whose place in the chain another controller takes.
+const ATTEMPTS: usize = 20;
+
+/// Reads and makes fences. Several tasks use it. One of them at a time reads or makes, so that no
+/// list is older than what is known.
+pub(super) struct Fencer {
+    pub(super) fences: Api<api::Fence>,
+    /// The Fence objects. Each is parsed alone: one that cannot be read does not hide the others.
+    unread: Api<DynamicObject>,
+    pub(super) chain: Arc<dyn Fencing>,
+    seen: Mutex<Seen>,
+}
+
+/// What this process has seen of the objects.
+#[derive(Default)]
+struct Seen {
+    /// The names of those that cannot be read.
+    malformed: BTreeSet<String>,
+    is_loaded: bool,
+}
+
+impl Fencer {
+    pub(super) fn new(client: Client, chain: Arc<dyn Fencing>) -> Self {
+        let kind = ApiResource::erase::<api::Fence>(&());
+        Self {
+            fences: Api::all(client.clone()),
+            unread: Api::all_with(client, &kind),
+            chain,
+            seen: Mutex::default(),
+        }
+    }
+
+    /// Tells the catalog which fences there are.
+    pub(super) async fn read(&self) -> Result<Vec<api::Fence>, Error> {
+        let mut seen = self.seen.lock().await;
+        self.read_once(&mut seen).await
+    }
+
+    async fn read_once(&self, seen: &mut Seen) -> Result<Vec<api::Fence>, Error> {
+        let all = match self.unread.list(&ListParams::default()).await {
+            Ok(list) => list.items,
+            // Without the definition there is none.
+            Err(error) if has_code(&error, 404) => Vec::new(),
+            Err(error) => return Err(failed("list Fences")(error)),
+        };
+        let listed = Listed::new(all);
+        self.say_malformed(seen, &listed.malformed);
+        listed.check()?;
+        let oldest = listed.oldest();
+        let Listed {
+            objects, fences, ..
+        } = listed;
+        let known = self.chain.fences();
+        let is_lost = |fence: &Fence| fence.number > oldest && !fences.contains(fence);
+        if !seen.is_loaded || known.all().any(is_lost) {
+            if seen.is_loaded {
+                tracing::warn!("Fences are gone from the API server: asking all nodes for theirs");
+            }
+            let mut all = Fences::default();
+            all.forget(oldest);
+            for fence in fences {
+                all.insert(fence);
+            }
+            self.chain.load(all);
+            seen.is_loaded = true;
+        } else {
+            self.chain.forget(oldest);
+            for fence in fences {
+                self.chain.learn(fence);
+            }
+        }
+        Ok(objects)
+    }
+
+    fn say_malformed(&self, seen: &mut Seen, malformed: &BTreeMap<String, String>) {
+        for (name, why) in malformed {
+            if !seen.malformed.contains(name) {
+                tracing::error!(
+                    name,
+                    why,
+                    "a Fence cannot be read: no name is cleared for it, and \
+                    if its name begins with `after-`, none for later ones; delete it, and then \
+                    clear once more what it should have cleared"
+                );
+            }
+        }
+        seen.malformed = malformed.keys().cloned().collect();
+        self.chain.malformed(malformed.len());
+    }
+
+    /// Makes again what an older etcd has lost.
+    pub(super) async fn mend(&self) -> Result<(), Error> {
+        // Two tasks must not make the same again.
+        let mut seen = self.seen.lock().await;
+        while let Some(clear) = self.chain.owed().into_iter().next() {
+            self.make_once(&mut seen, clear).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a fence at the end of the chain. What it cannot repeat is still owed.
+    pub(super) async fn make(&self, clear: Clear) -> Result<(), Error> {
+        let mut seen = self.seen.lock().await;
+        self.make_once(&mut seen, clear).await
+    }
+
+    async fn make_once(&self, seen: &mut Seen, mut clear: Clear) -> Result<(), Error> {
+        if !seen.is_loaded {
+            self.read_once(seen).await?;
+        }
+        clear.repeats.truncate(MOST_REPEATS);
+        for _ in 0..ATTEMPTS {
+            let fence = self.chain.next(clear.clone());
+            let object = api::Fence::from(&fence);
+            match self.fences.create(&PostParams::default(), &object).await {
+                Ok(_) => {
+                    tracing::info!(covers = ?fence.covers, number = fence.number,
+                        "names are cleared in the cluster");
+                    self.chain.learn(fence);
+                    return Ok(());
+                }
+                // Another controller was faster, or an answer was lost.
+                Err(error) if has_code(&error, 409) => {
+                    self.read_once(seen).await?;
+                }
+                Err(error) => return Err(failed("make a Fence")(error)),
+            }
+        }
+        Err(Error::Crowded)
+    }
+}

@@ -1,0 +1,248 @@
+//! Orders to clear: those of people who ask the controller itself, and deleted `Cache` objects.
+//!
+//! They have a task of their own. So an order waits for no other work of the controller: at most for
+//! the list or the creation of `Fence` objects that is under way.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::client::has_code;
+use super::fencer::Fencer;
+use super::fences::{Error, failed};
+use super::watched::{Namespaces, Watched};
+use crate::api::{CLEAR, Cache};
+use crate::distribution::roster::ClearOrder;
+use crate::model::Coverage;
+
+/// How often deleted objects are looked at without a change, and the pause after a failure.
+const LOOK: Duration = Duration::from_secs(60);
+const AGAIN: Duration = Duration::from_secs(1);
+/// How many Caches of a namespace are cleared at once, and how long another one then waits.
+const AT_ONCE: u32 = 100;
+const ONE_MORE: Duration = Duration::from_secs(60);
+/// How many objects are read and changed at once.
+const PARALLEL: usize = 16;
+
+/// Carries out orders.
+pub(super) struct Orders {
+    pub(super) asked: mpsc::Receiver<ClearOrder>,
+    pub(super) deleted: Deleted,
+}
+
+/// The deleted `Cache` objects.
+pub(super) struct Deleted {
+    client: Client,
+    fencer: Arc<Fencer>,
+    caches: Watched<Cache>,
+    namespaces: Namespaces,
+    done: Mutex<Done>,
+    /// Held while a namespace is cleared: once for all its Caches.
+    clearing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Done {
+    /// The uids of Caches that are cleared, and still have their finalizer; and of namespaces that
+    /// are cleared, and still there.
+    cleared: HashSet<String>,
+    /// The namespaces that cleared Caches lately ([`Done::may_clear`]).
+    clears: HashMap<String, Instant>,
+}
+
+impl Orders {
+    /// Runs until it is dropped.
+    pub(super) async fn run(self) {
+        let Self { mut asked, deleted } = self;
+        let asked = async {
+            while let Some(ClearOrder { covers, done }) = asked.recv().await {
+                let made = obey(&deleted.fencer, covers).await;
+                // The person may have gone.
+                let _heard = done.send(made.map_err(|error| error.to_string()));
+            }
+        };
+        tokio::join!(asked, deleted.run());
+    }
+}
+
+async fn obey(fencer: &Fencer, covers: Coverage) -> Result<(), Error> {
+    fencer.read().await?;
+    fencer.mend().await?;
+    fencer.make(covers.into()).await
+}
+
+impl Deleted {
+    pub(super) fn new(
+        client: Client,
+        fencer: Arc<Fencer>,
+        caches: Watched<Cache>,
+        namespaces: Namespaces,
+    ) -> Self {
+        Self {
+            client,
+            fencer,
+            caches,
+            namespaces,
+            done: Mutex::default(),
+            clearing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    async fn run(&self) {
+        let (mut caches, mut namespaces) = (self.caches.changes(), self.namespaces.changes());
+        loop {
+            caches.mark_unchanged();
+            namespaces.mark_unchanged();
+            if let Err(error) = self.look().await {
+                tracing::warn!(%error, "names could not be cleared in the cluster yet; retrying");
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+            tokio::select! {
+                _ = caches.changed() => {}
+                _ = namespaces.changed() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    /// Looks at all deleted objects. One that cannot be changed does not keep the others waiting.
+    async fn look(&self) -> Result<(), Error> {
+        let caches = self.caches.all();
+        let mut uids: HashSet<String> = caches.iter().filter_map(|cache| cache.uid()).collect();
+        uids.extend(self.namespaces.all().iter().filter_map(|it| it.uid()));
+        self.done.lock().cleared.retain(|uid| uids.contains(uid));
+        let deleted = caches.into_iter();
+        let deleted = deleted.filter(|cache| cache.orders() && is_deleted(cache));
+        let looks = deleted.map(|cache| async move { self.look_at(&cache).await });
+        let looks = futures_util::stream::iter(looks).buffer_unordered(PARALLEL);
+        let failures = looks.filter_map(|done| std::future::ready(done.err()));
+        let failures: Vec<Error> = failures.collect().await;
+        failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Clears the names of a deleted `Cache`, and takes its finalizer away. A crash in between
+    /// clears them twice.
+    async fn look_at(&self, seen: &Cache) -> Result<(), Error> {
+        let namespace = seen.namespace().unwrap_or_default();
+        let caches: Api<Cache> = Api::namespaced(self.client.clone(), &namespace);
+        let name = seen.name_any();
+        let Some(cache) = read(&caches, &name)
+            .await?
+            .filter(|it| it.orders() && is_deleted(it))
+        else {
+            return Ok(());
+        };
+        let uid = cache.uid().unwrap_or_default();
+        match cache.covers() {
+            // Only the finalizer was left.
+            Ok(_) if self.done.lock().cleared.contains(&uid) => {}
+            Ok(_) if self.is_cleared_with_namespace(&namespace).await? => {}
+            Ok(_) if !self.done.lock().may_clear(&namespace) => return Ok(()),
+            Ok(covers) => {
+                self.fencer.make(covers.into()).await?;
+                self.done.lock().cleared.insert(uid);
+            }
+            // Such an object must not stay for ever.
+            Err(why) => tracing::warn!(
+                namespace,
+                name,
+                why,
+                "a Cache was deleted, and nothing is cleared: it names nothing"
+            ),
+        }
+        let mut finalizers = cache.finalizers().to_vec();
+        finalizers.retain(|it| it != CLEAR);
+        set_finalizers(&caches, &cache, &finalizers).await
+    }
+
+    /// Clears all names of a namespace that is being deleted, once for all its Caches. They do not
+    /// hold it up. Returns whether it is being deleted.
+    async fn is_cleared_with_namespace(&self, name: &str) -> Result<bool, Error> {
+        let namespaces = self.namespaces.all();
+        let mut ending = namespaces
+            .iter()
+            .filter(|it| it.name_any() == name && it.metadata.deletion_timestamp.is_some());
+        let ending = ending.next().and_then(|it| it.uid());
+        let (Some(uid), Ok(tenant)) = (ending, name.parse()) else {
+            return Ok(false);
+        };
+        let _one_at_a_time = self.clearing.lock().await;
+        if !self.done.lock().cleared.contains(&uid) {
+            self.fencer.make(Coverage::Namespace(tenant).into()).await?;
+            self.done.lock().cleared.insert(uid);
+        }
+        Ok(true)
+    }
+}
+
+impl Done {
+    /// Whether another `Cache` of this namespace may be cleared now. Each one is an object that the
+    /// API server keeps for a week, and work for every node.
+    fn may_clear(&mut self, namespace: &str) -> bool {
+        let now = Instant::now();
+        self.clears.retain(|_, full_at| *full_at > now);
+        // The time at which the namespace may clear as many as ever.
+        let full_at = self.clears.get(namespace).copied().unwrap_or(now);
+        let is_allowed = full_at + ONE_MORE <= now + ONE_MORE * AT_ONCE;
+        if is_allowed {
+            self.clears.insert(namespace.to_owned(), full_at + ONE_MORE);
+        }
+        is_allowed
+    }
+}
+
+/// Gives a `Cache` its finalizer, so that its deletion is an order.
+pub(super) async fn enlist(client: &Client, seen: &Cache) -> Result<(), Error> {
+    // The mirror makes its own with the finalizer, and takes it away to delete them.
+    let needs_it = |cache: &Cache| !cache.orders() && !is_deleted(cache) && !cache.is_mirrored();
+    if !needs_it(seen) {
+        return Ok(());
+    }
+    let namespace = seen.namespace().unwrap_or_default();
+    let caches: Api<Cache> = Api::namespaced(client.clone(), &namespace);
+    let found = read(&caches, &seen.name_any()).await?;
+    let Some(cache) = found.filter(needs_it) else {
+        return Ok(());
+    };
+    let mut finalizers = cache.finalizers().to_vec();
+    finalizers.push(CLEAR.to_owned());
+    set_finalizers(&caches, &cache, &finalizers).await
+}
+
+fn is_deleted(cache: &Cache) -> bool {
+    cache.metadata.deletion_timestamp.is_some()
+}
+
+async fn read(caches: &Api<Cache>, name: &str) -> Result<Option<Cache>, Error> {
+    let found = caches.get_opt(name).await;
+    found.map_err(failed("read a Cache"))
+}
+
+async fn set_finalizers(
+    caches: &Api<Cache>,
+    cache: &Cache,
+    finalizers: &[String],
+) -> Result<(), Error> {
+    let patch = json!({"metadata": {
+        "resourceVersion": cache.metadata.resource_version,
+        "uid": cache.metadata.uid,
+        "finalizers": finalizers,
+    }});
+    let params = PatchParams::default();
+    match caches
+        .patch(&cache.name_any(), &params, &Patch::Merge(patch))
+        .await
+    {
+        // The next change shows it again.
+        Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(()),
+        done => done.map(drop).map_err(failed("change a Cache")),
+    }
+}
