@@ -125,6 +125,7 @@ async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
 const TIMED: usize = 50;
 
 /// Prints how long deletions of `Cache` objects take.
+#[expect(clippy::print_stdout, reason = "a figure for the docs")]
 fn deletions_are_timed(plane: &ControlPlane) {
     let text = (0..TIMED).map(|number| {
         format!(

@@ -294,6 +294,46 @@ async fn finds_by_beginnings(plane: &ControlPlane, three: &Process, one: &Proces
     }
 }
 
+/// What node 2 asks for pods that give it no right is refused, and logged. Each starts empty.
+/// Returns the uids of `right`, which has the right, and of `stranger` of another namespace.
+async fn pods_without_right_get_nothing(
+    plane: &ControlPlane,
+    holder: (&Process, &Path),
+    asking: &Kubelet,
+) -> (String, String) {
+    let (one, pool_one) = holder;
+    let elsewhere = object(plane, "ci", "elsewhere", "node-1", CACHE);
+    let stranger = object(plane, "other", "stranger", "node-2", CACHE);
+    let without = object(plane, "ci", "without", "node-2", SCRATCH);
+    let right = object(plane, "ci", "right", "node-2", CACHE);
+    let ended = object(plane, "ci", "ended", "node-2", CACHE);
+    let status = r#"--patch={"status": {"phase": "Succeeded"}}"#;
+    let to = ["--namespace=ci", "--subresource=status", "--type=merge"];
+    plane.kubectl(&[&["patch", "pod", "ended", status], &to[..]].concat());
+    for (pod, uid, why) in [
+        ("elsewhere", &elsewhere, "does not run on that node"),
+        ("stranger", &stranger, "of namespace ci does not exist"),
+        ("without", &without, "has no volume that starts from"),
+        ("right", &stranger, "has another uid"),
+        ("ended", &ended, "has ended"),
+    ] {
+        let refused = figures(pool_one)["refused"].as_u64().expect("a number");
+        let forged = asking.pod_with_uid("ci", pod, uid);
+        let target = publish(&forged, &READ).await;
+        assert!(!target.join("text").exists(), "{pod} got content");
+        unpublish(&forged).await;
+        let now = figures(pool_one)["refused"].as_u64();
+        assert_eq!(now, Some(refused + 1), "{pod}:\n{}", one.tail());
+        eventually("the refusal is logged", async || {
+            let log = one.log();
+            let mut lines = log.lines();
+            lines.any(|line| line.contains("refused:") && line.contains(why))
+        })
+        .await;
+    }
+    (right, stranger)
+}
+
 #[tokio::test]
 async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     let Some(plane) = ControlPlane::start().await else {
@@ -317,36 +357,8 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     knows(&pool_two, 1).await;
     make(&plane, &kubelet_one, &pool_one).await;
 
-    // What node 2 asks for pods that give it no right. Each starts empty.
-    let elsewhere = object(&plane, "ci", "elsewhere", "node-1", CACHE);
-    let stranger = object(&plane, "other", "stranger", "node-2", CACHE);
-    let without = object(&plane, "ci", "without", "node-2", SCRATCH);
-    let right = object(&plane, "ci", "right", "node-2", CACHE);
-    let ended = object(&plane, "ci", "ended", "node-2", CACHE);
-    let status = r#"--patch={"status": {"phase": "Succeeded"}}"#;
-    let to = ["--namespace=ci", "--subresource=status", "--type=merge"];
-    plane.kubectl(&[&["patch", "pod", "ended", status], &to[..]].concat());
-    for (pod, uid, why) in [
-        ("elsewhere", &elsewhere, "does not run on that node"),
-        ("stranger", &stranger, "of namespace ci does not exist"),
-        ("without", &without, "has no volume that starts from"),
-        ("right", &stranger, "has another uid"),
-        ("ended", &ended, "has ended"),
-    ] {
-        let refused = figures(&pool_one)["refused"].as_u64().expect("a number");
-        let forged = kubelet_two.pod_with_uid("ci", pod, uid);
-        let target = publish(&forged, &READ).await;
-        assert!(!target.join("text").exists(), "{pod} got content");
-        unpublish(&forged).await;
-        let now = figures(&pool_one)["refused"].as_u64();
-        assert_eq!(now, Some(refused + 1), "{pod}:\n{}", one.tail());
-        eventually("the refusal is logged", async || {
-            let log = one.log();
-            let mut lines = log.lines();
-            lines.any(|line| line.contains("refused:") && line.contains(why))
-        })
-        .await;
-    }
+    let holder = (&one, &*pool_one);
+    let (right, stranger) = pods_without_right_get_nothing(&plane, holder, &kubelet_two).await;
     // An honest pod of another namespace has the same name there, which is another one.
     let honest = kubelet_two.pod_with_uid("other", "stranger", &stranger);
     let target = publish(&honest, &READ).await;

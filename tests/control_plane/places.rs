@@ -98,7 +98,8 @@ async fn a_full_node_refuses_an_empty_claim_and_keeps_nothing_of_it() {
     let mut client = client(&controller).await;
     await_pools(&client, 1).await;
     let mut filler = fs::File::create(small.path().join("filler")).expect("a file");
-    while filler.write_all(&[7; 1 << 16]).is_ok() {}
+    let block = vec![7; 1 << 16];
+    while filler.write_all(&block).is_ok() {}
     drop(filler);
     let asked = request("pvc-1", Some(selected("node-1")), None);
     let full = create(&mut client, asked.clone()).await.expect_err("full");
