@@ -153,6 +153,8 @@ impl Client {
         if let Some(node) = self.nodes.lock().get(&id) {
             return Ok(Arc::clone(node));
         }
+        // A thread that fetches is outside the runtime, which a connection needs.
+        let _inside = self.runtime.enter();
         let node = Arc::new(Node {
             name: peer.name.clone(),
             channel: connect(&self.key, peer.key, peer.address.clone())?,
