@@ -65,9 +65,12 @@ async fn a_creation_passes_points() {
     let engine = engine.expect("it opens");
     let by_opening = passed();
     let say = |prefix: &str, before: &[usize]| {
+        // Tables of contents are made some time after a creation.
+        let is_later = |point: &Point| matches!(point, Point::TableWritten | Point::TablePlaced);
         let names = Point::ALL.iter().zip(before.iter().zip(&by_opening));
-        let names =
-            names.filter(|(point, (before, opening))| **opening == 0 && visits(**point) > **before);
+        let names = names.filter(|(point, (before, opening))| {
+            **opening == 0 && visits(**point) > **before && !is_later(point)
+        });
         let names: Vec<&str> = names.map(|(point, _)| point.name()).collect();
         assert!(!names.is_empty(), "{prefix}");
         for name in names {
@@ -120,13 +123,14 @@ async fn only(plane: &ControlPlane, node: &str, source: Option<&str>) {
     eventually(&format!("{node} has {source:?} only"), is_so).await;
 }
 
-/// The node dies at a point of the creation of a claim, or of a clone.
+/// The node dies at a point of the creation of a claim, or of a clone. It is returned, since
+/// csi-provisioner may repeat a call that was answered.
 async fn dies_at(
     plane: &ControlPlane,
     controller: &calls::Client,
     (name, pool): (&str, &Path),
     point: &(String, bool),
-) {
+) -> Process {
     let (point, clones) = (&point.0, point.1);
     let [source, victim] = ["source", "victim"].map(|what| format!("{what}-{name}"));
     let mut process = node(plane, name, pool);
@@ -160,8 +164,7 @@ async fn dies_at(
         delete_claim(plane, &source).await;
         only(plane, name, None).await;
     }
-    drop(process);
-    assert!(held(pool).await.is_empty(), "{point}");
+    process
 }
 
 /// Where the controller, or the sidecar, dies.
@@ -265,10 +268,8 @@ async fn nothing_is_left_of_a_claim_that_is_deleted_at_a_crash_point_of_its_crea
         let (pool, plane, caller) = (lab.dir(&name), &plane, &caller);
         async move { dies_at(plane, caller, (&name, &pool), point).await }
     });
-    join_all(dies).await;
-
-    let pool = lab.dir("node-0");
-    let node = node(&plane, "node-0", &pool);
+    let others = join_all(dies).await;
+    let node = node(&plane, "node-0", &lab.dir("node-0"));
     await_pool(&caller, "node-0").await;
     for one in CUTS {
         cut(&plane, &mut controller, &provisioner, &node, one).await;
@@ -276,6 +277,9 @@ async fn nothing_is_left_of_a_claim_that_is_deleted_at_a_crash_point_of_its_crea
     // It forgets claims that it works on.
     provisioner.kill().await;
     assert_only(&plane, &BTreeSet::new()).await;
-    drop(node);
-    assert!(held(&pool).await.is_empty());
+    drop((node, others));
+    for number in 0..=points.len() {
+        let left = held(&lab.dir(&format!("node-{number}"))).await;
+        assert!(left.is_empty(), "node-{number}: {left:?}");
+    }
 }
