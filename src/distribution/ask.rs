@@ -46,17 +46,6 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// The answer for content of a node that knows this fence of the name: no clear up to the
-    /// fence's number is about it.
-    fn after(mut self, fence: u64) -> Self {
-        if let Self::Nothing { cleared, .. } | Self::Content { cleared, .. } = &mut self
-            && *cleared <= fence
-        {
-            *cleared = 0;
-        }
-        self
-    }
-
     pub(super) fn there(&self) -> There {
         match *self {
             Self::Failed(_) => There::Unknown,
@@ -177,11 +166,10 @@ impl Asker {
             Detail::Manifest(here) => self.manifest(name, here),
         };
         context.health.note(&name.tenant, Access::Read, &result);
-        let answer = result.unwrap_or_else(|error| {
+        result.unwrap_or_else(|error| {
             count(&context.counters.questions_failed);
             Answer::Failed(error.to_string().into())
-        });
-        answer.after(context.engine.covering(name))
+        })
     }
 
     fn number(&self, name: &Name) -> Result<Answer> {

@@ -214,13 +214,16 @@ impl Bringer {
         if let Some(first) = options.first() {
             let fence = self.context.engine.covering(&first.name);
             request.base = base(first.here.as_ref(), first.tier, fence);
-            if let There::Nothing { cleared, .. } | There::Content { cleared, .. } = first.tier {
+            let tier = first.tier.after(fence);
+            if let There::Nothing { cleared, .. } | There::Content { cleared, .. } = tier {
                 request.cleared = cleared;
             }
         }
         for option in &options {
             let name = &option.name;
-            let decision = decide(want, option.here.as_ref(), option.answer.there());
+            let here = option.here.as_ref();
+            let settled = here.map_or(0, |here| self.context.engine.settled(name, here.fence));
+            let decision = decide(want, here, option.answer.there().after(settled));
             self.discard(name, decision).await?;
             match decision.step {
                 Step::Use => return Ok(true),

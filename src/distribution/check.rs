@@ -92,7 +92,8 @@ impl Checker {
         };
         let detail = Detail::Manifest(Some(here.artifact));
         let answer = self.asker.ask(name, detail).await;
-        if is_lost(&here, answer.there()) {
+        let settled = self.context.engine.settled(name, here.fence);
+        if is_lost(&here, answer.there().after(settled)) {
             self.queue.share_again(name, here.artifact).await;
         }
     }

@@ -26,6 +26,8 @@ pub(super) enum Want {
 pub(super) struct Here {
     pub(super) artifact: ArtifactId,
     pub(super) sharing: Sharing,
+    /// The newest fence that its node knew when its volume was forked; 0: none.
+    pub(super) fence: u64,
 }
 
 impl Here {
@@ -33,6 +35,7 @@ impl Here {
         Self {
             artifact: local.id,
             sharing: local.sharing,
+            fence: local.fence,
         }
     }
 }
@@ -54,6 +57,18 @@ pub(super) enum There {
         cleared: u64,
         artifact: ArtifactId,
     },
+}
+
+impl There {
+    /// The same for content that no clear up to this number is about.
+    pub(super) fn after(mut self, settled: u64) -> Self {
+        if let Self::Nothing { cleared, .. } | Self::Content { cleared, .. } = &mut self
+            && *cleared <= settled
+        {
+            *cleared = 0;
+        }
+        self
+    }
 }
 
 /// How long the answer of the tier is waited for.
@@ -165,7 +180,7 @@ pub(super) fn loses_name(reference: &Reference, sharing: &Sharing, cleared: u64)
 }
 
 /// The number that the volume's commit follows. `here`: the content that has the committed name.
-/// An older number than the true one is safe: at most a commit is refused that need not be.
+/// A lower number than the true one is safe: at most a commit is refused that need not be.
 /// `fence`: the highest that covers the name on this node. The volume begins after it, so its commit
 /// also follows the number with which another writer enters this fence in the record.
 pub(super) fn base(here: Option<&Here>, there: There, fence: u64) -> Option<u64> {
@@ -265,6 +280,7 @@ mod tests {
                 number,
                 ..Sharing::default()
             },
+            fence: 0,
         }
     }
 
@@ -407,6 +423,9 @@ mod tests {
         assert_eq!(base(Some(&here(Some(4), None)), There::Unknown, 0), Some(4));
         assert_eq!(base(None, There::Unknown, 0), None);
         assert_eq!(base(None, nothing(8, 8), 0), Some(8));
+        // A clear that is not about the content here does not count, and the number stays.
+        assert_eq!(nothing(60, 50).after(50), nothing(60, 0));
+        assert_eq!(nothing(60, 51).after(50), nothing(60, 51));
         // With a fence: what another writer enters.
         assert_eq!(base(None, nothing(0, 0), 50), Some(50));
         assert_eq!(base(None, content(60, 0, OTHER), 50), Some(61));

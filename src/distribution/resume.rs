@@ -73,7 +73,9 @@ pub(super) fn of_peers(
 ) -> Result<Arc<Table>> {
     let artifact = found.manifest.artifact;
     let mut next = PAUSE;
-    let mut failed: Option<Instant> = None;
+    // Without content, and without the time that the fetch waits for its place.
+    let mut idle = Duration::ZERO;
+    let mut began = Instant::now();
     loop {
         let before = value(place.progress);
         let asked: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
@@ -87,18 +89,21 @@ pub(super) fn of_peers(
             Err(error) => error,
         };
         if value(place.progress) > before {
-            (failed, next) = (None, PAUSE);
+            (idle, next) = (Duration::ZERO, PAUSE);
+        } else {
+            idle += began.elapsed();
         }
         let is_awaited = !readers.of(name, artifact).is_empty();
         let limit = if is_awaited { AWAY } else { UNAWAITED };
-        let since = *failed.get_or_insert_with(Instant::now);
-        if !may_pass(&error) || since.elapsed() >= limit || (place.stop)() {
+        if !may_pass(&error) || idle >= limit || (place.stop)() {
             return Err(error);
         }
+        idle += next;
         tracing::debug!(%error, pause = ?next, "resuming a fetch after a pause");
         if !pause(next) {
             return Err(Error::Stopped);
         }
+        began = Instant::now();
         next = (next * 2).min(LONGEST);
         let readers = readers.of(name, artifact);
         let newer = context.block_on(holders(context, name, found, &readers));

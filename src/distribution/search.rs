@@ -98,14 +98,14 @@ pub(super) async fn search(
     let of_tier = tier.unwrap_or_else(unasked);
     let tier = of_tier.there();
     Found {
-        answer: decided(name, holdings, given(of_tier, sources), sources),
+        answer: decided(name, holdings, given(of_tier, sources), sources, covering),
         tier,
         makers,
     }
 }
 
-/// The peers that have content now whose fetch has begun, the best one first. They are asked for one
-/// pod after the other, until some give it to one.
+/// The peers that can give the rest of a fetch, the best one first. They are asked for one waiting
+/// pod after the other, until at least one peer gives it to a pod.
 pub(super) async fn holders(
     context: &Context,
     name: &Name,
@@ -151,10 +151,17 @@ fn given(of_tier: Answer, sources: Sources) -> Answer {
     }
 }
 
-fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer, sources: Sources) -> Answer {
+/// `covering`: the highest fence that covers the name. The holdings are not older.
+fn decided(
+    name: &Name,
+    holdings: Vec<Holding>,
+    of_tier: Answer,
+    sources: Sources,
+    covering: u64,
+) -> Answer {
     let tier = of_tier.there();
     let candidates: Vec<Candidate> = holdings.iter().map(Candidate::of).collect();
-    let artifact = match choose(&name.reference, &candidates, tier) {
+    let artifact = match choose(&name.reference, &candidates, tier.after(covering)) {
         Choice::Tier => None,
         Choice::Peers(artifact) => Some(artifact),
     };

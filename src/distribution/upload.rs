@@ -162,12 +162,13 @@ impl Uploader {
         if artifact.fence < covering {
             return Err(Error::Stopped);
         }
+        let settled = self.context.engine.settled(&artifact.name(), artifact.fence);
         let shown = Shown {
             record: record.as_ref(),
             made: publication.made(),
             is_old: publication.is_older(covering),
         };
-        if let Some(answer) = known_answer(artifact, &shown, covering) {
+        if let Some(answer) = known_answer(artifact, &shown, (covering, settled)) {
             return Ok(answer);
         }
         let looked = Cell::new(Instant::now());
@@ -195,6 +196,7 @@ impl Uploader {
             ttl_seconds: artifact.ttl_seconds,
             fence: artifact.fence,
             covering,
+            settled,
         };
         Ok(match publication.commit(commit, now())? {
             Committed::Named(number) => Answer::Named(number),
@@ -309,8 +311,13 @@ impl Uploader {
 
 /// The answer, if the record of the name tells it already: nothing is uploaded then. An upload
 /// whose end this node did not note, because it was killed, finds its own artifact.
-/// `covering`: the highest fence that covers the name.
-fn known_answer(artifact: &Artifact, shown: &Shown<'_>, covering: u64) -> Option<Answer> {
+/// `covering`: the highest fence that covers the name. No clear up to `settled` is about the
+/// artifact.
+fn known_answer(
+    artifact: &Artifact,
+    shown: &Shown<'_>,
+    (covering, settled): (u64, u64),
+) -> Option<Answer> {
     let Shown {
         record,
         made,
@@ -328,6 +335,7 @@ fn known_answer(artifact: &Artifact, shown: &Shown<'_>, covering: u64) -> Option
     let writer = decide::Writer {
         base,
         fence: covering,
+        settled,
         fresh: 1,
     };
     match decide::commit(Some(record), &artifact.reference, writer, is_old) {
@@ -387,13 +395,13 @@ mod tests {
             made,
             is_old,
         };
-        let answer = |artifact: &Artifact, made| known_answer(artifact, &shown(made, false), 0);
+        let answer = |artifact: &Artifact, made| known_answer(artifact, &shown(made, false), (0, 0));
         let newer = answer(&mine, Some(Timestamp(201)));
         assert!(matches!(newer, Some(Answer::KeptNewer)));
         let older = answer(&mine, Some(Timestamp(199)));
         assert!(older.is_none(), "it is uploaded");
         assert!(answer(&mine, None).is_none(), "the manifest is damaged");
-        let fenced = known_answer(&mine, &shown(Some(Timestamp(201)), true), 900);
+        let fenced = known_answer(&mine, &shown(Some(Timestamp(201)), true), (900, 900));
         assert!(fenced.is_none(), "what a fence cleared counts as nothing");
         let follows = sealed(1, Some(4));
         assert!(answer(&follows, Some(Timestamp(201))).is_none());

@@ -38,6 +38,7 @@ impl LocalArtifact {
         Self {
             id: sealed.artifact.id,
             sharing: sealed.artifact.sharing,
+            fence: sealed.artifact.fence,
             created: sealed.artifact.created,
             durable: sealed.durable,
         }

@@ -157,6 +157,8 @@ pub struct LocalArtifact {
     pub id: ArtifactId,
     /// What is known of it in the shared tier.
     pub sharing: Sharing,
+    /// The newest fence that its node knew when its volume was forked; 0: none.
+    pub fence: u64,
     /// When it was sealed.
     pub created: Timestamp,
     /// Whether it would survive a power cut.

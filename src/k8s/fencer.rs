@@ -111,12 +111,14 @@ impl Fencer {
 
     /// Makes again what an older etcd has lost.
     pub(super) async fn mend(&self) -> Result<(), Error> {
-        // Two tasks must not make the same again.
-        let mut seen = self.seen.lock().await;
-        while let Some(clear) = self.chain.owed().into_iter().next() {
+        loop {
+            // Asked while nothing else makes any: two tasks must not make the same again.
+            let mut seen = self.seen.lock().await;
+            let Some(clear) = self.chain.owed().into_iter().next() else {
+                return Ok(());
+            };
             self.make_once(&mut seen, clear).await?;
         }
-        Ok(())
     }
 
     /// Makes a fence at the end of the chain. What it cannot repeat is still owed.

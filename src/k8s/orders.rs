@@ -1,7 +1,7 @@
 //! Orders to clear: those of people who ask the controller itself, and deleted `Cache` objects.
 //!
 //! They have a task of their own. So an order waits for no other work of the controller: at most for
-//! the list or the creation of `Fence` objects that is under way.
+//! one list or one creation of a `Fence`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,6 +25,8 @@ use crate::model::Coverage;
 /// How often deleted objects are looked at without a change, and the pause after a failure.
 const LOOK: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(1);
+/// The pause between two looks.
+const MOMENT: Duration = Duration::from_millis(100);
 /// How many Caches of a namespace are cleared at once, and how long another one then waits.
 const AT_ONCE: u32 = 100;
 const ONE_MORE: Duration = Duration::from_secs(60);
@@ -105,6 +107,8 @@ impl Deleted {
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
+            // Each change of any Cache ends the wait below.
+            tokio::time::sleep(MOMENT).await;
             tokio::select! {
                 _ = caches.changed() => {}
                 _ = namespaces.changed() => {}
@@ -120,12 +124,28 @@ impl Deleted {
         uids.extend(self.namespaces.all().iter().filter_map(|it| it.uid()));
         self.done.lock().cleared.retain(|uid| uids.contains(uid));
         let deleted = caches.into_iter();
-        let deleted = deleted.filter(|cache| cache.orders() && is_deleted(cache));
-        let looks = deleted.map(|cache| async move { self.look_at(&cache).await });
+        let deleted = deleted.filter(|it| it.orders() && is_deleted(it) && self.is_due(it));
+        let deleted: Vec<Cache> = deleted.collect();
+        if !deleted.is_empty() {
+            // A fence after those that an older etcd has lost would have no predecessor there.
+            self.fencer.read().await?;
+            self.fencer.mend().await?;
+        }
+        let looks = deleted.into_iter().map(|cache| async move { self.look_at(&cache).await });
         let looks = futures_util::stream::iter(looks).buffer_unordered(PARALLEL);
         let failures = looks.filter_map(|done| std::future::ready(done.err()));
         let failures: Vec<Error> = failures.collect().await;
         failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Whether a deleted object needs no other time: its namespace has not cleared too many.
+    fn is_due(&self, cache: &Cache) -> bool {
+        let namespace = cache.namespace().unwrap_or_default();
+        let is_cleared = |uid: &String| self.done.lock().cleared.contains(uid);
+        self.done.lock().may_clear(&namespace)
+            || cache.uid().as_ref().is_some_and(is_cleared)
+            || self.ending(&namespace).is_some()
+            || cache.covers().is_err()
     }
 
     /// Clears the names of a deleted `Cache`, and takes its finalizer away. A crash in between
@@ -145,9 +165,12 @@ impl Deleted {
             // Only the finalizer was left.
             Ok(_) if self.done.lock().cleared.contains(&uid) => {}
             Ok(_) if self.is_cleared_with_namespace(&namespace).await? => {}
-            Ok(_) if !self.done.lock().may_clear(&namespace) => return Ok(()),
+            Ok(_) if !self.done.lock().clear(&namespace) => return Ok(()),
             Ok(covers) => {
-                self.fencer.make(covers.into()).await?;
+                if let Err(error) = self.fencer.make(covers.into()).await {
+                    self.done.lock().give_back(&namespace);
+                    return Err(error);
+                }
                 self.done.lock().cleared.insert(uid);
             }
             // Such an object must not stay for ever.
@@ -166,12 +189,7 @@ impl Deleted {
     /// Clears all names of a namespace that is being deleted, once for all its Caches. They do not
     /// hold it up. Returns whether it is being deleted.
     async fn is_cleared_with_namespace(&self, name: &str) -> Result<bool, Error> {
-        let namespaces = self.namespaces.all();
-        let mut ending = namespaces
-            .iter()
-            .filter(|it| it.name_any() == name && it.metadata.deletion_timestamp.is_some());
-        let ending = ending.next().and_then(|it| it.uid());
-        let (Some(uid), Ok(tenant)) = (ending, name.parse()) else {
+        let (Some(uid), Ok(tenant)) = (self.ending(name), name.parse()) else {
             return Ok(false);
         };
         let _one_at_a_time = self.clearing.lock().await;
@@ -181,21 +199,48 @@ impl Deleted {
         }
         Ok(true)
     }
+
+    /// The uid of a namespace that is being deleted.
+    fn ending(&self, name: &str) -> Option<String> {
+        let all = self.namespaces.all();
+        let mut ending = all
+            .iter()
+            .filter(|it| it.name_any() == name && it.metadata.deletion_timestamp.is_some());
+        ending.next().and_then(|it| it.uid())
+    }
 }
 
 impl Done {
     /// Whether another `Cache` of this namespace may be cleared now. Each one is an object that the
     /// API server keeps for a week, and work for every node.
-    fn may_clear(&mut self, namespace: &str) -> bool {
+    fn may_clear(&self, namespace: &str) -> bool {
+        let now = Instant::now();
+        self.full_at(namespace, now) + ONE_MORE <= now + ONE_MORE * AT_ONCE
+    }
+
+    /// Counts one that is cleared now. `false`: it may not.
+    fn clear(&mut self, namespace: &str) -> bool {
         let now = Instant::now();
         self.clears.retain(|_, full_at| *full_at > now);
-        // The time at which the namespace may clear as many as ever.
-        let full_at = self.clears.get(namespace).copied().unwrap_or(now);
-        let is_allowed = full_at + ONE_MORE <= now + ONE_MORE * AT_ONCE;
+        let is_allowed = self.may_clear(namespace);
         if is_allowed {
-            self.clears.insert(namespace.to_owned(), full_at + ONE_MORE);
+            let full_at = self.full_at(namespace, now) + ONE_MORE;
+            self.clears.insert(namespace.to_owned(), full_at);
         }
         is_allowed
+    }
+
+    /// One that was counted could not be cleared.
+    fn give_back(&mut self, namespace: &str) {
+        if let Some(full_at) = self.clears.get_mut(namespace) {
+            *full_at -= ONE_MORE;
+        }
+    }
+
+    /// The time at which the namespace may clear as many as ever.
+    fn full_at(&self, namespace: &str, now: Instant) -> Instant {
+        let full_at = self.clears.get(namespace).copied();
+        full_at.unwrap_or(now).max(now)
     }
 }
 

@@ -50,6 +50,8 @@ pub struct Commit {
     /// The highest fence that covers the name, as this node knows; 0: none. It is at most the
     /// artifact's.
     pub covering: u64,
+    /// No clear up to this number is about the content: its volume was forked later.
+    pub settled: u64,
 }
 
 /// The result of a commit.
@@ -248,6 +250,7 @@ impl<'a> Publication<'a> {
             let writer = Writer {
                 base: commit.base,
                 fence: commit.covering,
+                settled: commit.settled,
                 fresh: now.0.max(1),
             };
             Ok(

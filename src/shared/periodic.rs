@@ -448,6 +448,7 @@ mod tests {
                 ttl_seconds: None,
                 fence: 0,
                 covering: 0,
+                settled: 0,
             };
             let publication = Publication::begin(store, tenant, id).expect("begin");
             publication.commit(commit, now()).expect("commit");

@@ -185,6 +185,7 @@ pub(crate) fn commit(name: &str, layers: Vec<LayerRef>) -> Commit {
         ttl_seconds: None,
         fence: 0,
         covering: 0,
+        settled: 0,
     }
 }
 

@@ -78,10 +78,10 @@ impl Cluster {
                 Creation::Make(node) => {
                     if asked.may_pass_over(&node) && !self.takes_pods(&node.id).await? {
                         passed_over.push(node.id.clone());
-                        continue;
+                    } else {
+                        let order = self.first_order(request, &node).await?;
+                        self.make_order(order, asked.source.as_deref()).await?;
                     }
-                    let order = self.first_order(request, &node).await?;
-                    self.make_order(order, asked.source.as_deref()).await?;
                 }
                 Creation::Wait(volume) => self.answered(volume, time_up).await,
                 Creation::Abandon(volume) => drop(self.abandon(volume).await?),
