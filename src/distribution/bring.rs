@@ -222,7 +222,9 @@ impl Bringer {
         for option in &options {
             let name = &option.name;
             let here = option.here.as_ref();
-            let settled = here.map_or(0, |here| self.context.engine.settled(name, here.fence));
+            let settled = here.map_or(0, |here| {
+                self.context.engine.clears_before(name, here.fence)
+            });
             let decision = decide(want, here, option.answer.there().after(settled));
             self.discard(name, decision).await?;
             match decision.step {

@@ -92,7 +92,7 @@ impl Checker {
         };
         let detail = Detail::Manifest(Some(here.artifact));
         let answer = self.asker.ask(name, detail).await;
-        let settled = self.context.engine.settled(name, here.fence);
+        let settled = self.context.engine.clears_before(name, here.fence);
         if is_lost(&here, answer.there().after(settled)) {
             self.queue.share_again(name, here.artifact).await;
         }

@@ -162,7 +162,10 @@ impl Uploader {
         if artifact.fence < covering {
             return Err(Error::Stopped);
         }
-        let settled = self.context.engine.settled(&artifact.name(), artifact.fence);
+        let settled = self
+            .context
+            .engine
+            .clears_before(&artifact.name(), artifact.fence);
         let shown = Shown {
             record: record.as_ref(),
             made: publication.made(),
@@ -395,7 +398,8 @@ mod tests {
             made,
             is_old,
         };
-        let answer = |artifact: &Artifact, made| known_answer(artifact, &shown(made, false), (0, 0));
+        let answer =
+            |artifact: &Artifact, made| known_answer(artifact, &shown(made, false), (0, 0));
         let newer = answer(&mine, Some(Timestamp(201)));
         assert!(matches!(newer, Some(Answer::KeptNewer)));
         let older = answer(&mine, Some(Timestamp(199)));

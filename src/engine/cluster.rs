@@ -208,7 +208,7 @@ impl Engine {
     /// No clear of a name up to this number is about content whose node knew the fence `fence` when
     /// the content was forked: the highest fence here that covers the name, and all forgotten ones.
     #[must_use]
-    pub fn settled(&self, name: &Name, fence: u64) -> u64 {
+    pub fn clears_before(&self, name: &Name, fence: u64) -> u64 {
         let state = self.inner.state.lock();
         let forgotten = state.fences.forgotten();
         let passed = if fence >= forgotten { forgotten } else { 0 };

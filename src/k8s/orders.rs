@@ -125,13 +125,15 @@ impl Deleted {
         self.done.lock().cleared.retain(|uid| uids.contains(uid));
         let deleted = caches.into_iter();
         let deleted = deleted.filter(|it| it.orders() && is_deleted(it) && self.is_due(it));
-        let deleted: Vec<Cache> = deleted.collect();
+        let deleted: Vec<_> = deleted.collect();
         if !deleted.is_empty() {
             // A fence after those that an older etcd has lost would have no predecessor there.
             self.fencer.read().await?;
             self.fencer.mend().await?;
         }
-        let looks = deleted.into_iter().map(|cache| async move { self.look_at(&cache).await });
+        let looks = deleted
+            .into_iter()
+            .map(|cache| async move { self.look_at(&cache).await });
         let looks = futures_util::stream::iter(looks).buffer_unordered(PARALLEL);
         let failures = looks.filter_map(|done| std::future::ready(done.err()));
         let failures: Vec<Error> = failures.collect().await;
@@ -141,11 +143,12 @@ impl Deleted {
     /// Whether a deleted object needs no other time: its namespace has not cleared too many.
     fn is_due(&self, cache: &Cache) -> bool {
         let namespace = cache.namespace().unwrap_or_default();
-        let is_cleared = |uid: &String| self.done.lock().cleared.contains(uid);
-        self.done.lock().may_clear(&namespace)
-            || cache.uid().as_ref().is_some_and(is_cleared)
-            || self.ending(&namespace).is_some()
-            || cache.covers().is_err()
+        let may_now = {
+            let done = self.done.lock();
+            let is_cleared = |uid: String| done.cleared.contains(&uid);
+            done.may_clear(&namespace) || cache.uid().is_some_and(is_cleared)
+        };
+        may_now || self.ending(&namespace).is_some() || cache.covers().is_err()
     }
 
     /// Clears the names of a deleted `Cache`, and takes its finalizer away. A crash in between
