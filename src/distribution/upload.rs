@@ -162,16 +162,18 @@ impl Uploader {
         if artifact.fence < covering {
             return Err(Error::Stopped);
         }
-        let settled = self
-            .context
-            .engine
-            .clears_before(&artifact.name(), artifact.fence);
+        let writer = decide::Writer {
+            base: artifact.sharing.base,
+            fence: covering,
+            settled: (self.context.engine).clears_before(&artifact.name(), artifact.fence),
+            fresh: 1,
+        };
         let shown = Shown {
             record: record.as_ref(),
             made: publication.made(),
             is_old: publication.is_older(covering),
         };
-        if let Some(answer) = known_answer(artifact, &shown, (covering, settled)) {
+        if let Some(answer) = known_answer(artifact, &shown, writer) {
             return Ok(answer);
         }
         let looked = Cell::new(Instant::now());
@@ -195,11 +197,9 @@ impl Uploader {
             made: artifact.created,
             made_by: artifact.made_by.as_deref().cloned(),
             parent: None,
-            base: artifact.sharing.base,
+            writer,
             ttl_seconds: artifact.ttl_seconds,
             fence: artifact.fence,
-            covering,
-            settled,
         };
         Ok(match publication.commit(commit, now())? {
             Committed::Named(number) => Answer::Named(number),
@@ -314,13 +314,7 @@ impl Uploader {
 
 /// The answer, if the record of the name tells it already: nothing is uploaded then. An upload
 /// whose end this node did not note, because it was killed, finds its own artifact.
-/// `covering`: the highest fence that covers the name. No clear up to `settled` is about the
-/// artifact.
-fn known_answer(
-    artifact: &Artifact,
-    shown: &Shown<'_>,
-    (covering, settled): (u64, u64),
-) -> Option<Answer> {
+fn known_answer(artifact: &Artifact, shown: &Shown<'_>, writer: decide::Writer) -> Option<Answer> {
     let Shown {
         record,
         made,
@@ -330,17 +324,10 @@ fn known_answer(
     if record.content().is_some_and(|(id, ..)| id == artifact.id) {
         return Some(Answer::Named(record.number));
     }
-    let base = artifact.sharing.base;
     // It was sealed while the tier was not known or did not answer. A newer commit stays.
-    if base.is_none() && !is_old && made.is_some_and(|made| made > artifact.created) {
+    if writer.base.is_none() && !is_old && made.is_some_and(|made| made > artifact.created) {
         return Some(Answer::KeptNewer);
     }
-    let writer = decide::Writer {
-        base,
-        fence: covering,
-        settled,
-        fresh: 1,
-    };
     match decide::commit(Some(record), &artifact.reference, writer, is_old) {
         decide::Decision::Write { .. } => None,
         decide::Decision::KeepsFirst => Some(Answer::KeptFirst),
@@ -398,14 +385,21 @@ mod tests {
             made,
             is_old,
         };
-        let answer =
-            |artifact: &Artifact, made| known_answer(artifact, &shown(made, false), (0, 0));
+        let knows = |artifact: &Artifact, fence| decide::Writer {
+            base: artifact.sharing.base,
+            fence,
+            settled: fence,
+            fresh: 1,
+        };
+        let answer = |artifact: &Artifact, made| {
+            known_answer(artifact, &shown(made, false), knows(artifact, 0))
+        };
         let newer = answer(&mine, Some(Timestamp(201)));
         assert!(matches!(newer, Some(Answer::KeptNewer)));
         let older = answer(&mine, Some(Timestamp(199)));
         assert!(older.is_none(), "it is uploaded");
         assert!(answer(&mine, None).is_none(), "the manifest is damaged");
-        let fenced = known_answer(&mine, &shown(Some(Timestamp(201)), true), (900, 900));
+        let fenced = known_answer(&mine, &shown(Some(Timestamp(201)), true), knows(&mine, 900));
         assert!(fenced.is_none(), "what a fence cleared counts as nothing");
         let follows = sealed(1, Some(4));
         assert!(answer(&follows, Some(Timestamp(201))).is_none());

@@ -41,17 +41,12 @@ pub struct Commit {
     pub made_by: Option<Maker>,
     /// The artifact that it was forked from.
     pub parent: Option<ArtifactId>,
-    /// The number of the name when the fork began; see [`decide::commit`].
-    pub base: Option<u64>,
+    /// What the writer knows of the name. The commit sets `fresh`.
+    pub writer: Writer,
     /// How long the name lives.
     pub ttl_seconds: Option<u64>,
     /// The artifact's fence.
     pub fence: u64,
-    /// The highest fence that covers the name, as this node knows; 0: none. It is at most the
-    /// artifact's.
-    pub covering: u64,
-    /// No clear up to this number is about the content: its volume was forked later.
-    pub settled: u64,
 }
 
 /// The result of a commit.
@@ -246,12 +241,10 @@ impl<'a> Publication<'a> {
             .filter(|(reference, _)| *reference == commit.reference);
         name.write(seen.map(|(_, current)| current), &|current| {
             in_time(&key, written, within)?;
-            let is_old = name.is_older(current, commit.covering)?;
+            let is_old = name.is_older(current, commit.writer.fence)?;
             let writer = Writer {
-                base: commit.base,
-                fence: commit.covering,
-                settled: commit.settled,
                 fresh: now.0.max(1),
+                ..commit.writer
             };
             Ok(
                 match decide::commit(current, name.reference, writer, is_old) {

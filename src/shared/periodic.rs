@@ -444,11 +444,9 @@ mod tests {
                 made: now(),
                 made_by: None,
                 parent: None,
-                base: None,
+                writer: crate::shared::decide::Writer::default(),
                 ttl_seconds: None,
                 fence: 0,
-                covering: 0,
-                settled: 0,
             };
             let publication = Publication::begin(store, tenant, id).expect("begin");
             publication.commit(commit, now()).expect("commit");

@@ -261,7 +261,7 @@ fn recent_content_and_a_shared_layer_stay() {
 fn show_after_clear(store: &Store, of: &Tenant, name: &str, layer: LayerRef, base: u64) {
     let publication = Publication::begin(store, of, id()).expect("begin");
     let mut commit = commit(name, vec![layer]);
-    commit.base = Some(base);
+    commit.writer.base = Some(base);
     publication.commit(commit, now()).expect("commit");
 }
 

@@ -235,14 +235,14 @@ fn what_a_fence_cleared_expires_and_newer_content_stays() {
     // What forked from it does not come back, whatever it saw in the tier before.
     let before = record_of(&tier, "task-cache/a").number - 1;
     for base in [None, Some(0), Some(before)] {
-        let late = publish_but(&tier, "task-cache/a", &held, |it| it.base = base);
+        let late = publish_but(&tier, "task-cache/a", &held, |it| it.writer.base = base);
         assert_eq!(late, Committed::Cleared, "{base:?}");
     }
     // A later commit is welcome, and stays.
     publish_but(&tier, "task-cache/a", &held, |it| {
         it.fence = 4;
-        it.covering = 1;
-        it.base = Some(before + 1);
+        (it.writer.fence, it.writer.settled) = (1, 1);
+        it.writer.base = Some(before + 1);
     });
     assert_eq!(collect(&fences, false), 0);
     assert!(shows(&tier, "task-cache/a"));

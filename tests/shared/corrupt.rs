@@ -356,7 +356,7 @@ fn damage_is_told_and_a_node_that_has_the_content_mends_it() {
     fs::remove_dir_all(world.tier.files.join("v1")).expect("wipe");
     let publication = Publication::begin(&world.tier.store, &tenant(), id()).expect("begin");
     let mut again = commit(NAME, Vec::new());
-    again.base = Some(7);
+    again.writer.base = Some(7);
     let held = (&*world.held.table, &world.held.holder);
     again.layers = vec![
         publication

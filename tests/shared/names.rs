@@ -26,7 +26,7 @@ fn some_layer() -> LayerRef {
 fn write(store: &Store, name: &str, base: Option<u64>) -> Result<Committed, Error> {
     let publication = Publication::resume(store, &tenant(), id());
     let mut commit = commit(name, vec![some_layer()]);
-    commit.base = base;
+    commit.writer.base = base;
     publication.commit(commit, NOW)
 }
 
@@ -179,7 +179,7 @@ fn a_race_is_decided_again_and_one_that_never_ends_is_reported() {
     )
     .expect("clear");
     let mut late = commit("task-cache/x", vec![some_layer()]);
-    late.base = Some(NOW.0 + 3);
+    late.writer.base = Some(NOW.0 + 3);
     assert_eq!(
         publication.commit(late, NOW).expect("decide"),
         Committed::Cleared

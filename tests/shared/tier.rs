@@ -11,7 +11,7 @@ use baggageclaim::archive::{Limits, Progress};
 use baggageclaim::model::{ArtifactId, Reference, Tenant, Timestamp};
 use baggageclaim::shared::{
     Bucket, Commit, Committed, Destination, Fetched, LayerRef, ObjectId, Publication, Result, Root,
-    Source, Store, Times, Upload, Url, fetch,
+    Source, Store, Times, Upload, Url, decide, fetch,
 };
 use baggageclaim::sys::Dir;
 use object_store::ObjectStore;
@@ -181,11 +181,9 @@ pub(crate) fn commit(name: &str, layers: Vec<LayerRef>) -> Commit {
         made: NOW,
         made_by: None,
         parent: None,
-        base: None,
+        writer: decide::Writer::default(),
         ttl_seconds: None,
         fence: 0,
-        covering: 0,
-        settled: 0,
     }
 }
 
