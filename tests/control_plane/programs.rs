@@ -37,6 +37,8 @@ impl Program {
             .args(["--pdeathsig", "KILL", "--"])
             .arg(programs().expect("they were there").join(name))
             .args(arguments)
+            // The sidecars prefer it to their flag.
+            .env_remove("KUBECONFIG")
             .current_dir(plane.directory.path())
             .stdin(Stdio::null());
         let log = plane.directory.path().join(format!("{name}.log"));
