@@ -189,7 +189,7 @@ fn a_noexec_pool_whose_flag_may_not_be_cleared_is_refused() {
         lab.kubelet_dir();
         let by = [
             "timeout",
-            "20",
+            "120",
             "unshare",
             "--user",
             "--map-root-user",
@@ -214,7 +214,7 @@ fn a_filesystem_that_cannot_rename_without_replacing_is_refused() {
     let rename = "inject=renameat2:error=EINVAL";
     let by = [
         "timeout",
-        "20",
+        "120",
         "strace",
         "-f",
         "-qq",

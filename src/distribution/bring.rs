@@ -222,10 +222,10 @@ impl Bringer {
         for option in &options {
             let name = &option.name;
             let here = option.here.as_ref();
-            let settled = here.map_or(0, |here| {
-                self.context.engine.clears_before(name, here.fence)
-            });
-            let decision = decide(want, here, option.answer.there().after(settled));
+            let covering = self.context.engine.covering(name);
+            let there = option.answer.there();
+            let there = here.map_or(there, |here| here.of_tier(there, covering));
+            let decision = decide(want, here, there);
             self.discard(name, decision).await?;
             match decision.step {
                 Step::Use => return Ok(true),

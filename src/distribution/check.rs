@@ -92,8 +92,8 @@ impl Checker {
         };
         let detail = Detail::Manifest(Some(here.artifact));
         let answer = self.asker.ask(name, detail).await;
-        let settled = self.context.engine.clears_before(name, here.fence);
-        if is_lost(&here, answer.there().after(settled)) {
+        let covering = self.context.engine.covering(name);
+        if is_lost(&here, here.of_tier(answer.there(), covering)) {
             self.queue.share_again(name, here.artifact).await;
         }
     }

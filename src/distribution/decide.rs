@@ -38,6 +38,16 @@ impl Here {
             fence: local.fence,
         }
     }
+
+    /// What the tier says about this content. `covering`: the highest fence that covers the name on
+    /// this node. A content that knows the fence is newer than it.
+    pub(super) fn of_tier(&self, there: There, covering: u64) -> There {
+        if covering <= self.fence {
+            there.after(covering)
+        } else {
+            there
+        }
+    }
 }
 
 /// What the tier says of a name.
@@ -61,9 +71,9 @@ pub(super) enum There {
 
 impl There {
     /// The same for content that no clear up to this number is about.
-    pub(super) fn after(mut self, settled: u64) -> Self {
+    pub(super) fn after(mut self, number: u64) -> Self {
         if let Self::Nothing { cleared, .. } | Self::Content { cleared, .. } = &mut self
-            && *cleared <= settled
+            && *cleared <= number
         {
             *cleared = 0;
         }

@@ -76,6 +76,7 @@ pub(super) fn of_peers(
     // Without content, and without the time that the fetch waits for its place.
     let mut idle = Duration::ZERO;
     let mut began = Instant::now();
+    let mut has_searched = false;
     loop {
         let before = value(place.progress);
         let asked: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
@@ -89,13 +90,13 @@ pub(super) fn of_peers(
             Err(error) => error,
         };
         if value(place.progress) > before {
-            (idle, next) = (Duration::ZERO, PAUSE);
+            (idle, next, has_searched) = (Duration::ZERO, PAUSE, false);
         } else {
             idle += began.elapsed();
         }
         let is_awaited = !readers.of(name, artifact).is_empty();
         let limit = if is_awaited { AWAY } else { UNAWAITED };
-        if !may_pass(&error) || idle >= limit || (place.stop)() {
+        if !may_pass(&error) || (has_searched && idle >= limit) || (place.stop)() {
             return Err(error);
         }
         idle += next;
@@ -110,6 +111,7 @@ pub(super) fn of_peers(
         if newer.is_empty() && matches!(error, Error::Missing { .. }) {
             return Err(error);
         }
+        has_searched = true;
         *sources = found.sources(newer, context.asked_tier());
     }
 }

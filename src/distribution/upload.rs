@@ -165,7 +165,6 @@ impl Uploader {
         let writer = decide::Writer {
             base: artifact.sharing.base,
             fence: covering,
-            settled: (self.context.engine).clears_before(&artifact.name(), artifact.fence),
             fresh: 1,
         };
         let shown = Shown {
@@ -388,7 +387,6 @@ mod tests {
         let knows = |artifact: &Artifact, fence| decide::Writer {
             base: artifact.sharing.base,
             fence,
-            settled: fence,
             fresh: 1,
         };
         let answer = |artifact: &Artifact, made| {

@@ -205,16 +205,6 @@ impl Engine {
         self.inner.state.lock().fences.covering(name)
     }
 
-    /// No clear of a name up to this number is about content whose node knew the fence `fence` when
-    /// the content was forked: the highest fence here that covers the name, and all forgotten ones.
-    #[must_use]
-    pub fn clears_before(&self, name: &Name, fence: u64) -> u64 {
-        let state = self.inner.state.lock();
-        let forgotten = state.fences.forgotten();
-        let passed = if fence >= forgotten { forgotten } else { 0 };
-        state.fences.covering(name).max(passed)
-    }
-
     /// Applies fences, in their order: all that they clear loses its name, and they are kept, in
     /// one transaction. `false`: at one of them the stream has to begin again
     /// ([`FenceStep::Rejoin`](crate::model::FenceStep::Rejoin)); those before it are applied.

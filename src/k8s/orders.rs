@@ -125,19 +125,36 @@ impl Deleted {
         self.done.lock().cleared.retain(|uid| uids.contains(uid));
         let deleted = caches.into_iter();
         let deleted = deleted.filter(|it| it.orders() && is_deleted(it) && self.is_due(it));
-        let deleted: Vec<_> = deleted.collect();
-        if !deleted.is_empty() {
+        let (fenced, others): (Vec<_>, Vec<_>) = deleted.partition(|it| self.needs_fence(it));
+        let others = self.look_at_all(others).await;
+        if !fenced.is_empty() {
             // A fence after those that an older etcd has lost would have no predecessor there.
             self.fencer.read().await?;
             self.fencer.mend().await?;
+            self.look_at_all(fenced).await?;
         }
-        let looks = deleted
-            .into_iter()
-            .map(|cache| async move { self.look_at(&cache).await });
+        others
+    }
+
+    async fn look_at_all(&self, caches: Vec<Arc<Cache>>) -> Result<(), Error> {
+        let looks = caches.into_iter();
+        let looks = looks.map(|cache| async move { self.look_at(&cache).await });
         let looks = futures_util::stream::iter(looks).buffer_unordered(PARALLEL);
         let failures = looks.filter_map(|done| std::future::ready(done.err()));
         let failures: Vec<Error> = failures.collect().await;
         failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Whether a fence is to be made for a deleted object: it is not cleared yet, and names
+    /// something.
+    fn needs_fence(&self, cache: &Cache) -> bool {
+        let namespace = cache.namespace().unwrap_or_default();
+        let ending = self.ending(&namespace);
+        let done = self.done.lock();
+        let is_cleared = |uid: String| done.cleared.contains(&uid);
+        cache.covers().is_ok()
+            && !cache.uid().is_some_and(is_cleared)
+            && !ending.is_some_and(is_cleared)
     }
 
     /// Whether a deleted object needs no other time: its namespace has not cleared too many.

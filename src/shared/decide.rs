@@ -28,9 +28,6 @@ pub struct Writer {
     /// The highest [fence](crate::model::Fence) that covers the name, as its node knows; 0: none.
     /// The writer's content is not older.
     pub fence: u64,
-    /// No clear up to this number is about the writer's content: its volume was forked later. At
-    /// least `fence`.
-    pub settled: u64,
     /// The number of a new record.
     pub fresh: u64,
 }
@@ -63,18 +60,13 @@ pub fn commit(
     writer: Writer,
     is_old: bool,
 ) -> Decision {
-    let Writer {
-        base,
-        fence,
-        settled,
-        fresh,
-    } = writer;
+    let Writer { base, fence, fresh } = writer;
     let (number, cleared) = current.map_or((0, 0), |it| (it.number, it.cleared));
     let shows = !is_old && current.is_some_and(|it| it.content().is_some());
     if shows && reference.first_writer_wins() {
         return Decision::KeepsFirst;
     }
-    if cleared > base.unwrap_or(0).max(settled) {
+    if cleared > base.unwrap_or(0).max(fence) {
         return Decision::Cleared;
     }
     let cleared = if shows {
@@ -231,7 +223,6 @@ mod tests {
         Writer {
             base,
             fence: 0,
-            settled: 0,
             fresh: 100,
         }
     }
@@ -291,7 +282,6 @@ mod tests {
         let first: Reference = "resource-cache/x".parse().expect("a reference");
         let knows = |base, fence| Writer {
             fence,
-            settled: fence,
             ..writer(base)
         };
         let old = record(5, content(None));
@@ -322,19 +312,6 @@ mod tests {
             assert_eq!(decided, Decision::Cleared);
             let decided = commit(Some(&entered), &first, knows(base, 40), false);
             assert_eq!(decided, Decision::Cleared, "it knows an older fence");
-        }
-        // A fence that all have forgotten: content from after it does not need to know its base.
-        let entered = NameRecord {
-            cleared: 50,
-            ..record(60, content(None))
-        };
-        let last: Reference = "task-cache/x".parse().expect("a reference");
-        for (settled, decision) in [(49, Decision::Cleared), (50, write(61, 50))] {
-            let later = Writer {
-                settled,
-                ..writer(None)
-            };
-            assert_eq!(commit(Some(&entered), &last, later, false), decision);
         }
     }
 

@@ -126,7 +126,7 @@ async fn a_claim_that_its_ttl_deleted_is_lost_at_once() {
     await_pools(&client, 1).await;
     let name = claim(&plane, "short");
     let mut asked = request(&name, None, None);
-    asked.mutable_parameters = [("ttl".to_owned(), "3s".to_owned())].into();
+    asked.mutable_parameters = [("ttl".to_owned(), "10s".to_owned())].into();
     let (id, _) = create(&mut client, asked).await.expect("made");
     persistent(&plane, &name, &id, "short", "Delete");
     eventually("the object says it", async || {
