@@ -1,7 +1,7 @@
 //! Publishes of content that is on a node of a cluster: with a controller, without one, and with
-//! one that hangs. The drivers are real, with their agents, and so is the controller's part (`hub`).
-//! The API server is a small one of this file: it has no objects but the node's own `Pool` and the
-//! entry of the controller, and it answers only what a node asks for.
+//! one that hangs. The drivers are real, with their agents, and so is the controller's part
+//! (`hub`). The API server is a small one of this file: it has no objects but the node's own `Pool`
+//! and the entry of the controller, and it answers only what a node asks for.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

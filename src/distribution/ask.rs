@@ -285,7 +285,7 @@ impl Asker {
             cleared,
             evicted: false,
         };
-        // Every next commit replaces it.
+        // Any later commit replaces it.
         if found.manifest.fence < self.context.engine.covering(name) {
             return nothing;
         }

@@ -40,7 +40,7 @@ impl Here {
     }
 
     /// What the tier says about this content. `covering`: the highest fence that covers the name on
-    /// this node. A content that knows the fence is newer than it.
+    /// this node. Content that knows the fence is newer than it.
     pub(super) fn of_tier(&self, there: There, covering: u64) -> There {
         if covering <= self.fence {
             there.after(covering)
@@ -191,8 +191,8 @@ pub(super) fn loses_name(reference: &Reference, sharing: &Sharing, cleared: u64)
 
 /// The number that the volume's commit follows. `here`: the content that has the committed name.
 /// A lower number than the true one is safe: at most a commit is refused that need not be.
-/// `fence`: the highest that covers the name on this node. The volume begins after it, so its commit
-/// also follows the number with which another writer enters this fence in the record.
+/// `fence`: the highest that covers the name on this node. The volume begins after it. So its
+/// commit also follows the number with which another writer enters this fence in the record.
 pub(super) fn base(here: Option<&Here>, there: There, fence: u64) -> Option<u64> {
     match there {
         There::Nothing {

@@ -58,6 +58,7 @@ pub(super) struct Fetcher {
 #[derive(Debug)]
 struct Running {
     name: Name,
+    /// Its place among the fetches that run. Another one has it during pauses.
     thread: Free,
     since: Timestamp,
     of: AtomicU64,

@@ -17,8 +17,8 @@ use crate::engine::LayerPlace;
 use crate::model::{ArtifactId, Name};
 use crate::shared::{Error, LayerRef, Result, Source};
 
-/// How long all sources may give nothing: while a pod waits, and while none does. What came is given
-/// up then.
+/// How long all sources may give nothing: while a pod waits, and while none does. Then the fetch
+/// fails, and what came is discarded.
 const AWAY: Duration = Duration::from_secs(120);
 const UNAWAITED: Duration = Duration::from_secs(15);
 /// The longest pause between two attempts.

@@ -165,7 +165,6 @@ impl Uploader {
         let writer = decide::Writer {
             base: artifact.sharing.base,
             fence: covering,
-            fresh: 1,
         };
         let shown = Shown {
             record: record.as_ref(),
@@ -327,7 +326,7 @@ fn known_answer(artifact: &Artifact, shown: &Shown<'_>, writer: decide::Writer) 
     if writer.base.is_none() && !is_old && made.is_some_and(|made| made > artifact.created) {
         return Some(Answer::KeptNewer);
     }
-    match decide::commit(Some(record), &artifact.reference, writer, is_old) {
+    match decide::commit(Some(record), &artifact.reference, writer, is_old, 1) {
         decide::Decision::Write { .. } => None,
         decide::Decision::KeepsFirst => Some(Answer::KeptFirst),
         decide::Decision::Cleared => Some(Answer::Cleared(record.cleared)),
@@ -387,7 +386,6 @@ mod tests {
         let knows = |artifact: &Artifact, fence| decide::Writer {
             base: artifact.sharing.base,
             fence,
-            fresh: 1,
         };
         let answer = |artifact: &Artifact, made| {
             known_answer(artifact, &shown(made, false), knows(artifact, 0))

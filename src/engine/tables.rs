@@ -13,7 +13,7 @@
 //! Nothing refers to a table but its place, so it goes with its layer. A layer may be evicted while
 //! it is read: then the job lets go of it. It also stops while the pool runs out of space.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::collections::HashSet;
 use std::fs::File;
 use std::path::Path;
@@ -135,21 +135,20 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
         }
         return Ok(None);
     }
-    let (asked, short) = (Cell::new(0), Cell::new(None));
+    let (asked, short) = (Cell::new(0_u32), OnceCell::new());
     let is_short = || {
-        asked.set(asked.get() + 1);
-        if asked.get() % LOOK == 0 {
-            short.set(shortage());
+        asked.set(asked.get().wrapping_add(1));
+        if asked.get() % LOOK == 0
+            && let Some(error) = shortage()
+        {
+            short.get_or_init(|| error);
         }
-        let found = short.take();
-        let is_short = found.is_some();
-        short.set(found);
-        is_short
+        short.get().is_some()
     };
     let made = make(&dir, &|| {
         reading.is_gone() || inner.lifetime.is_stopping() || is_short()
     });
-    match (made, short.take()) {
+    match (made, short.into_inner()) {
         // It may have been read while it was being deleted.
         _ if reading.is_gone() => Ok(None),
         (Err(Error::ShuttingDown), Some(error)) => Err(error),

@@ -1,8 +1,6 @@
-//! Clears over the whole cluster: the `Fence` objects of the API server, made and read for the
-//! catalog, and the orders to make one: a deleted `Cache`, and a namespace that is gone.
-//!
-//! `fencer` reads and makes the objects, and `orders` carries out orders. This module has the rest:
-//! the finalizers of `Cache` objects, namespaces that are gone, and fences that may be deleted.
+//! Clears over the whole cluster: namespaces that are gone or were made again, the finalizers of
+//! `Cache` objects, and `Fence` objects that may be deleted. `orders` carries out orders to clear,
+//! and `fencer` reads and makes the `Fence` objects.
 //!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
 //! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
@@ -36,6 +34,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 const MOST_DELETED: usize = 100;
 /// How many namespaces are cleared in one look because content is older than they.
 const MOST_CLEARED: usize = 16;
+
 /// The nodes that must have applied a fence before it is deleted; `None`: not known yet.
 pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
 

@@ -1,7 +1,7 @@
 //! Orders to clear: those of people who ask the controller itself, and deleted `Cache` objects.
 //!
-//! They have a task of their own. So an order waits for no other work of the controller: at most for
-//! one list or one creation of a `Fence`.
+//! They have a task of their own. So an order waits for no other work of the controller, but for one
+//! list or one creation of a `Fence`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -48,6 +48,16 @@ pub(super) struct Deleted {
     done: Mutex<Done>,
     /// Held while a namespace is cleared: once for all its Caches.
     clearing: tokio::sync::Mutex<()>,
+}
+
+/// What a deleted object needs before it can go.
+enum Need {
+    /// Its names are cleared, and then its finalizer is taken away.
+    Fence,
+    /// Its names are cleared already, or it names nothing.
+    Finalizer,
+    /// Its namespace has cleared too many.
+    Time,
 }
 
 #[derive(Default)]
@@ -123,9 +133,15 @@ impl Deleted {
         let mut uids: HashSet<String> = caches.iter().filter_map(|cache| cache.uid()).collect();
         uids.extend(self.namespaces.all().iter().filter_map(|it| it.uid()));
         self.done.lock().cleared.retain(|uid| uids.contains(uid));
+        let (mut fenced, mut others) = (Vec::new(), Vec::new());
         let deleted = caches.into_iter();
-        let deleted = deleted.filter(|it| it.orders() && is_deleted(it) && self.is_due(it));
-        let (fenced, others): (Vec<_>, Vec<_>) = deleted.partition(|it| self.needs_fence(it));
+        for cache in deleted.filter(|it| it.orders() && is_deleted(it)) {
+            match self.needs(&cache) {
+                Need::Fence => fenced.push(cache),
+                Need::Finalizer => others.push(cache),
+                Need::Time => {}
+            }
+        }
         let others = self.look_at_all(others).await;
         if !fenced.is_empty() {
             // A fence after those that an older etcd has lost would have no predecessor there.
@@ -145,27 +161,21 @@ impl Deleted {
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Whether a fence is to be made for a deleted object: it is not cleared yet, and names
-    /// something.
-    fn needs_fence(&self, cache: &Cache) -> bool {
+    fn needs(&self, cache: &Cache) -> Need {
         let namespace = cache.namespace().unwrap_or_default();
         let ending = self.ending(&namespace);
         let done = self.done.lock();
-        let is_cleared = |uid: String| done.cleared.contains(&uid);
-        cache.covers().is_ok()
-            && !cache.uid().is_some_and(is_cleared)
-            && !ending.is_some_and(is_cleared)
-    }
-
-    /// Whether a deleted object needs no other time: its namespace has not cleared too many.
-    fn is_due(&self, cache: &Cache) -> bool {
-        let namespace = cache.namespace().unwrap_or_default();
-        let may_now = {
-            let done = self.done.lock();
-            let is_cleared = |uid: String| done.cleared.contains(&uid);
-            done.may_clear(&namespace) || cache.uid().is_some_and(is_cleared)
-        };
-        may_now || self.ending(&namespace).is_some() || cache.covers().is_err()
+        let is_cleared = |uid: &String| done.cleared.contains(uid);
+        if cache.covers().is_err()
+            || cache.uid().as_ref().is_some_and(is_cleared)
+            || ending.as_ref().is_some_and(is_cleared)
+        {
+            Need::Finalizer
+        } else if ending.is_some() || done.may_clear(&namespace) {
+            Need::Fence
+        } else {
+            Need::Time
+        }
     }
 
     /// Clears the names of a deleted `Cache`, and takes its finalizer away. A crash in between

@@ -108,9 +108,9 @@ fn others(own: &NodeId, pools: &[Arc<Pool>]) -> impl Iterator<Item = Peer> {
     peers.filter(|peer| peer.name != *own)
 }
 
-/// The peers of a node, in its order of preference where the controller does not tell one: zones are
-/// labels of Nodes, which only the controller reads. The order is stable, and another one on each
-/// node, so that a node is not the first choice of all others.
+/// The peers of a node, in the order in which it asks them if the controller tells no better one.
+/// Only the controller knows the zones: it reads Nodes. The order is stable, and another one on
+/// each node, so that a node is not the first choice of all others.
 fn peers_of(own: &NodeId, pools: &[Arc<Pool>]) -> Vec<Peer> {
     let mut peers: Vec<Peer> = others(own, pools).collect();
     peers.sort_by_cached_key(|peer| {

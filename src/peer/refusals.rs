@@ -26,8 +26,8 @@ impl Refusals {
         Self::at_most(MOST)
     }
 
-    /// Of callers that are no peers. They have a limit of their own, so that they keep no refusal of
-    /// a peer out of the log.
+    /// Of callers that are no peers. They have a limit of their own, so that they keep no refusal
+    /// of a peer out of the log.
     pub(super) fn of_strangers() -> Self {
         Self::at_most(MOST_OF_STRANGERS)
     }

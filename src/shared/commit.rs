@@ -41,7 +41,7 @@ pub struct Commit {
     pub made_by: Option<Maker>,
     /// The artifact that it was forked from.
     pub parent: Option<ArtifactId>,
-    /// What the writer knows of the name. The commit sets `fresh`.
+    /// What the writer knows of the name.
     pub writer: Writer,
     /// How long the name lives.
     pub ttl_seconds: Option<u64>,
@@ -242,17 +242,13 @@ impl<'a> Publication<'a> {
         name.write(seen.map(|(_, current)| current), &|current| {
             in_time(&key, written, within)?;
             let is_old = name.is_older(current, commit.writer.fence)?;
-            let writer = Writer {
-                fresh: now.0.max(1),
-                ..commit.writer
-            };
-            Ok(
-                match decide::commit(current, name.reference, writer, is_old) {
-                    Decision::Write { number, cleared } => Ok((number, cleared, state.clone())),
-                    Decision::KeepsFirst => Err(Committed::KeptFirst),
-                    Decision::Cleared => Err(Committed::Cleared),
-                },
-            )
+            let fresh = now.0.max(1);
+            let decision = decide::commit(current, name.reference, commit.writer, is_old, fresh);
+            Ok(match decision {
+                Decision::Write { number, cleared } => Ok((number, cleared, state.clone())),
+                Decision::KeepsFirst => Err(Committed::KeptFirst),
+                Decision::Cleared => Err(Committed::Cleared),
+            })
         })
     }
 }

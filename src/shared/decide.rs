@@ -28,8 +28,6 @@ pub struct Writer {
     /// The highest [fence](crate::model::Fence) that covers the name, as its node knows; 0: none.
     /// The writer's content is not older.
     pub fence: u64,
-    /// The number of a new record.
-    pub fresh: u64,
 }
 
 /// What a commit does to a name.
@@ -49,18 +47,19 @@ pub enum Decision {
 }
 
 /// Whether a commit gets a name. `is_old`: the record shows content from before the writer's fence,
-/// which counts as none.
+/// which counts as none. `fresh`: the number of a new record.
 ///
-/// The commit enters the writer's fence as a clear. So a writer that has not heard of the fence does
-/// not bring back content from before it.
+/// The commit enters the writer's fence as a clear. So a writer that has not heard of the fence
+/// does not bring back content from before it.
 #[must_use]
 pub fn commit(
     current: Option<&NameRecord>,
     reference: &Reference,
     writer: Writer,
     is_old: bool,
+    fresh: u64,
 ) -> Decision {
-    let Writer { base, fence, fresh } = writer;
+    let Writer { base, fence } = writer;
     let (number, cleared) = current.map_or((0, 0), |it| (it.number, it.cleared));
     let shows = !is_old && current.is_some_and(|it| it.content().is_some());
     if shows && reference.first_writer_wins() {
@@ -96,13 +95,8 @@ pub fn cleared(number: u64, cleared: u64, fence: u64) -> u64 {
 /// that [`cleared`] gives for a fence: this number is higher.
 #[must_use]
 pub fn clear(current: Option<&NameRecord>, fence: u64, fresh: u64) -> u64 {
-    let after_fence = if fence == 0 {
-        0
-    } else {
-        fence.saturating_add(1)
-    };
     let next = current.map_or(0, |current| current.number.saturating_add(2));
-    fresh.max(next).max(after_fence)
+    fresh.max(next).max(fence.saturating_add(1))
 }
 
 /// Whether a manifest may be written so long after the look, or a name so long after its manifest.
@@ -220,11 +214,16 @@ mod tests {
     }
 
     fn writer(base: Option<u64>) -> Writer {
-        Writer {
-            base,
-            fence: 0,
-            fresh: 100,
-        }
+        Writer { base, fence: 0 }
+    }
+
+    fn try_commit(
+        current: Option<&NameRecord>,
+        reference: &Reference,
+        writer: Writer,
+        is_old: bool,
+    ) -> Decision {
+        commit(current, reference, writer, is_old, 100)
     }
 
     fn write(number: u64, cleared: u64) -> Decision {
@@ -238,10 +237,10 @@ mod tests {
         let output: Reference = "artifact/x".parse().expect("a reference");
         for reference in [&last, &first, &output] {
             for base in [None, Some(0), Some(9)] {
-                let decided = commit(None, reference, writer(base), false);
+                let decided = try_commit(None, reference, writer(base), false);
                 assert_eq!(decided, write(100, 0));
                 let expired = record(5, NameState::Expired);
-                let decided = commit(Some(&expired), reference, writer(base), false);
+                let decided = try_commit(Some(&expired), reference, writer(base), false);
                 assert_eq!(decided, write(6, 0));
             }
             for state in [NameState::Cleared, NameState::Expired, content(None)] {
@@ -261,7 +260,7 @@ mod tests {
                     (Some(5), write(8, 5)),
                     (Some(7), write(8, 5)),
                 ] {
-                    let decided = commit(Some(&after), reference, writer(base), false);
+                    let decided = try_commit(Some(&after), reference, writer(base), false);
                     assert_eq!(decided, decision);
                 }
             }
@@ -272,7 +271,7 @@ mod tests {
             (&last, Some(0), write(6, 0)),
             (&output, None, write(6, 0)),
         ] {
-            let decided = commit(Some(&taken), reference, writer(base), false);
+            let decided = try_commit(Some(&taken), reference, writer(base), false);
             assert_eq!(decided, decision);
         }
     }
@@ -294,7 +293,7 @@ mod tests {
             (Some(&old), false, 50, Decision::KeepsFirst),
         ] {
             for base in [None, Some(0), Some(5)] {
-                let decided = commit(current, &first, knows(base, fence), is_old);
+                let decided = try_commit(current, &first, knows(base, fence), is_old);
                 assert_eq!(decided, decision, "{current:?} {fence} {base:?}");
             }
         }
@@ -304,13 +303,13 @@ mod tests {
         };
         // Those that know the fence pass, whatever the tier answered when their forks began.
         for base in [None, Some(5), Some(70)] {
-            let decided = commit(Some(&entered), &first, knows(base, 50), false);
+            let decided = try_commit(Some(&entered), &first, knows(base, 50), false);
             assert_eq!(decided, write(71, 50));
         }
         for base in [None, Some(5), Some(49)] {
-            let decided = commit(Some(&entered), &first, knows(base, 0), false);
+            let decided = try_commit(Some(&entered), &first, knows(base, 0), false);
             assert_eq!(decided, Decision::Cleared);
-            let decided = commit(Some(&entered), &first, knows(base, 40), false);
+            let decided = try_commit(Some(&entered), &first, knows(base, 40), false);
             assert_eq!(decided, Decision::Cleared, "it knows an older fence");
         }
     }

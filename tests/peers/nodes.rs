@@ -45,8 +45,8 @@ pub(crate) fn name(reference: &str) -> Name {
     }
 }
 
-/// The peers of one node, and the tenants that each may read, `None`: all; and the pods that give no
-/// right any more.
+/// The peers of one node, and the tenants that each may read (`None`: all); and the pods that give
+/// no right any more.
 #[derive(Debug, Default)]
 pub(crate) struct Known(Mutex<Vec<(Peer, Option<Vec<Tenant>>)>>, Mutex<Vec<String>>);
 

@@ -9,8 +9,8 @@ use baggageclaim::model::Outcome;
 use crate::common::bench::eventually;
 use crate::nodes::{INPUT, Node, OUTPUT, TASK, introduce, random};
 
-/// Files of the content, their bytes, and how many bytes leave the first holder in a second. A frame
-/// has four files.
+/// Files of the content, their bytes, and how many bytes leave the first holder in a second. A
+/// frame has four files.
 const FILES: usize = 16;
 const FILE: usize = 256 << 10;
 const RATE: u64 = 2 << 20;

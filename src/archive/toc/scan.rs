@@ -23,6 +23,8 @@ use crate::tree::Stop;
 
 /// How much of a file is read at a time.
 const BUFFER: usize = 256 << 10;
+/// The limits of readers, which are those of archives.
+const MOST: Limits = Limits::DEFAULT;
 
 /// A table that was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,9 +85,6 @@ struct Scanner<'a> {
     counts: Counts,
     stop: Stop<'a>,
 }
-
-/// The limits of readers, which are those of archives.
-const MOST: Limits = Limits::DEFAULT;
 
 fn refused(path: &[u8], why: &'static str) -> Error {
     let path = shown(path);

@@ -3,8 +3,8 @@
 //!
 //! Each change of state is one event. Its name is a function of the change, so a restart or a
 //! second controller does not repeat it while it exists (an hour). An event of a state that lasts
-//! is made again after it has expired. A claim that is not bound needs
-//! none: csi-provisioner puts the controller's error into its own event.
+//! is made again after it has expired. A claim that is not bound needs none: csi-provisioner puts
+//! the controller's error into its own event.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
