@@ -8,8 +8,9 @@
 //! | `identity` | wrong and unknown keys, content that a peer may not have |
 //! | `links` | a link that is cut at each of 100 offsets, holders that vanish or hang |
 //! | `limits` | more at once than a node fetches and sends |
+//! | `resume` | fetches that go on where they ended |
 //! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
-//! | `sources` | the order of peers and the tier, and sources that are left out |
+//! | `sources` | the order of peers and the tier, sources that are left out, and clears of both |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
 //! | `clears` | names that are cleared while steps write, in 100 of 100 clears |
 //! | `rights` | how long a publish takes that may not read |

@@ -133,7 +133,7 @@ async fn a_full_pool_refuses_empty_claims_and_one_with_some_room_takes_any_size(
     bench.publish("reader", "in-use", &input).await;
     let refused = create(&bench, "full", 40).await;
     assert!(assert_full(refused, "all is in use"));
-    assert!(bench.engine.claims(None, 9).items.len() == 1);
+    assert_eq!(bench.engine.claims(None, 9).items.len(), 1);
     // A small claim fits into what is free.
     create(&bench, "tiny", 0)
         .await

@@ -124,7 +124,7 @@ async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
 /// So many objects are deleted one after the other, each with one request to clear.
 const TIMED: usize = 50;
 
-/// Prints how long deletions of `Cache` objects take.
+/// Deletes many caches while a node's driver is stopped, and prints how long that takes.
 #[expect(clippy::print_stdout, reason = "a figure for the docs")]
 fn deletions_are_timed(plane: &ControlPlane) {
     let text = (0..TIMED).map(|number| {

@@ -32,6 +32,7 @@ use crate::{await_pool, eventually, volumes};
 /// The test that lists the points, and how it says one.
 const LISTS: &str = "crash_points::a_creation_passes_points";
 const SAYS: &str = "a creation passes ";
+/// The same of a clone.
 const CLONES: &str = "a clone passes ";
 
 /// How often this process has passed each point.
@@ -98,16 +99,16 @@ fn points() -> Vec<(String, bool)> {
     let this = std::env::current_exe().expect("a path");
     let list = Command::new(this)
         .args(["--exact", LISTS, "--nocapture"])
-        .output();
-    let list = list.expect("it runs").stdout;
-    let list = String::from_utf8(list).expect("text");
-    let point = |line: &str| {
-        let empty = line
-            .split_once(SAYS)
-            .map(|(_, name)| (name.to_owned(), false));
-        empty.or_else(|| Some((line.split_once(CLONES)?.1.to_owned(), true)))
+        .output()
+        .expect("it runs");
+    assert!(list.status.success(), "{list:?}");
+    let list = String::from_utf8(list.stdout).expect("text");
+    let said = |prefix: &str, clones: bool| {
+        let names = list.lines().filter_map(|line| line.split_once(prefix));
+        let names = names.map(|(_, name)| (name.to_owned(), clones));
+        names.collect::<Vec<_>>()
     };
-    let points: Vec<(String, bool)> = list.lines().filter_map(point).collect();
+    let points = [said(SAYS, false), said(CLONES, true)].concat();
     assert!(points.len() >= 2, "{list}");
     points
 }
@@ -146,14 +147,14 @@ async fn dies_at(
         calls::unmount(&kubelet, &id).await;
         kept = Some(id);
     }
-    process.restart_to_die(Some(point));
+    process.restart_with_point(Some(point));
     process.ready().await;
     let of = clones.then(|| of_claim(&source));
     let at = if clones { None } else { Some(name) };
     ask(plane, &victim, at, of).await;
     process.ended().await;
     delete_claim(plane, &victim).await;
-    process.restart_to_die(None);
+    process.restart_with_point(None);
     only(plane, name, kept.as_deref()).await;
     if let Some(id) = &kept {
         let kubelet = kubelet(plane, name, &process).await;

@@ -65,7 +65,7 @@ impl Process {
     }
 
     /// Starts it again. With a point, it dies when it first passes that (`engine::failpoint`).
-    pub(crate) fn restart_to_die(&mut self, point: Option<&str>) {
+    pub(crate) fn restart_with_point(&mut self, point: Option<&str>) {
         self.kill();
         let point = point.map(|point| ("BAGGAGECLAIM_CRASH_AT", point.to_owned()));
         self.environment = point.into_iter().collect();

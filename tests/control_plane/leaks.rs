@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use baggageclaim::api::{BOUND, Phase};
-use baggageclaim::engine::{Config, Engine};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -12,6 +11,7 @@ use crate::common::{Fs, require_lab};
 use crate::driver::{client, controller_with, node};
 use crate::objects::{claim, persistent};
 use crate::plane::ControlPlane;
+use crate::standard::held;
 use crate::{await_pools, eventually, volumes};
 
 #[tokio::test]
@@ -66,12 +66,7 @@ async fn a_volume_whose_claim_was_given_up_is_deleted_and_no_other() {
     assert!(left.iter().all(|one| is_ready(one.phase())), "{left:?}");
     check_metrics(port).await;
     one.kill();
-    let engine = Engine::open(Config::new(lab.dir("one")))
-        .await
-        .expect("it opens");
-    let held = engine.claims(None, usize::MAX).items;
-    let held: BTreeSet<String> = held.iter().map(|claim| claim.id.to_string()).collect();
-    engine.shutdown().await;
+    let held = held(&lab.dir("one")).await;
     assert_eq!(held, BTreeSet::from([retained, named, pending, other]));
 }
 

@@ -372,13 +372,16 @@ async fn a_silent_node_gives_an_empty_claim_up_and_leaves_nothing() {
     let only_one = async || volumes(&plane).await.len() == 1;
     eventually("the abandoned attempt is gone", only_one).await;
     drop(one);
-    let engine = Engine::open(Config::new(lab.dir("one")))
-        .await
-        .expect("it opens");
-    let left = engine.claims(None, usize::MAX).items;
+    let left = standard::held(&lab.dir("one")).await;
     assert!(left.is_empty(), "{left:?}");
-    engine.shutdown().await;
     delete(&mut client, &id).await.expect("deleted");
+}
+
+/// A number that the environment sets.
+#[expect(clippy::disallowed_methods, reason = "a setting of these tests only")]
+fn setting<T: std::str::FromStr<Err: std::fmt::Debug>>(name: &str, usual: T) -> T {
+    let told = std::env::var(name).ok();
+    told.map_or(usual, |text| text.parse().expect("a number"))
 }
 
 /// Repeats a call as a sidecar does, until it succeeds.
@@ -406,9 +409,7 @@ async fn insist<T>(mut call: impl AsyncFnMut() -> Result<T, tonic::Status>) -> T
 async fn kills_of_either_side_lose_no_claim_and_leak_none() {
     const CLAIMS: usize = 20;
     // `BAGGAGECLAIM_TEST_KILLS=1000` kills that often.
-    #[expect(clippy::disallowed_methods, reason = "a setting of this test only")]
-    let kills = std::env::var("BAGGAGECLAIM_TEST_KILLS").ok();
-    let kills: usize = kills.map_or(10, |text| text.parse().expect("a number"));
+    let kills: usize = setting("BAGGAGECLAIM_TEST_KILLS", 10);
     let ended = AtomicBool::new(false);
     let Some(plane) = ControlPlane::start().await else {
         return;
@@ -476,12 +477,6 @@ async fn kills_of_either_side_lose_no_claim_and_leak_none() {
     };
     eventually("each claim is Ready, once", ready).await;
     one.kill();
-    let engine = Engine::open(Config::new(lab.dir("one")))
-        .await
-        .expect("it opens");
-    let held = engine.claims(None, usize::MAX).items;
-    let mut held: Vec<String> = held.iter().map(|claim| claim.id.to_string()).collect();
-    held.sort();
-    engine.shutdown().await;
-    assert_eq!(held, made);
+    let held = standard::held(&lab.dir("one")).await;
+    assert_eq!(Vec::from_iter(held), made);
 }

@@ -10,7 +10,7 @@ use crate::calls::{create, delete, mount, of_volume, request, selected, snapshot
 use crate::common::{Fs, require_lab};
 use crate::driver::{client, controller_with, kubelet, node};
 use crate::leaks::metrics;
-use crate::objects::{claim, node_object, persistent_on, phase};
+use crate::objects::{claim, events, node_object, persistent_on, phase};
 use crate::orphans::orphans;
 use crate::plane::{ControlPlane, free_port};
 use crate::{await_pools, eventually, volumes};
@@ -86,8 +86,7 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
         .expect("nothing to wait for");
     plane.delete("pv", released_name);
     let told = async || {
-        let path = "-o=jsonpath={range .items[*]}{.involvedObject.name} {.reason};{end}";
-        let said = plane.kubectl(&["get", "events", path]);
+        let said = events(&plane);
         said.split(';')
             .filter(|one| one.trim() == "bound NodeGone")
             .count()
@@ -114,8 +113,7 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     };
     eventually("the claim works again, the rest are orphans", is_back).await;
     let told = async || {
-        let path = "-o=jsonpath={range .items[*]}{.involvedObject.name} {.reason};{end}";
-        let said = plane.kubectl(&["get", "events", path]);
+        let said = events(&plane);
         said.contains("bound VolumeBack;") && counts("volumes", "ready").await
     };
     eventually("the claim's event and the metrics say it", told).await;

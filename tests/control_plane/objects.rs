@@ -113,3 +113,9 @@ pub(crate) fn content(plane: &ControlPlane, group: bool, name: &str, handle: &st
     );
     plane.apply(name, &text);
 }
+
+/// The name of the object and the reason of each event.
+pub(crate) fn events(plane: &ControlPlane) -> String {
+    let path = "-o=jsonpath={range .items[*]}{.involvedObject.name} {.reason};{end}";
+    plane.kubectl(&["get", "events", path])
+}

@@ -43,8 +43,19 @@ pub(crate) fn nodes(plane: &ControlPlane, count: usize) {
 
 /// A node that is a peer, on its own port. No chance decides: every answer is waited for.
 pub(crate) fn peer(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
+    peer_with(plane, name, pool, "--ask=60s")
+}
+
+/// The same, with another time that it waits for answers.
+fn peer_with(plane: &ControlPlane, name: &str, pool: &Path, ask: &str) -> Process {
     let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
-    node_with(plane, name, pool, &[&listen, "--ask=60s"])
+    node_with(plane, name, pool, &[&listen, ask])
+}
+
+/// The node has had the policies before, else its commits would wait for a controller.
+fn has_had_policies(pool: &Path) {
+    let policies = r#"{"format":1,"namespaces":{}}"#;
+    fs::write(pool.join("policies.json"), policies).expect("write");
 }
 
 /// What the driver of a pool answers to a verb of the command line.
@@ -341,10 +352,8 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     };
     let lab = require_lab!(Fs::Ext4);
     let (pool_one, pool_two) = (lab.dir("one"), lab.dir("two"));
-    // There is no controller. They have had the policies before, else commits would wait.
     for pool in [&pool_one, &pool_two] {
-        let policies = r#"{"format":1,"namespaces":{}}"#;
-        fs::write(pool.join("policies.json"), policies).expect("write");
+        has_had_policies(pool);
     }
     let one = peer(&plane, "node-1", &pool_one);
     let mut two = peer(&plane, "node-2", &pool_two);
@@ -414,14 +423,12 @@ async fn while_the_api_server_is_away_nodes_give_each_other_nothing_and_an_input
     plane.kubectl(&["create", "namespace", "ci"]);
     let pools = [lab.dir("one"), lab.dir("two"), lab.dir("three")];
     for pool in &pools {
-        let policies = r#"{"format":1,"namespaces":{}}"#;
-        fs::write(pool.join("policies.json"), policies).expect("write");
+        has_had_policies(pool);
     }
     let one = peer(&plane, "node-1", &pools[0]);
     let two = peer(&plane, "node-2", &pools[1]);
     // It waits less than node 1 waits for the API server (5 s for a connection).
-    let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
-    let three = node_with(&plane, "node-3", &pools[2], &[&listen, "--ask=1s"]);
+    let three = peer_with(&plane, "node-3", &pools[2], "--ask=1s");
     let kubelet_one = kubelet(&plane, "node-1", &one).await;
     let kubelet_two = kubelet(&plane, "node-2", &two).await;
     let kubelet_three = kubelet(&plane, "node-3", &three).await;

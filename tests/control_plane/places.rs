@@ -1,9 +1,9 @@
-//! Where empty claims are made, and claims that end without an order.
-//! The nodes' pools are on one disk, so all have equal room.
+//! Where empty claims are made, a node without room, and a claim that its ttl deletes.
+//!
+//! All run with a real API server, and drivers on small pools.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
 
 use baggageclaim::api::Phase;
 use futures_util::future::join_all;
@@ -12,7 +12,7 @@ use tonic::Code;
 use crate::calls::{Client, create, delete, of_volume, request, selected};
 use crate::common::{Fs, Lab, require_lab};
 use crate::driver::{client, controller, node, node_with};
-use crate::objects::{claim, node_object, persistent};
+use crate::objects::{claim, events, node_object, persistent};
 use crate::plane::ControlPlane;
 use crate::{await_pools, eventually, volumes};
 
@@ -47,6 +47,7 @@ async fn spread(client: &Client, name: &str, count: usize) -> BTreeMap<String, u
     nodes
 }
 
+/// The nodes' pools are on one disk, so all have equal room.
 #[tokio::test]
 async fn a_claim_for_any_node_goes_where_its_pod_can_run_and_many_spread() {
     let Some(plane) = ControlPlane::start().await else {
@@ -97,10 +98,7 @@ async fn a_full_node_refuses_an_empty_claim_and_keeps_nothing_of_it() {
     let _one = node(&plane, "node-1", &small.dir("pool"));
     let mut client = client(&controller).await;
     await_pools(&client, 1).await;
-    let mut filler = fs::File::create(small.path().join("filler")).expect("a file");
-    let block = vec![7; 1 << 16];
-    while filler.write_all(&block).is_ok() {}
-    drop(filler);
+    crate::common::disk::fill(&small.path().join("filler"));
     let asked = request("pvc-1", Some(selected("node-1")), None);
     let full = create(&mut client, asked.clone()).await.expect_err("full");
     assert_eq!(full.code(), Code::ResourceExhausted, "{full}");
@@ -135,10 +133,7 @@ async fn a_claim_that_its_ttl_deleted_is_lost_at_once() {
     })
     .await;
     eventually("the claim's event says it", async || {
-        let path = "-o=jsonpath={range .items[*]}{.involvedObject.name} {.reason};{end}";
-        plane
-            .kubectl(&["get", "events", path])
-            .contains("short VolumeLost;")
+        events(&plane).contains("short VolumeLost;")
     })
     .await;
     let clone = request("clone", None, Some(of_volume(&id)));

@@ -52,15 +52,21 @@ pub(crate) fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-pub(crate) fn daemon(directory: &Path, name: &str, arguments: &[String]) -> Daemon {
-    let log = File::create(directory.join(format!("{name}.log"))).expect("a log");
-    // However this process ends, so does the daemon.
-    let child = Command::new("setpriv")
+/// A program of the control plane. It ends with the thread that starts it.
+pub(crate) fn program(directory: &Path, name: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command
         .args(["--pdeathsig", "KILL", "--"])
         .arg(programs().expect("they were there").join(name))
-        .args(arguments)
         .current_dir(directory)
-        .stdin(Stdio::null())
+        .stdin(Stdio::null());
+    command
+}
+
+pub(crate) fn daemon(directory: &Path, name: &str, arguments: &[String]) -> Daemon {
+    let log = File::create(directory.join(format!("{name}.log"))).expect("a log");
+    let child = program(directory, name)
+        .args(arguments)
         .stdout(log.try_clone().expect("dup"))
         .stderr(log)
         .spawn();

@@ -2,9 +2,10 @@
 //! snapshot controller and the controller manager. Each is started again when it ends, as kubelet
 //! does.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -13,14 +14,15 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::plane::{ControlPlane, programs};
+use crate::plane::{ControlPlane, program};
 
 const SOCKET: &str = "/run/csi/csi.sock";
+const PAUSES: [&str; 2] = ["--retry-interval-start=100ms", "--retry-interval-max=2s"];
 
 /// A program that runs until this is dropped.
 pub(crate) struct Program {
     running: Arc<Mutex<Running>>,
-    starts: watch::Receiver<usize>,
+    starts: watch::Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -31,18 +33,19 @@ struct Running {
 }
 
 impl Program {
-    fn start(plane: &ControlPlane, name: &str, arguments: Vec<String>) -> Self {
-        let mut command = Command::new("setpriv");
+    fn start(
+        plane: &ControlPlane,
+        name: &str,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Self {
+        let mut command = program(plane.directory.path(), name);
         command
-            .args(["--pdeathsig", "KILL", "--"])
-            .arg(programs().expect("they were there").join(name))
             .args(arguments)
+            .arg(format!("--kubeconfig={}", plane.kubeconfig.display()))
             // The sidecars prefer it to their flag.
-            .env_remove("KUBECONFIG")
-            .current_dir(plane.directory.path())
-            .stdin(Stdio::null());
+            .env_remove("KUBECONFIG");
         let log = plane.directory.path().join(format!("{name}.log"));
-        let (told, mut starts) = watch::channel(0);
+        let (told, starts) = watch::channel(());
         let (send, first) = std::sync::mpsc::channel();
         // The kernel kills a process when the thread that started it ends: this one stays.
         let thread = std::thread::spawn(move || {
@@ -54,7 +57,6 @@ impl Program {
             keep(&running, &mut command, &log, &told);
         });
         let running = first.recv().expect("it was started");
-        starts.mark_unchanged();
         Self {
             running,
             starts,
@@ -99,12 +101,7 @@ fn spawn(command: &mut Command, log: &PathBuf) -> Child {
 }
 
 /// Starts the program again whenever it ends.
-fn keep(
-    running: &Mutex<Running>,
-    command: &mut Command,
-    log: &PathBuf,
-    told: &watch::Sender<usize>,
-) {
+fn keep(running: &Mutex<Running>, command: &mut Command, log: &PathBuf, told: &watch::Sender<()>) {
     loop {
         let id = Pid::from_child(&running.lock().child);
         // It stays a child until its exit code is read, under the lock.
@@ -116,7 +113,7 @@ fn keep(
             return;
         }
         running.child = spawn(command, log);
-        told.send_modify(|starts| *starts += 1);
+        told.send_replace(());
     }
 }
 
@@ -131,31 +128,14 @@ pub(crate) fn sidecar(plane: &ControlPlane, socket: &str, name: &str, more: &[&s
     let flags = flags.expect("flags").iter();
     let flags = flags.map(|flag| flag.as_str().expect("text").replace(SOCKET, socket));
     // The last value of a flag counts. The pauses are short, as after few failures.
-    let more = [
-        &["--retry-interval-start=100ms", "--retry-interval-max=2s"],
-        more,
-    ]
-    .concat();
-    let more = more.into_iter().map(str::to_owned);
-    let arguments = flags.chain(more).chain([of_admin(plane)]);
-    Program::start(plane, name, arguments.collect())
-}
-
-fn of_admin(plane: &ControlPlane) -> String {
-    format!("--kubeconfig={}", plane.kubeconfig.display())
+    let more = PAUSES.iter().chain(more).map(ToString::to_string);
+    Program::start(plane, name, flags.chain(more))
 }
 
 /// The snapshot controller.
 pub(crate) fn snapshot_controller(plane: &ControlPlane) -> Program {
-    let flags = [
-        "--kube-api-qps=50",
-        "--kube-api-burst=100",
-        "--retry-interval-start=100ms",
-        "--retry-interval-max=2s",
-    ];
-    let flags = flags.map(str::to_owned).into_iter();
-    let arguments = flags.chain([of_admin(plane)]).collect();
-    Program::start(plane, "snapshot-controller", arguments)
+    let rates = ["--kube-api-qps=50", "--kube-api-burst=100"];
+    Program::start(plane, "snapshot-controller", rates.iter().chain(&PAUSES))
 }
 
 /// The controller manager, with the controllers that claims need.
@@ -168,7 +148,5 @@ pub(crate) fn controller_manager(plane: &ControlPlane) -> Program {
         "--kube-api-qps=100",
         "--kube-api-burst=200",
     ];
-    let flags = flags.map(str::to_owned).into_iter();
-    let arguments = flags.chain([of_admin(plane)]).collect();
-    Program::start(plane, "kube-controller-manager", arguments)
+    Program::start(plane, "kube-controller-manager", flags)
 }

@@ -18,17 +18,11 @@ use serde_json::json;
 
 use crate::calls::{Client, create, delete, request, selected};
 use crate::driver::{client, controller};
-use crate::eventually;
 use crate::plane::ControlPlane;
+use crate::{eventually, setting};
 
 /// How many calls run at once.
 const AT_ONCE: usize = 100;
-
-#[expect(clippy::disallowed_methods, reason = "a setting of this test only")]
-fn size(name: &str, usual: usize) -> usize {
-    let told = std::env::var(name).ok();
-    told.map_or(usual, |text| text.parse().expect("a number"))
-}
 
 /// The status that a node would report.
 fn answer(volume: &Volume) -> Option<serde_json::Value> {
@@ -204,8 +198,8 @@ async fn many_claims_on_many_nodes() {
     let Some(plane) = ControlPlane::start().await else {
         return;
     };
-    let claims = size("BAGGAGECLAIM_TEST_CLAIMS", 300);
-    let count = size("BAGGAGECLAIM_TEST_NODES", 100);
+    let claims = setting("BAGGAGECLAIM_TEST_CLAIMS", 300);
+    let count = setting("BAGGAGECLAIM_TEST_NODES", 100);
     let plane = Arc::new(plane);
     let controller = controller(&plane);
     let client = client(&controller).await;

@@ -22,19 +22,13 @@ use crate::standard::{
     ask, assert_no_snapshots, assert_only, bound, define, delete_claim, delete_snapshot, grow,
     held, of_claim, of_snapshot, register, snapshot,
 };
-use crate::{await_pools, insist};
+use crate::{await_pools, insist, setting};
 
 const USERS: usize = 20;
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
-/// The longest pause between two steps of any user.
+/// The longest that the users take for the steps between two kills.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-#[expect(clippy::disallowed_methods, reason = "a setting of this test only")]
-fn number(name: &str, usual: u64) -> u64 {
-    let told = std::env::var(name).ok();
-    told.map_or(usual, |text| text.parse().expect("a number"))
-}
 
 /// What the users share.
 struct World {
@@ -155,8 +149,8 @@ async fn kills_of_any_process_leave_no_claim_stuck_leaked_or_lost() {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    let kills = number("BAGGAGECLAIM_TEST_KILLS", 15);
-    let seed = number("BAGGAGECLAIM_TEST_SEED", u64::from(std::process::id()));
+    let kills = setting("BAGGAGECLAIM_TEST_KILLS", 15);
+    let seed = setting("BAGGAGECLAIM_TEST_SEED", u64::from(std::process::id()));
     println!("BAGGAGECLAIM_TEST_SEED={seed} BAGGAGECLAIM_TEST_KILLS={kills}");
     let pools = NODES.map(|name| lab.dir(name));
     let controller = controller_with(&plane, &["--leak-grace=2s"]);

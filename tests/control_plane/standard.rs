@@ -11,14 +11,13 @@ use baggageclaim::csi::DRIVER_NAME;
 use baggageclaim::engine::claims::SnapshotFilter;
 use baggageclaim::engine::{Config, Engine};
 use futures_util::StreamExt as _;
+use kube::ResourceExt as _;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch,
     PatchParams, PostParams,
 };
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
-use kube::{Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::plane::{ControlPlane, programs};
@@ -133,16 +132,13 @@ pub(crate) async fn ask(
 }
 
 /// Waits until a condition holds for an object, which is `None` while there is none.
-pub(crate) async fn until<K>(
+async fn until(
     plane: &ControlPlane,
-    api: Api<K>,
+    api: Api<DynamicObject>,
     name: &str,
     what: &str,
-    condition: impl AsyncFn(Option<&K>) -> bool,
-) -> Option<K>
-where
-    K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
-{
+    condition: impl AsyncFn(Option<&DynamicObject>) -> bool,
+) -> Option<DynamicObject> {
     let holds = async {
         // A watch that fails begins again.
         let mut seen = pin!(watch_object(api, name).default_backoff());

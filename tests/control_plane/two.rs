@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use baggageclaim::api::Phase;
-use baggageclaim::engine::{Config, Engine};
 use futures_util::future::{join_all, select};
 use rustix::process::Signal;
 
@@ -14,7 +13,7 @@ use crate::common::{Fs, require_lab};
 use crate::driver::{client, controller_named, node};
 use crate::objects::{claim, persistent_on};
 use crate::plane::ControlPlane;
-use crate::{await_pools, eventually, volumes};
+use crate::{await_pools, eventually, standard, volumes};
 
 const CLAIMS: usize = 10;
 const STOPS: usize = 12;
@@ -101,11 +100,7 @@ async fn two_controllers_leave_one_volume_for_a_name() {
     two.kill();
     let mut held = BTreeSet::new();
     for pool in ["one", "two"] {
-        let engine = Engine::open(Config::new(lab.dir(pool))).await;
-        let engine = engine.expect("it opens");
-        let claims = engine.claims(None, usize::MAX).items;
-        held.extend(claims.iter().map(|claim| claim.id.to_string()));
-        engine.shutdown().await;
+        held.extend(standard::held(&lab.dir(pool)).await);
     }
     assert_eq!(held, expected);
 }

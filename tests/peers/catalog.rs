@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::common::bench::{NEVER, eventually};
-use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, introduce, name, text};
+use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, finish_all, introduce, name, text};
 
 /// The nodes that a controller knows, each with its key.
 #[derive(Debug, Default)]
@@ -817,7 +817,7 @@ async fn cleared_content_of_a_peer_is_not_fetched() {
     let asked = a.figures().questions;
     assert_eq!(a.sees("two", &TASK).await, None);
     assert_eq!(a.figures().questions, asked + 1, "it was offered");
-    finish_without(nodes).await;
+    finish_all(nodes).await;
 }
 
 #[tokio::test]
@@ -909,12 +909,6 @@ async fn after_an_older_etcd_what_nodes_have_cleared_is_cleared_again() {
     hub.knows(1).await;
     assert_eq!(a.sees("new", &TASK).await, text("new"));
     finish(hub, nodes).await;
-}
-
-async fn finish_without(nodes: Vec<Node>) {
-    for node in nodes {
-        node.finish().await;
-    }
 }
 
 /// A node is expected that never comes: the controller does not know whether there is content.

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
-use crate::nodes::{INPUT, Link, Node, OUTPUT, RESOURCE, TASK, peers, random, text};
+use crate::nodes::{INPUT, Link, Node, OUTPUT, RESOURCE, TASK, peers, random, read, text};
 
 /// The longest frame of files below 1 MiB, and its record.
 const FRAME: u64 = (1 << 20) + (64 << 10);
@@ -19,15 +18,6 @@ fn files() -> BTreeMap<String, Vec<u8>> {
     let large = (0..8).map(|file| (format!("large-{file}"), random(256 << 10)));
     let small = (0..200).map(|file| (format!("small-{file}"), random(2 << 10)));
     large.chain(small).collect()
-}
-
-fn read(root: &Path) -> BTreeMap<String, Vec<u8>> {
-    let files = fs::read_dir(root).expect("list").map(|entry| {
-        let entry = entry.expect("an entry");
-        let name = entry.file_name().into_string().expect("text");
-        (name, fs::read(entry.path()).expect("read"))
-    });
-    files.collect()
 }
 
 #[tokio::test]

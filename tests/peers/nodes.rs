@@ -1,6 +1,7 @@
 //! Nodes that are peers of each other, steps of pods on these nodes, and a link between two of them
 //! that can be cut or hang.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -45,28 +46,36 @@ pub(crate) fn name(reference: &str) -> Name {
     }
 }
 
-/// The peers of one node, and the tenants that each may read (`None`: all); and the pods that give
-/// no right any more.
+/// What one node knows of the others.
 #[derive(Debug, Default)]
-pub(crate) struct Known(Mutex<Vec<(Peer, Option<Vec<Tenant>>)>>, Mutex<Vec<String>>);
+pub(crate) struct Known {
+    /// Its peers, and the tenants that each may read; `None`: all.
+    peers: Mutex<Vec<(Peer, Option<Vec<Tenant>>)>>,
+    /// The names of pods that give no right any more.
+    denied: Mutex<Vec<String>>,
+}
 
 impl Roster for Known {
     fn peers(&self, _tenant: &Tenant) -> Vec<Peer> {
-        self.0.lock().iter().map(|(peer, _)| peer.clone()).collect()
+        self.peers
+            .lock()
+            .iter()
+            .map(|(peer, _)| peer.clone())
+            .collect()
     }
 
     fn count(&self) -> u64 {
-        self.0.lock().len() as u64
+        self.peers.lock().len() as u64
     }
 
     fn named(&self, key: &Sha256) -> Option<NodeId> {
-        let known = self.0.lock();
+        let known = self.peers.lock();
         let found = known.iter().find(|(peer, _)| peer.key == *key);
         found.map(|(peer, _)| peer.name.clone())
     }
 
     fn peer(&self, name: &NodeId) -> Option<Peer> {
-        let known = self.0.lock();
+        let known = self.peers.lock();
         let found = known.iter().find(|(peer, _)| peer.name == *name);
         found.map(|(peer, _)| peer.clone())
     }
@@ -75,10 +84,10 @@ impl Roster for Known {
 #[async_trait]
 impl Access for Known {
     async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
-        if self.1.lock().contains(&asked.pod.name) {
+        if self.denied.lock().contains(&asked.pod.name) {
             return Err(Refusal::Denied("the pod has ended".to_owned()));
         }
-        let known = self.0.lock();
+        let known = self.peers.lock();
         let found = known.iter().find(|(it, _)| it.name == *peer);
         match found {
             Some((_, None)) => Ok(()),
@@ -215,7 +224,7 @@ impl Node {
             address: address.to_string(),
             key,
         };
-        let mut known = self.known.0.lock();
+        let mut known = self.known.peers.lock();
         known.retain(|(it, _)| it.name != peer.name);
         known.push((peer, tenants));
     }
@@ -333,7 +342,7 @@ impl Node {
 
     /// The pod of a volume of another node gives no right to content of this node any more.
     pub(crate) fn denies(&self, volume: &str) {
-        self.known.1.lock().push(format!("pod-{volume}"));
+        self.known.denied.lock().push(format!("pod-{volume}"));
     }
 
     pub(crate) async fn finish(mut self) {
@@ -538,6 +547,22 @@ impl Node {
 
     /// It has no peers for a while.
     pub(crate) fn known_forgets(&self) {
-        self.known.0.lock().clear();
+        self.known.peers.lock().clear();
+    }
+}
+
+/// The files of a directory.
+pub(crate) fn read(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(root).expect("list").map(|entry| {
+        let entry = entry.expect("an entry");
+        let name = entry.file_name().into_string().expect("text");
+        (name, fs::read(entry.path()).expect("read"))
+    });
+    files.collect()
+}
+
+pub(crate) async fn finish_all(nodes: impl IntoIterator<Item = Node>) {
+    for node in nodes {
+        node.finish().await;
     }
 }

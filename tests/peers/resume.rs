@@ -7,7 +7,7 @@ use std::fs;
 use baggageclaim::model::Outcome;
 
 use crate::common::bench::eventually;
-use crate::nodes::{INPUT, Node, OUTPUT, TASK, introduce, random};
+use crate::nodes::{INPUT, Node, OUTPUT, TASK, finish_all, introduce, random, read};
 
 /// Files of the content, their bytes, and how many bytes leave the first holder in a second. A
 /// frame has four files.
@@ -61,22 +61,6 @@ async fn commits(node: &Node, volume: &str, attributes: &[(&str, &str)], made: &
     .await;
 }
 
-fn content(node: &Node, volume: &str) -> Files {
-    let files = fs::read_dir(node.bench.target(volume)).expect("list");
-    let files = files.map(|entry| {
-        let entry = entry.expect("an entry");
-        let name = entry.file_name().into_string().expect("text");
-        (name, fs::read(entry.path()).expect("read"))
-    });
-    files.collect()
-}
-
-async fn finish(nodes: Vec<Node>) {
-    for node in nodes {
-        node.finish().await;
-    }
-}
-
 #[tokio::test]
 async fn a_holder_that_restarts_mid_fetch_gives_only_the_rest() {
     let Some(mut nodes) = slow_and(["b"]).await else {
@@ -94,12 +78,12 @@ async fn a_holder_that_restarts_mid_fetch_gives_only_the_rest() {
         b.knows(a);
     };
     tokio::join!(b.publish("read", &INPUT), restarts);
-    assert!(content(b, "read") == made);
+    assert!(read(&b.bench.target("read")) == made);
     assert_came_once(b);
     let whole = u64::try_from(FILES * FILE).expect("small");
     assert!(a.figures().sent_bytes < whole, "it was not cut");
     b.end("read", Outcome::Failed).await;
-    finish(nodes).await;
+    finish_all(nodes).await;
 }
 
 #[tokio::test]
@@ -121,13 +105,13 @@ async fn a_node_that_got_the_content_meanwhile_gives_the_rest() {
         a.goes().await;
     };
     tokio::join!(b.publish("read", &INPUT), goes);
-    assert!(content(b, "read") == made);
+    assert!(read(&b.bench.target("read")) == made);
     assert_came_once(b);
     let sent = [a.figures().sent_bytes, c.figures().sent_bytes];
     assert!(sent[1] > 1 << 20, "{sent:?}");
     b.end("read", Outcome::Failed).await;
     c.end("copy", Outcome::Failed).await;
-    finish(nodes).await;
+    finish_all(nodes).await;
 }
 
 #[tokio::test]
@@ -156,12 +140,12 @@ async fn a_fetch_goes_on_with_the_right_of_another_pod_that_waits() {
     };
     tokio::join!(b.publish("first", &TASK), ends);
     for volume in ["first", "second"] {
-        assert!(content(b, volume) == made, "{volume}");
+        assert!(read(&b.bench.target(volume)) == made, "{volume}");
     }
     assert!(a.figures().refused > 0, "the first pod was not denied");
     assert_came_once(b);
     for volume in ["first", "second"] {
         b.end(volume, Outcome::Failed).await;
     }
-    finish(nodes).await;
+    finish_all(nodes).await;
 }

@@ -1,5 +1,5 @@
-//! The order of the sources: peers and a shared tier that have the same content, and sources that
-//! are left out.
+//! The order of the sources: peers and a shared tier that have the same content, sources that are
+//! left out, and clears beside a tier.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,9 @@ use tokio::sync::watch;
 
 use crate::catalog::Hub;
 use crate::common::bench::eventually;
-use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, introduce, tenant, text, write};
+use crate::nodes::{
+    INPUT, Node, OUTPUT, RESOURCE, TASK, finish_all, introduce, tenant, text, write,
+};
 
 fn store(dir: &Path) -> Store {
     let url = format!("file://{}", dir.display());
@@ -53,12 +55,6 @@ async fn two(sources: Sources) -> Option<(TempDir, [Node; 2])> {
 const READ: [(&[(&str, &str)], &str); 3] =
     [(&INPUT, "output"), (&RESOURCE, "resource"), (&TASK, "task")];
 
-async fn finish(nodes: [Node; 2]) {
-    for node in nodes {
-        node.finish().await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn content_that_two_sources_have_comes_from_the_preferred_one() {
     for (sources, from_peers, from_tier) in [
@@ -90,7 +86,7 @@ async fn content_that_two_sources_have_comes_from_the_preferred_one() {
         let hits = nodes[1].hits();
         let told = hits.iter().map(|hit| hit.fetched_from.as_deref());
         assert_eq!(told.collect::<Vec<_>>(), [Some(from); 3], "{sources}");
-        finish(nodes).await;
+        finish_all(nodes).await;
     }
 }
 
@@ -109,14 +105,14 @@ async fn what_the_preferred_source_lacks_comes_from_the_other_one() {
         .commit("again", &[("share", "auto"), TASK[0], TASK[1]], "newer")
         .await;
     assert_eq!(nodes[1].sees("newer", &TASK).await, text("newer"));
-    finish(nodes).await;
+    finish_all(nodes).await;
 
     let Some((_dir, mut nodes)) = two(Sources::PeersThenShared).await else {
         return;
     };
     nodes[0].goes().await;
     assert_eq!(nodes[1].sees("read", &RESOURCE).await, text("resource"));
-    finish(nodes).await;
+    finish_all(nodes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -145,7 +141,7 @@ async fn a_source_that_is_left_out_gives_nothing_and_its_clears_count() {
     let error = waited.expect_err("the tier is not asked").to_string();
     assert!(error.contains("no peer has it yet"), "{error}");
     assert_eq!(nodes[1].fetches(ContentSource::Shared).artifacts, 0);
-    finish(nodes).await;
+    finish_all(nodes).await;
 
     let Some((dir, nodes)) = two(Sources::Shared).await else {
         return;
@@ -157,7 +153,7 @@ async fn a_source_that_is_left_out_gives_nothing_and_its_clears_count() {
     nodes[1].commit("writes", &own, "own").await;
     assert_eq!(nodes[0].sees("reads", &own).await, text("own"));
     assert_eq!(nodes[0].fetches(ContentSource::Peer).artifacts, 1);
-    finish(nodes).await;
+    finish_all(nodes).await;
 }
 
 /// A node of a cluster with a tier, which finds the controller at this place.
@@ -190,7 +186,7 @@ async fn uploads(node: &Node, expected: (u64, u64)) {
     .await;
 }
 
-/// The first commit of this name.
+/// A name without content before the clear.
 const FIRST: [(&str, &str); 2] = [("type", "task-cache"), ("key", "first")];
 
 #[tokio::test(flavor = "multi_thread")]

@@ -288,11 +288,7 @@ async fn a_hundred_pods_of_one_artifact_on_three_nodes_are_one_fetch_on_each_oth
         let counted = (fetched.artifacts, fetched.failures);
         assert_eq!(counted, (fetches, 0), "{:?}", node.id);
         let received = node.figures().received_bytes;
-        assert!(
-            received < fetches * (2 << 20) + 1,
-            "{:?}: {received}",
-            node.id
-        );
+        assert!(received <= fetches * (2 << 20), "{:?}: {received}", node.id);
     }
     for (node, name) in &pods {
         let seen = std::fs::read_to_string(node.bench.target(name).join("text"));

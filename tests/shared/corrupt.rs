@@ -1,5 +1,5 @@
 //! Damage in every part of every object: refused, told, and mended by a node that has the content
-//! whole.
+//! whole. Objects that were made to exhaust a node are refused, too.
 
 use std::cell::Cell;
 use std::fs::{self, File};
