@@ -142,8 +142,8 @@ image: ## build the container image baggageclaim-csi (needs docker or podman); R
 
 clean: ## remove build results, and images that killed tests left in memory
 	cargo clean
-	@for image in /dev/shm/bclab-*; do \
-	  pid="$${image#/dev/shm/bclab-}"; pid="$${pid%%-*}"; \
+	@for image in /dev/shm/bcl-*; do \
+	  pid="$${image#/dev/shm/bcl-}"; pid="$${pid%%-*}"; \
 	  if [ -f "$$image" ] && [ ! -d "/proc/$$pid" ]; then rm -f "$$image"; fi; \
 	done
 

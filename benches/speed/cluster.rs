@@ -23,8 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What a node keeps of the cache policies of a cluster that has none. A node that never had any
 /// holds its commits, and pods that wait for them.
 const POLICIES: &str = r#"{"format":1,"namespaces":{}}"#;
-/// The names of the drivers: of a node alone, and of nodes of a cluster.
-const NODES: [&str; 4] = ["apart", "lonely", "heard", "unheard"];
+/// The names of the drivers: of a node alone, and of nodes of a cluster. They are part of the paths of
+/// sockets, which have at most 107 bytes.
+const NODES: [&str; 4] = ["off", "solo", "on", "hung"];
 
 /// What an API server has.
 #[derive(Default)]
@@ -200,7 +201,7 @@ impl Bench<'_> {
             drivers.push(Driver::node(self.lab, node, &server.kubeconfig, flags).await);
         }
         // They run until the end.
-        let [_heard, unheard] = [2, 3].map(|at| servers[at].starts_controller(&dir, NODES[at]));
+        let [_on, hung] = [2, 3].map(|at| servers[at].starts_controller(&dir, NODES[at]));
         let mut drivers: [Driver; 4] = drivers.try_into().unwrap_or_else(|_| unreachable!());
         for driver in &mut drivers {
             // The API server knows no pod that could succeed.
@@ -208,7 +209,7 @@ impl Bench<'_> {
             driver.seal(&output, |dir| make_files(dir, 1)).await;
             until(driver, "artifact/kept", |row| row.durable).await;
         }
-        unheard.hang();
+        hung.hang();
         let input = [("type", "input"), ("from", "artifact/kept")];
         let took = self.in_turns(&mut drivers, &input, self.plan.turn).await;
         for (what, ours) in [

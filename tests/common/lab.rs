@@ -149,7 +149,7 @@ impl Lab {
             return Err(format!("a lab on {} needs root", fs.name()));
         }
         let name = format!(
-            "bc-{}-{}-{}",
+            "bcl-{}-{}-{}",
             std::process::id(),
             NEXT.fetch_add(1, Ordering::Relaxed),
             fs.name()
