@@ -8,9 +8,11 @@ use std::sync::atomic::Ordering;
 
 use flate2::bufread::GzDecoder;
 
+use super::digest::{Digests, Hashing, Meter};
+use super::error::{Error, Result};
 use super::pipe::{CHUNK, Feeder};
+use super::progress::Progress;
 use super::s2::S2Decoder;
-use super::{Digests, Error, Hashing, Meter, Progress, Result};
 
 /// The largest window of zstd that is accepted, 128 MiB, as a power of two: what `zstd --ultra -22`
 /// makes.

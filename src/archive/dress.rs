@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid};
 
+use super::error::{Error, Result};
 use super::walk::{Attribute, Look};
-use super::{Error, Result};
 use crate::sys::{Dir, OpenFile, Xattrs};
 
 /// An entry whose attributes can be set by a descriptor.

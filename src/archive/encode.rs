@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use super::digest::{Codec, Digests, Hashing, Meter};
+use super::error::{Error, Result};
 use super::pipe::Drain;
-use super::{Codec, Digests, Error, Hashing, Meter, Progress, Result};
+use super::progress::Progress;
 
 /// Sends all that comes out of `drain` to `out`. If `drain` is cut off, the stream is left
 /// unfinished.

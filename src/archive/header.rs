@@ -5,7 +5,7 @@
 //! the values of attributes may hold, and takes base-256 numbers that overflow or are negative for
 //! others. Since it is no dependency, clippy.toml needs no ban of its `unpack*` functions.
 
-use super::{Error, Result};
+use super::error::{Error, Result};
 
 /// Everything in a tar stream comes in blocks.
 pub(super) const BLOCK: usize = 512;

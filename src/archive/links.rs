@@ -9,7 +9,7 @@ use std::fs::File;
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
 use rustix::fs::{Mode, OFlags, Stat};
 
-use super::{Error, Result};
+use super::error::{Error, Result};
 use crate::sys::Dir;
 
 /// How many files are remembered in memory.

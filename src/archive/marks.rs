@@ -3,7 +3,7 @@
 //!
 //! Only the words are here. `pack` and `unpack::layer` write and obey them.
 
-use super::{Error, Result, refused, shown};
+use super::error::{Error, Result, refused, shown};
 
 /// How a layer's deletions are written in an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

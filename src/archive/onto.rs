@@ -5,9 +5,10 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::path::Path;
 
+use super::error::Result;
 use super::marks::LayerMarks;
-use super::unpack::unpack_layer;
-use super::{Progress, Result, Unpack, Unpacked};
+use super::progress::Progress;
+use super::unpack::{Unpack, Unpacked, unpack_layer};
 use crate::sys::{Dir, Errno};
 use crate::tree::{self, Stop};
 

@@ -9,16 +9,19 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::Stat;
 
+use super::digest::{Codec, Digests, Hashing};
 use super::encode::encode;
+use super::error::{Error, Result, shown};
 use super::header::{
     BLOCK, Draft, GID, LINK, MAJOR, MINOR, MODE, MOST_12, MTIME, NAME, SIZE, UID, padding,
 };
 use super::links::Links;
 use super::marks::{self, LayerMarks};
 use super::pipe::{Feeder, pipe};
+use super::progress::Progress;
 use super::sparse::{self, GRAIN, Run};
 use super::walk::{Look, Visitor, attributes, guarded, walk};
-use super::{Codec, Digests, Error, Hashing, Progress, Result, acl, pax, shown};
+use super::{acl, pax};
 use crate::sys::{self, Dir, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::Stop;
 

@@ -3,7 +3,7 @@
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use super::{Error, Result};
+use super::error::{Error, Result};
 
 /// The size of a buffer: so large that waking the other thread costs little compared with filling
 /// it.

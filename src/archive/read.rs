@@ -6,6 +6,7 @@
 mod records;
 
 use self::records::{Facts, id, optional, time};
+use super::error::{Error, Result, refused, shown};
 use super::header::{
     BLOCK, Block, Dialect, Field, GID, Header, LINK, MAJOR, MINOR, MODE, MTIME, OLD_SPARSE_MORE,
     OLD_SPARSE_SIZE, SIZE, UID, malformed, padding, unsigned,
@@ -13,9 +14,9 @@ use super::header::{
 use super::marks::Mark;
 use super::pax::{self, Record};
 use super::pipe::Drain;
+use super::progress::Limits;
 use super::sparse::{self, MapReader, Run};
 use super::walk::Look;
-use super::{Error, Limits, Result, refused, shown};
 
 /// The longest extended header, and the longest of GNU's long names.
 const MOST_SPECIAL: u64 = 1 << 20;

@@ -20,11 +20,13 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{Timestamps, UTIME_OMIT};
 
 use super::decode::decode;
+use super::digest::{Digests, Hashing};
 use super::dress::{Owned, dress, times};
+use super::error::{Error, Result, refused, shown};
 use super::marks::{LayerMarks, Mark};
 use super::pipe::{Drain, pipe};
+use super::progress::{Limits, Progress};
 use super::read::{Entry, Kind, Reader, limit};
-use super::{Digests, Error, Hashing, Progress, Result, refused};
 use crate::sys::{Dir, Errno, FileKind, OpenFile, Xattrs};
 use crate::tree::{self, Stop};
 
@@ -37,35 +39,6 @@ const PATH_MAX: usize = 4000;
 const DEFAULT_ACL: &str = "system.posix_acl_default";
 /// The attributes of a directory without an entry of its own.
 const UNNAMED_MODE: u32 = 0o755;
-
-/// How large an archive may be.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Bytes of files' content.
-    pub bytes: u64,
-    /// Entries.
-    pub entries: u64,
-    /// Bytes of a path.
-    pub path: usize,
-    /// Plain bytes for one packed byte.
-    pub ratio: u64,
-}
-
-impl Limits {
-    /// Those that hold if a caller sets no others.
-    pub const DEFAULT: Self = Self {
-        bytes: 1 << 40,
-        entries: 1 << 24,
-        path: 64 << 10,
-        ratio: 2000,
-    };
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
 
 /// How an archive is unpacked.
 #[derive(Debug, Clone, Copy, Default)]
@@ -399,7 +372,7 @@ impl<'a> Unpacker<'a> {
 
     fn hard_link(&mut self, name: &OsStr, target: &[u8], entry: &Entry) -> Result<()> {
         let why = || {
-            let target = super::shown(target);
+            let target = shown(target);
             refused(
                 &entry.path,
                 format!("it is a hard link to {target}, which is not a file of the archive"),

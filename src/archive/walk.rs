@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{OFlags, Stat, StatVfsMountFlags};
 
+use super::error::{Error, Result};
+use super::progress::{Limits, Progress};
 use super::sorted::{Budget, Sorted};
-use super::{Error, Limits, Progress, Result};
 use crate::sys::{self, Dir, Errno, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::{self, DirStack, Opacity, Stop};
 

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use super::super::{Error, Result};
+use super::super::error::{Error, Result};
+use super::piece::{CHUNK, Sha256Sum, ZEROS, pieces};
 use super::record::Frame;
 use super::row::{Kind, Row};
-use super::table::Cursor;
-use super::{CHUNK, Sha256Sum, Table, ZEROS, pieces};
+use super::table::{Cursor, Table};
 
 /// A piece of a file, and where it belongs.
 pub(super) struct Piece<'a> {

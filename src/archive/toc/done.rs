@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::Sha256Sum;
+use super::piece::Sha256Sum;
 use crate::sys::{self, Dir, Errno};
 
 const HEADER: u64 = 32;

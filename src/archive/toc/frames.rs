@@ -3,8 +3,9 @@
 
 use std::io::{self, Write};
 
+use super::piece::CHUNK;
 use super::record::{self, FRAME_RECORD, Frame};
-use super::{CHUNK, Want};
+use super::send::Want;
 
 /// One frame of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
-use super::super::{Error, Result};
-use super::{CHUNK, Sha256Sum};
+use super::super::error::{Error, Result};
+use super::piece::{CHUNK, Sha256Sum};
 
 /// A skippable frame's magic number, little-endian.
 const MAGIC: [u8; 4] = 0x184D_2A5B_u32.to_le_bytes();

@@ -1,9 +1,10 @@
 //! One entry of a table: written, and read by rules that leave nothing to choose. The order of
 //! entries is the table's business.
 
+use super::super::error::Result;
 use super::super::header::malformed;
+use super::super::progress::Limits;
 use super::super::walk::{ACLS, Attribute, Look};
-use super::super::{Limits, Result};
 
 /// The longest name, and the longest target of a symlink: what Linux has.
 const MOST_NAME: usize = 255;

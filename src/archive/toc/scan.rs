@@ -11,12 +11,14 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::Stat;
 use sha2::{Digest as _, Sha256};
 
+use super::super::digest::Digest;
+use super::super::error::{Error, Result, shown};
 use super::super::links::Links;
+use super::super::progress::{Limits, Progress};
 use super::super::walk::{Look, Visitor, attributes, guarded, walk};
-use super::super::{Digest, Error, Limits, Progress, Result, shown};
+use super::piece::{CHUNK, MOST_HOLES, MOST_TABLE, Sha256Sum, ZEROS, pieces};
 use super::row::{Kind, Row};
 use super::table::{HEADER, Totals, digest};
-use super::{CHUNK, MOST_HOLES, MOST_TABLE, Sha256Sum, ZEROS, pieces};
 use crate::archive::pack::Counts;
 use crate::sys::{self, Dir, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::Stop;

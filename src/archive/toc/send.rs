@@ -4,13 +4,13 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use super::super::error::{Error, Result, shown};
 use super::super::walk::{guarded, open_file};
-use super::super::{Error, Result, shown};
+use super::piece::{CHUNK, ZEROS, pieces};
 use super::record::{self, Frame, Offer, State, most_packed};
 use super::row::Kind;
 use super::stored::store;
-use super::table::Cursor;
-use super::{CHUNK, Table, ZEROS, pieces};
+use super::table::{Cursor, Table};
 use crate::archive::unpack::{open_below, split};
 use crate::sys::{self, Dir, OpenFile, Xattrs};
 use crate::tree::Stop;

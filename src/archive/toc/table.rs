@@ -11,11 +11,13 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use sha2::{Digest as _, Sha256};
 
+use super::super::digest::Digest;
+use super::super::error::{Error, Result};
 use super::super::header::malformed;
+use super::super::progress::Limits;
 use super::super::read::limit;
-use super::super::{Digest, Error, Limits, Result};
+use super::piece::{CHUNK, MOST_TABLE, Sha256Sum, ZEROS, pieces};
 use super::row::{self, Kind, Row, Source};
-use super::{CHUNK, MOST_TABLE, Sha256Sum, ZEROS, pieces};
 use crate::sys::Dir;
 use crate::tree::Stop;
 

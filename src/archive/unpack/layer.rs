@@ -9,9 +9,9 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::{Unpacker, split};
+use crate::archive::error::{Error, Result, refused};
 use crate::archive::marks::{LayerMarks, Mark, oci_mark};
 use crate::archive::read::{Entry, Kind};
-use crate::archive::{Error, Result, refused};
 use crate::sys::{Dir, Errno, FileKind, Xattrs};
 use crate::tree::{self, Found, Marks};
 
