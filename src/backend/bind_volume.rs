@@ -6,8 +6,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use crate::backend::error::{Error, Result};
 use crate::backend::root_attrs::RootAttrs;
-use crate::backend::{Error, Result, Start};
+use crate::backend::types::Start;
 use crate::model::layout::{FS, VOLUMES};
 use crate::model::{RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, MountEntry};

@@ -20,11 +20,14 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
-use crate::backend::{Backend, BackendKind, Error, Limit, Receiving, Result, Start, Stop, Usage};
+use crate::backend::error::{Error, Result};
+use crate::backend::method::Backend;
+use crate::backend::types::{BackendKind, Limit, Receiving, Start};
+use crate::model::Usage;
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
-use crate::tree;
+use crate::tree::{self, Stop};
 
 /// The btrfs backend of one pool.
 #[derive(Debug)]

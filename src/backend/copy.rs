@@ -12,10 +12,14 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
-use crate::backend::{Backend, BackendKind, Error, Limit, Receiving, Result, Start, Stop, Usage};
+use crate::backend::error::{Error, Result};
+use crate::backend::method::Backend;
+use crate::backend::types::{BackendKind, Limit, Receiving, Start};
+use crate::model::Usage;
 use crate::model::layout::{FS, INCOMING, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir, Errno, MountEntry};
+use crate::tree::Stop;
 use crate::tree::{self, Marks, Method};
 
 const NO_LIMITS: &str = "the copy backend cannot enforce them";

@@ -5,8 +5,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::btrfs::Btrfs;
+use super::copy::Copy;
+use super::error::{Error, Result};
+use super::method::Backend;
 use super::overlay::{MountApi, Overlay};
-use super::{Backend, BackendKind, Btrfs, Copy, Error, Result};
+use super::types::BackendKind;
 use crate::model::layout::{EMPTY, INCOMING, LAYERS, TRASH};
 use crate::sys::{self, Dir, Errno};
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::backend::{Error, Result};
+use crate::backend::error::{Error, Result};
 use crate::model::layout::LAYERS;
 use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, PrivateMountNs};
 

@@ -3,7 +3,7 @@
 
 use super::assemble::STRING_LAYERS;
 use super::{Overlay, idmapped};
-use crate::backend::Result;
+use crate::backend::error::Result;
 use crate::model::LayerId;
 use crate::model::layout::FS;
 use crate::sys::{self, Dir};

@@ -33,11 +33,14 @@ use self::idmapped::{Owners, Views};
 use self::lowers::Lowers;
 use self::project::Projects;
 use self::work::{delete_frame, next_work, was_mounted};
-use super::{Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage};
+use super::error::{Error, Result};
+use super::method::Backend;
+use super::types::{BackendKind, Freeze, Limit, Receiving, Start};
+use crate::model::Usage;
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP};
 use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FsContext, MountEntry, PrivateMountNs, Space, UnmountWatches};
-use crate::tree;
+use crate::tree::{self, Stop};
 
 /// How overlays are mounted. Production uses both (Linux 5.10 to 6.12, and newer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -7,7 +7,8 @@
 
 use std::collections::HashMap;
 
-use crate::backend::{Limit, Result};
+use crate::backend::error::Result;
+use crate::backend::types::Limit;
 use crate::model::layout::{TOP, VOLUMES};
 use crate::sys::{self, Dir, Errno, Xattrs as _};
 

@@ -4,7 +4,7 @@
 //! They are part of the artifact, so each new `top/` copies them from the parent. Every publish
 //! does this, so it calls the kernel only for a change.
 
-use crate::backend::Result;
+use crate::backend::error::Result;
 use crate::backend::root_attrs::RootAttrs;
 use crate::model::RootAttributes;
 use crate::model::layout::TOP;

@@ -8,7 +8,9 @@ use rustix::fs::OFlags;
 
 use super::assemble::{OPTIONS, takes_descriptors};
 use super::{Lowers, MountApi, Overlay, root};
-use crate::backend::{Backend, Error, Freeze, Result, Start};
+use crate::backend::error::{Error, Result};
+use crate::backend::method::Backend;
+use crate::backend::types::{Freeze, Start};
 use crate::model::RootAttributes;
 use crate::model::layout::{INCOMING, TOP};
 use crate::sys::{Dir, Errno, Xattrs};

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::backend::Result;
+use crate::backend::error::Result;
 use crate::model::layout::{TOP, VOLUME_JSON, WORK_PREFIX};
 use crate::sys::{self, Dir, Errno};
 
