@@ -10,9 +10,11 @@ use std::path::Path;
 use rustix::fs::Stat;
 
 use super::copy::{Marks, copy_directory_attributes, times_of};
+use super::delete;
+use super::dir_stack::DirStack;
+use super::error::{Error, Result, Stop};
 use super::marks::{Mark, Opacity, is_whiteout_at};
 use super::names::Names;
-use super::{DirStack, Error, Result, Stop, delete};
 use crate::sys::{self, Dir, Entry, FileKind, Xattrs};
 
 /// Applies the layer that is the directory `name` of `tree` to the rest of `tree`, and removes it.

@@ -12,7 +12,7 @@ use std::path::Path;
 use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 
 use crate::sys::{self, Dir, Entry, Errno, FileKind, PathFd, Xattrs};
-use crate::tree::{Error, Result};
+use crate::tree::error::{Error, Result};
 
 use super::delete;
 use super::dir_stack::DirStack;

@@ -10,10 +10,11 @@ use std::path::Path;
 use rustix::fs::RawDir;
 
 use crate::sys::{self, Dir, Errno, FileKind};
-use crate::tree::{Error, Result};
+use crate::tree::error::{Error, Result};
 
+use super::dir_stack::DirStack;
+use super::error::Stop;
 use super::names::share;
-use super::{DirStack, Stop};
 
 /// How often a deletion starts over because a process creates or moves entries in an open
 /// directory. Every round removes the entries that stay; only a process that never stops outlasts

@@ -12,11 +12,11 @@ use std::ffi::OsStr;
 
 use crate::model::layout;
 use crate::sys::{self, Dir, Entry, Errno, FileKind, Xattrs};
-use crate::tree::{Error, Result};
+use crate::tree::error::{Error, Result};
 
-use super::Stop;
 use super::copy::{Files, Marks, Method, copy_directory_attributes, disinherit};
 use super::dir_stack::DirStack;
+use super::error::Stop;
 use super::marks::{OPAQUE, ORIGIN, Opacity, has_whiteout_xattr, is_whiteout};
 use super::names::{Names, share};
 

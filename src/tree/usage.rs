@@ -11,11 +11,12 @@ use rustix::fs::Stat;
 
 use crate::model::Usage;
 use crate::sys::{self, Dir, Errno, FileKind};
-use crate::tree::{Error, Result};
+use crate::tree::error::{Error, Result};
 
 use super::copy::open_content;
+use super::dir_stack::DirStack;
+use super::error::{Stop, is_gone};
 use super::names::Names;
-use super::{DirStack, Stop, is_gone};
 
 /// The maximum of inodes with several names to remember: 16 MB.
 const LINKED: usize = 1 << 18;

@@ -9,10 +9,11 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 use crate::sys::{self, Dir, Errno, FileKind};
-use crate::tree::{Error, Result};
+use crate::tree::error::{Error, Result};
 
+use super::dir_stack::DirStack;
+use super::error::{Stop, is_gone};
 use super::names::Names;
-use super::{DirStack, Stop, is_gone};
 
 /// Whether a process may still write to a file below `root`. `false` if the filesystem cannot tell.
 ///
