@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use crate::model::{Clear, Fence, Fences, Timestamp, counted};
 
+use super::entry::{Entry, Kind, Session, SessionId, State, Version};
+use super::find::current;
+use super::name::NameHash;
 use super::names::ToldCache;
 use super::packed::{Key, Packed};
-use super::{
-    Catalog, Entry, KEEP, Kind, MAX_INCOMPLETE, NameHash, Session, SessionId, State, Version,
-};
+use super::state::{Catalog, KEEP, MAX_INCOMPLETE};
 
 /// The first message of a stream.
 #[derive(Debug)]
@@ -354,6 +355,23 @@ impl Catalog {
                 let of_name = Key::new(name, SessionId(0))..=Key::new(name, SessionId(u32::MAX));
                 entries.range(of_name).next().is_some()
             });
+        }
+    }
+}
+
+impl Catalog {
+    /// Keeps what a node tells of a cache, after its entry is there. `time` is the cluster's time.
+    pub(super) fn keep_name(&mut self, told: &ToldCache, time: Timestamp) {
+        let hash = NameHash::of(&told.name);
+        let current = current(&told.name, &self.valid(hash, &told.name));
+        let version = current.first().map(|(_, entry)| entry.version);
+        let is_current = version.is_some_and(|version| version.tie == told.tie);
+        if let Some(named) = self.names.keep(hash, &told.name, version) {
+            named.used = named.used.max(counted(told.used, time));
+            // Older content of another node does not hide the author of the content that counts.
+            if is_current && let Some(author) = &told.author {
+                named.author = Some((told.tie, author.clone()));
+            }
         }
     }
 }

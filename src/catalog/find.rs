@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use crate::model::{Name, Origin, TenantOrigin, Timestamp};
 
+use super::entry::{Entry, Kind, Session, SessionId, State, Version};
+use super::name::NameHash;
+use super::newest::Newest;
 use super::packed::Key;
-use super::{Catalog, Entry, Kind, NameHash, Newest, Session, SessionId, State, Version};
+use super::state::Catalog;
 
 /// The most holders in an answer.
 pub const MAX_HOLDERS: usize = 5;

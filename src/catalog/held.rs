@@ -6,7 +6,10 @@ use std::mem::discriminant;
 
 use crate::model::Timestamp;
 
-use super::{Answer, Asked, Catalog, Changes, NameHash};
+use super::apply::Changes;
+use super::find::{Answer, Asked};
+use super::name::NameHash;
+use super::state::Catalog;
 
 /// Questions that wait for another answer. `T` is how the hub knows the asking node.
 #[derive(Debug)]

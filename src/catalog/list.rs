@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use crate::model::{Name, Tenant, Timestamp};
 
-use super::find::current;
+use super::entry::{Entry, Session};
+use super::find::{Answer, Asked, current};
+use super::name::NameHash;
 use super::names::{Author, Named};
-use super::{Answer, Asked, Catalog, Entry, NameHash, Session};
+use super::state::Catalog;
 
 /// A cache of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{CacheKey, KeyIndex, Name, Reference, Tenant, Timestamp, counted};
+use crate::model::{CacheKey, KeyIndex, Name, Reference, Tenant, Timestamp};
 
-use super::find::current;
-use super::{Catalog, NameHash, Version};
+use super::entry::Version;
+use super::name::NameHash;
 
 /// The most names of caches that are kept. Keys that change with every build would fill the memory.
 pub const MAX_NAMED: usize = 100_000;
@@ -17,7 +17,7 @@ pub const MAX_NAMED: usize = 100_000;
 pub struct ToldCache {
     /// Its name.
     pub name: Name,
-    /// Which content: [`Version::tie`](super::Version::tie) of its entry.
+    /// Which content: [`Version::tie`] of its entry.
     pub tie: u32,
     /// Who committed this content; `None`: not known.
     pub author: Option<Box<Author>>,
@@ -58,7 +58,7 @@ pub(super) struct CacheNames {
 impl CacheNames {
     /// The name of a cache, which is kept unless there are too many. `current`: the content that
     /// counts now.
-    fn keep(
+    pub(super) fn keep(
         &mut self,
         hash: NameHash,
         name: &Name,
@@ -109,23 +109,6 @@ impl CacheNames {
         match version {
             Some(version) => self.newest.set(&name.tenant, key, version),
             None => self.newest.remove(&name.tenant, key),
-        }
-    }
-}
-
-impl Catalog {
-    /// Keeps what a node tells of a cache, after its entry is there. `time` is the cluster's time.
-    pub(super) fn keep_name(&mut self, told: &ToldCache, time: Timestamp) {
-        let hash = NameHash::of(&told.name);
-        let current = current(&told.name, &self.valid(hash, &told.name));
-        let version = current.first().map(|(_, entry)| entry.version);
-        let is_current = version.is_some_and(|version| version.tie == told.tie);
-        if let Some(named) = self.names.keep(hash, &told.name, version) {
-            named.used = named.used.max(counted(told.used, time));
-            // Older content of another node does not hide the author of the content that counts.
-            if is_current && let Some(author) = &told.author {
-                named.author = Some((told.tie, author.clone()));
-            }
         }
     }
 }

@@ -9,7 +9,8 @@
 use crate::model::{CacheKey, Name, Reference, Tenant, Timestamp};
 
 use super::find::current;
-use super::{Catalog, NameHash};
+use super::name::NameHash;
+use super::state::Catalog;
 
 /// The most versions that one question corrects: 2 ms.
 const MOST: usize = 1_000;

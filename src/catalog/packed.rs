@@ -3,7 +3,8 @@
 
 use crate::model::Timestamp;
 
-use super::{Entry, Kind, NameHash, SessionId, State, Version};
+use super::entry::{Entry, Kind, SessionId, State, Version};
+use super::name::NameHash;
 
 /// A name in a session. All entries of a name are neighbours, those of newer sessions last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

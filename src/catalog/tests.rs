@@ -1,8 +1,11 @@
 //! Unit tests of the catalog as a whole: sessions, completeness, orders to nodes, memory. Those of
 //! answers are beside their code.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use super::*;
-use crate::model::{Coverage, Fence, Name};
+use crate::model::{Coverage, Fence, Fences, Name, Timestamp};
 
 pub(super) fn name(text: &str) -> Name {
     Name {

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use crate::model::{Coverage, CutOff, Limits, NamespaceUsage, Tenant, Timestamp};
 
-use super::{Catalog, Session, SessionId};
+use super::entry::{Session, SessionId};
+use super::state::Catalog;
 
 /// The most namespaces of one node that are kept.
 pub const MOST_NAMESPACES: usize = 10_000;
