@@ -1,7 +1,7 @@
 //! Converts the objects' fields to the model and back.
 //! Makes no decisions.
 
-use super::{Mutable, Parameters, Source, SourceKind};
+use super::volume::{Mutable, Parameters, Source, SourceKind};
 use crate::model::{
     ClaimParameters, ClaimSource, IdError, LiveClone, MutableParameters, RootAttributes,
 };

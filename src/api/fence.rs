@@ -105,8 +105,8 @@ impl From<&model::Fence> for Fence {
             }
         };
         let spec = FenceSpec {
-            number: super::number(fence.number),
-            previous: super::number(fence.previous),
+            number: super::convert::number(fence.number),
+            previous: super::convert::number(fence.previous),
             id: id(fence.id),
             namespace: fence.covers.tenant().to_string(),
             kind,
@@ -160,8 +160,8 @@ impl Fence {
         let (key, prefix) = (spec.key.as_deref(), spec.prefix.as_deref());
         let repeats = spec.repeats.iter().map(|id| number(id));
         let fence = model::Fence {
-            number: super::bytes(spec.number),
-            previous: super::bytes(spec.previous),
+            number: super::convert::bytes(spec.number),
+            previous: super::convert::bytes(spec.previous),
             id: number(&spec.id)?,
             covers: coverage(&spec.namespace, spec.kind, key, prefix)?,
             repeats: repeats.collect::<Result<_, _>>()?,

@@ -16,6 +16,7 @@
 pub mod cache;
 mod convert;
 pub mod fence;
+mod phase;
 pub mod policy;
 pub mod pool;
 pub mod snapshot;
@@ -23,12 +24,11 @@ pub mod volume;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 pub use cache::{CLEAR, Cache, CacheCommit, CacheSpec, CacheStatus, MIRRORED};
 pub use convert::{bytes, number};
 pub use fence::{Fence, FenceSpec, NameKind};
+pub use phase::{Phase, Refusal, Wanted};
 pub use policy::{
     Budget, CachePolicy, CachePolicySpec, CachePolicyStatus, CommitRule, LabelOperator,
     LabelRequirement, NamespaceSelector, PolicyCondition, PolicyRule, ReadRule, SizeLimit, Ttl,
@@ -45,41 +45,6 @@ pub const GROUP: &str = "baggageclaim.concourse-ci.org";
 
 /// The annotation of a `Volume` that a PersistentVolume has named at some time.
 pub const BOUND: &str = "baggageclaim.concourse-ci.org/bound";
-
-/// What the controller orders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Wanted {
-    /// Make it once. Once it was Ready, it is never made again.
-    Present,
-    /// It exists. Never make it.
-    Kept,
-    /// Delete the data. This is final.
-    Absent,
-}
-
-/// What the node has done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Phase {
-    /// It exists.
-    Ready,
-    /// Its content is being fetched from another node, and it does not exist yet.
-    Fetching,
-    /// It was not made, and nothing is left of it.
-    Failed,
-    /// It was Ready, and is not in the node's pool any more.
-    Lost,
-    /// The data is deleted. The controller deletes the object.
-    Gone,
-}
-
-/// Why the node could not do what `spec` says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Refusal {
-    /// The gRPC code, such as FAILED_PRECONDITION
-    pub code: String,
-    /// What happened and what to do
-    pub message: String,
-}
 
 /// The definitions of all kinds, in the order of their names.
 #[must_use]

@@ -12,7 +12,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Mutable, Parameters, Source};
+use super::volume::{Mutable, Parameters, Source};
 
 /// The pool of a node. The driver on the node makes it and keeps it up to date. Its name is the
 /// name of the node.

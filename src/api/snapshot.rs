@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Phase, Refusal, Wanted};
+use super::phase::{Phase, Refusal, Wanted};
 
 /// A snapshot or a group of snapshots on one node. The controller of the driver makes it for
 /// CreateSnapshot and CreateVolumeGroupSnapshot. Deleting this object deletes no data.

@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Phase, Refusal, Wanted};
+use super::phase::{Phase, Refusal, Wanted};
 
 /// A persistent volume on one node. The controller of the driver makes it for CreateVolume; the
 /// driver on the node makes and deletes the data. Deleting this object deletes no data.
