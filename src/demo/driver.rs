@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::error::Error;
+use super::options::Options;
 use super::sandbox::Paths;
-use super::{Error, Options};
 use baggageclaim::kubelet_double::Kubelet;
 
 /// The longest wait for a large pool to open.

@@ -11,6 +11,7 @@
 
 mod driver;
 mod error;
+mod options;
 mod pipeline;
 mod project;
 mod report;
@@ -18,51 +19,10 @@ mod sandbox;
 mod step;
 mod tree;
 
-use std::path::PathBuf;
-
-use baggageclaim::config::{self, DemoFilesystem as Filesystem};
+use baggageclaim::config;
 
 use error::Error;
-
-/// The settings of one run.
-#[derive(Debug, Clone)]
-struct Options {
-    /// The binary that is the driver.
-    program: PathBuf,
-    /// Where to make the pool; `None`: on a filesystem that the demo makes.
-    pool: Option<PathBuf>,
-    /// The filesystem that the demo makes.
-    filesystem: Filesystem,
-    /// Keep the pool, or the image that holds it, and the driver's log.
-    keep: bool,
-    /// The most compilers at once; `None`: cargo's default.
-    jobs: Option<u16>,
-    /// What the `get` step fetches besides the crates; `None`: directories of this machine.
-    tree: Option<PathBuf>,
-    /// Cargo's home, where the sources of this project's dependencies are.
-    cargo_home: Option<PathBuf>,
-    /// Whether the output may have colours.
-    colour: bool,
-}
-
-impl Options {
-    fn resolve(flags: config::Demo, program: PathBuf) -> Self {
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let cargo_home = flags
-            .cargo_home
-            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cargo")));
-        Self {
-            program,
-            pool: flags.pool,
-            filesystem: flags.fs,
-            keep: flags.keep,
-            jobs: flags.jobs,
-            tree: flags.tree,
-            cargo_home,
-            colour: !flags.no_color && set("NO_COLOR").is_none(),
-        }
-    }
-}
+use options::Options;
 
 /// Runs the pipeline and prints the report. Returns an error if a step fails or a claim is not
 /// proved.

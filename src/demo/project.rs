@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::Path;
 
+use super::error::Error;
 use super::step::Container;
+use super::tree;
 use super::tree::Source;
-use super::{Error, tree};
 
 /// The crates that this project is built of are fetched first.
 const LOCKFILE: &str = include_str!("../../Cargo.lock");

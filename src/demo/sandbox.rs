@@ -16,8 +16,10 @@ use parking_lot::Mutex;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::process::{Pid, Signal};
 
+use super::error::Error;
+use super::options::Options;
 use super::step::run_program;
-use super::{Error, Filesystem, Options};
+use baggageclaim::config::DemoFilesystem as Filesystem;
 use baggageclaim::link::Key;
 
 /// The nodes that are peers.

@@ -16,7 +16,7 @@ use std::process::{Command, Output, Stdio};
 use rustix::mount::MountPropagationFlags;
 use rustix::process::Pid;
 
-use super::Error;
+use super::error::Error;
 use super::sandbox::{Groups, Sandbox};
 
 /// A step's container: where the step sees its volumes.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::Error;
+use super::error::Error;
 
 /// Tens of thousands of files, yet fetched in seconds.
 const ENOUGH_FILES: u64 = 30_000;

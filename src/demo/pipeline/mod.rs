@@ -13,11 +13,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::driver::Driver;
+use super::error::Error;
+use super::options::Options;
+use super::project;
 use super::report::{Build, Claim, Row, Screen};
 use super::sandbox::Sandbox;
 use super::step::{Container, in_container, on_thread};
 use super::tree::{Fingerprint, Source, content, size};
-use super::{Error, Options, project};
 use baggageclaim::admin;
 use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions, Published};
 use baggageclaim::model::layout;

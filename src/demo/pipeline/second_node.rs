@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::{CACHE, Pipeline, SOURCES, Step};
 use crate::demo::driver::Driver;
+use crate::demo::error::Error;
+use crate::demo::options::Options;
+use crate::demo::project;
 use crate::demo::report::{Row, bytes, seconds};
 use crate::demo::step::{in_container, on_thread};
 use crate::demo::tree::{Fingerprint, content, size};
-use crate::demo::{Error, Options, project};
 use baggageclaim::model::layout;
 use baggageclaim::proto::admin::v1 as api;
 

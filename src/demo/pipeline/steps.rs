@@ -5,10 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::super::error::Error;
+use super::super::options::Options;
+use super::super::project;
 use super::super::report::{bytes, micros, seconds, thousands};
 use super::super::step::{Container, in_container};
 use super::super::tree::{Fingerprint, Size, Source, content};
-use super::super::{Error, Options, project};
 use super::{CACHE, Mounted, PROGRAM, Pipeline, SOURCES, Step};
 use baggageclaim::kubelet_double::PublishOptions;
 use baggageclaim::proto::admin::v1 as api;

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use super::steps::read_and_run;
 use super::{PROGRAM, Pipeline};
 use crate::demo::driver::Driver;
+use crate::demo::error::Error;
+use crate::demo::options::Options;
 use crate::demo::report::{bytes, micros, seconds};
 use crate::demo::step::{in_container, on_thread};
 use crate::demo::tree::Fingerprint;
-use crate::demo::{Error, Options};
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 
 impl Pipeline<'_> {
