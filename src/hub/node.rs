@@ -18,7 +18,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use super::{BEAT, MOST_MESSAGE, SENT_ENTRIES, USAGE, find, messages, policies};
+use super::limits::USAGE;
+use super::limits::{BEAT, MOST_MESSAGE, SENT_ENTRIES};
+use super::{find, messages, policies};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};

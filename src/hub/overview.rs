@@ -5,7 +5,7 @@ use crate::catalog::{Catalog, Explained, NameHash, Part};
 use crate::distribution::roster::Overview;
 use crate::model::{Name, Tenant};
 
-use super::serve::Service;
+use super::service::Service;
 
 /// How many names are looked at without the others getting their turn.
 const AT_ONCE: usize = 1_000;

@@ -191,8 +191,8 @@ mod tests {
     use super::*;
     use crate::catalog::Hello;
     use crate::distribution::roster::Members;
+    use crate::hub::limits::{MOST_MESSAGE, USAGE};
     use crate::hub::serve::{Order, Way};
-    use crate::hub::{MOST_MESSAGE, USAGE};
     use crate::model::{Fences, NodeId, Sha256};
 
     fn tenant(name: &str) -> Tenant {

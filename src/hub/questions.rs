@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 use tonic::{Response, Status};
 
 use super::find;
-use super::serve::{Hub, Inner, State};
+use super::serve::{Inner, State};
+use super::service::Hub;
 use crate::catalog::{Answer, Asked, Found, Newest};
 use crate::model::{CacheKey, NodeId, Tenant, TenantOrigin};
 use crate::proto::hub::v1 as wire;

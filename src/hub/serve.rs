@@ -1,195 +1,38 @@
 //! The controller's side: the streams of the nodes, their messages, and the passing of time. It
 //! finds out which node calls from the key of the connection, and passes on what the catalog
-//! decides. Parts of what a stream carries have files of their own: `chain`, `policies`, `budgets`.
+//! decides. `service` has the address and the calls. Parts of what a stream carries have files of their own: `chain`, `policies`, `budgets`.
 //! Calls of `Find` are in `questions`.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures_util::{Stream, StreamExt as _};
 use parking_lot::Mutex;
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Status, Streaming};
 
+use super::figures::Figures;
+use super::limits::MOST_ENTRIES;
+use super::messages;
 use super::policies::Known;
-use super::{Budgets, Chain, Figures, MOST_ENTRIES, MOST_HELLO, PolicyBook, messages};
 use crate::catalog::{Answer, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
-use crate::distribution::roster::{Members, Overview};
-use crate::link::{self, IsKnown, Key, KeyError, Who};
+use crate::distribution::roster::Members;
+use crate::link::Who;
 use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
-use crate::server::Drain;
 use wire::from_node::Kind as From;
-use wire::hub_server::HubServer;
 use wire::to_node::Kind as To;
 
-/// How often time passes for the catalog.
-const TICK: Duration = Duration::from_secs(1);
 /// How many messages may wait for a node that does not read. More, and its stream ends.
 pub(super) const WAITING: usize = 1024;
-/// How many calls one connection may have at once: a stream, and questions that wait.
-const CALLS: usize = 256;
-/// How often an idle connection is tried, and how long its answer may take.
-const ALIVE: Duration = Duration::from_secs(10);
 /// How far ahead of this controller's clock the number of a fence may be.
 const AHEAD: Duration = Duration::from_hours(24);
-/// How long streams have to see the end.
-const END: Duration = Duration::from_millis(200);
-
-/// Why the catalog cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// No key can be made.
-    #[error(transparent)]
-    Key(#[from] KeyError),
-    /// The address cannot be served.
-    #[error("--hub-listen {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// A defect of the configuration of TLS.
-    #[error("TLS with raw public keys: {0}")]
-    Tls(#[from] rustls::Error),
-    /// The server failed.
-    #[error("serving the nodes: {0}")]
-    Serve(#[from] tonic::transport::Error),
-}
-
-/// The catalog of a cluster, served to its nodes.
-#[derive(Debug)]
-pub struct Hub {
-    key: Key,
-    listener: TcpListener,
-    service: Service,
-}
-
-impl Hub {
-    /// Binds the address, and makes a key for this run. The nodes report what namespaces use at
-    /// most once in `usage`.
-    pub async fn open(
-        listen: SocketAddr,
-        members: Arc<dyn Members>,
-        usage: Duration,
-    ) -> Result<Self, ServeError> {
-        let bound = TcpListener::bind(listen).await;
-        let listener = bound.map_err(|source| ServeError::Listen {
-            address: listen,
-            source,
-        })?;
-        Ok(Self {
-            key: Key::generate()?,
-            listener,
-            service: Service(Arc::new(Inner::new(members, usage))),
-        })
-    }
-
-    /// The SHA-256 of its public key.
-    #[must_use]
-    pub fn key(&self) -> Sha256 {
-        self.key.name()
-    }
-
-    /// The port that is served.
-    pub fn address(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-
-    /// A function that tells the figures.
-    pub fn figures(&self) -> impl Fn() -> Figures + Send + Sync + 'static {
-        let service = self.service.clone();
-        move || service.0.figures()
-    }
-
-    /// The catalog, for people who ask.
-    #[must_use]
-    pub fn overview(&self) -> Arc<dyn Overview> {
-        Arc::new(self.service.clone())
-    }
-
-    /// Its fences. No node's account begins before they are loaded.
-    #[must_use]
-    pub fn chain(&self) -> Chain {
-        Chain(Arc::clone(&self.service.0))
-    }
-
-    /// Its cache policies. The nodes keep the ones that they have until these are set.
-    #[must_use]
-    pub fn policies(&self) -> PolicyBook {
-        PolicyBook(Arc::clone(&self.service.0))
-    }
-
-    /// The limits of namespaces.
-    #[must_use]
-    pub fn budgets(&self) -> Budgets {
-        Budgets(Arc::clone(&self.service.0))
-    }
-
-    pub(super) fn inner(&self) -> Arc<Inner> {
-        Arc::clone(&self.service.0)
-    }
-
-    /// Serves the nodes until the services close.
-    pub async fn serve(self, drain: Drain) -> Result<(), ServeError> {
-        if let Ok(address) = self.listener.local_addr() {
-            tracing::info!(%address, key = %self.key.name(), "serving the catalog to the nodes");
-        }
-        let members = Arc::clone(&self.service.0.members);
-        let is_known: IsKnown = Arc::new(move |key| members.named(key).is_some());
-        let links = link::accept(&self.key, self.listener, is_known, drain.clone())?;
-        let inner = Arc::clone(&self.service.0);
-        let calls = HubServer::new(self.service).max_decoding_message_size(MOST_HELLO);
-        let served = tonic::transport::Server::builder()
-            .concurrency_limit_per_connection(CALLS)
-            .http2_keepalive_interval(Some(ALIVE))
-            .http2_keepalive_timeout(Some(ALIVE))
-            .serve_with_incoming_shutdown(calls, links, drain.closing());
-        let ticks = async {
-            let mut ticks = tokio::time::interval(TICK);
-            loop {
-                ticks.tick().await;
-                inner.tick();
-            }
-        };
-        tokio::select! {
-            served = served => Ok(served?),
-            () = ticks => Ok(()),
-            () = async {
-                drain.closing().await;
-                // A node keeps its stream open.
-                inner.ends.cancel();
-                tokio::time::sleep(END).await;
-            } => Ok(()),
-        }
-    }
-}
 
 /// A message that waits for a node. One that goes to many nodes is shared until it is sent.
 pub(super) type Order = Result<Arc<wire::ToNode>, Status>;
-
-#[derive(Debug, Clone)]
-pub(super) struct Service(Arc<Inner>);
-
-impl Service {
-    /// Reads the catalog. The nodes wait meanwhile.
-    pub(super) fn read<T>(&self, read: impl FnOnce(&Catalog, Timestamp) -> T) -> T {
-        read(&self.0.state.lock().catalog, self.0.now())
-    }
-
-    pub(super) fn has_streams(&self) -> bool {
-        !self.0.state.lock().streams.is_empty()
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -200,7 +43,7 @@ pub(super) struct Inner {
     /// The wall clock at the start, and when that was: together a clock that runs evenly.
     began: (Timestamp, Instant),
     /// The end of all streams.
-    ends: CancellationToken,
+    pub(super) ends: CancellationToken,
     pub(super) questions: AtomicU64,
     superseded: AtomicU64,
     /// The least time between two reports of what a namespace uses.
@@ -266,7 +109,7 @@ impl Inner {
         self.began.0.after(self.began.1.elapsed())
     }
 
-    fn figures(&self) -> Figures {
+    pub(super) fn figures(&self) -> Figures {
         let state = self.state.lock();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         let fences = state.catalog.fences();
@@ -287,7 +130,7 @@ impl Inner {
     }
 
     /// The node that calls.
-    fn caller<T>(&self, request: &Request<T>) -> Result<(NodeId, Sha256), Status> {
+    pub(super) fn caller<T>(&self, request: &Request<T>) -> Result<(NodeId, Sha256), Status> {
         let who = request.extensions().get::<Who>().copied();
         let who = who.ok_or_else(|| Status::internal("a connection without a key"))?;
         let node = self.members.named(&who.key);
@@ -311,7 +154,7 @@ impl Inner {
         }
     }
 
-    fn tick(&self) {
+    pub(super) fn tick(&self) {
         // Nothing waits for a node that is gone, and nothing counts on what it has.
         self.end_withdrawn();
         let (now, expected) = (self.now(), self.members.expected());
@@ -373,7 +216,24 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    async fn run(mut self, mut messages: Streaming<wire::FromNode>) {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        node: NodeId,
+        key: Sha256,
+        orders: mpsc::Sender<Order>,
+    ) -> Self {
+        let ends = inner.ends.child_token();
+        Self {
+            inner,
+            node,
+            key,
+            orders,
+            ends,
+            session: None,
+        }
+    }
+
+    pub(super) async fn run(mut self, mut messages: Streaming<wire::FromNode>) {
         let (ends, orders) = (self.ends.clone(), self.orders.clone());
         let all = async {
             while let Some(message) = messages.message().await? {
@@ -521,39 +381,5 @@ impl Attached {
         let changes = state.catalog.report(session, &report, now, time);
         self.inner.follow(&mut state, &changes, now);
         Ok(())
-    }
-}
-
-type Orders = Pin<Box<dyn Stream<Item = Result<wire::ToNode, Status>> + Send>>;
-
-#[tonic::async_trait]
-impl wire::hub_server::Hub for Service {
-    type AttachStream = Orders;
-
-    async fn attach(
-        &self,
-        request: Request<Streaming<wire::FromNode>>,
-    ) -> Result<Response<Orders>, Status> {
-        let (node, key) = self.0.caller(&request)?;
-        let (orders, sent) = mpsc::channel(WAITING);
-        let attached = Attached {
-            inner: Arc::clone(&self.0),
-            node,
-            key,
-            orders,
-            ends: self.0.ends.child_token(),
-            session: None,
-        };
-        tokio::spawn(attached.run(request.into_inner()));
-        let sent = ReceiverStream::new(sent).map(|order| order.map(Arc::unwrap_or_clone));
-        Ok(Response::new(Box::pin(sent)))
-    }
-
-    async fn find(
-        &self,
-        request: Request<wire::FindRequest>,
-    ) -> Result<Response<wire::FindResponse>, Status> {
-        let (node, _) = self.0.caller(&request)?;
-        self.0.answer(&node, &request.into_inner()).await
     }
 }

@@ -1,0 +1,18 @@
+//! The limits and times of the protocol between nodes and controller: constants that both sides
+//! share.
+
+use std::time::Duration;
+
+/// The largest message of either side.
+pub(super) const MOST_MESSAGE: usize = 1 << 20;
+/// The largest Hello, which has the node's fences: those of a week, some 100 bytes each.
+pub(super) const MOST_HELLO: usize = 16 << 20;
+/// How often a node measures the controller's time.
+pub(super) const BEAT: Duration = Duration::from_secs(10);
+/// How often a node reports what namespaces use, if the controller wants nothing else.
+pub const USAGE: Duration = Duration::from_secs(60);
+/// The most entries in a report that is sent. The controller keeps a buffer of the size of the
+/// largest message for each node: with 800 entries, 1,000 nodes take 50 MiB more.
+pub(super) const SENT_ENTRIES: usize = 100;
+/// The most entries in a report that is read: older nodes send so many.
+pub(super) const MOST_ENTRIES: usize = 2_000;

@@ -1,0 +1,207 @@
+//! The hub as a whole: its address, its key, and the calls of the nodes. What a stream does is in
+//! `serve`; what belongs to the hub's parts is in `chain`, `policies` and `budgets`.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::budgets::Budgets;
+use super::chain::Chain;
+use super::figures::Figures;
+use super::limits::MOST_HELLO;
+use super::policies::PolicyBook;
+use super::serve::{Attached, Inner, WAITING};
+use crate::catalog::Catalog;
+use crate::distribution::roster::{Members, Overview};
+use crate::link::{self, IsKnown, Key, KeyError};
+use crate::model::{Sha256, Timestamp};
+use crate::proto::hub::v1 as wire;
+use crate::server::Drain;
+use wire::hub_server::HubServer;
+
+/// How often time passes for the catalog.
+const TICK: Duration = Duration::from_secs(1);
+/// How many calls one connection may have at once: a stream, and questions that wait.
+const CALLS: usize = 256;
+/// How often an idle connection is tried, and how long its answer may take.
+const ALIVE: Duration = Duration::from_secs(10);
+/// How long streams have to see the end.
+const END: Duration = Duration::from_millis(200);
+
+/// Why the catalog cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// No key can be made.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The address cannot be served.
+    #[error("--hub-listen {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A defect of the configuration of TLS.
+    #[error("TLS with raw public keys: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The server failed.
+    #[error("serving the nodes: {0}")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// The catalog of a cluster, served to its nodes.
+#[derive(Debug)]
+pub struct Hub {
+    key: Key,
+    listener: TcpListener,
+    service: Service,
+}
+
+impl Hub {
+    /// Binds the address, and makes a key for this run. The nodes report what namespaces use at
+    /// most once in `usage`.
+    pub async fn open(
+        listen: SocketAddr,
+        members: Arc<dyn Members>,
+        usage: Duration,
+    ) -> Result<Self, ServeError> {
+        let bound = TcpListener::bind(listen).await;
+        let listener = bound.map_err(|source| ServeError::Listen {
+            address: listen,
+            source,
+        })?;
+        Ok(Self {
+            key: Key::generate()?,
+            listener,
+            service: Service(Arc::new(Inner::new(members, usage))),
+        })
+    }
+
+    /// The SHA-256 of its public key.
+    #[must_use]
+    pub fn key(&self) -> Sha256 {
+        self.key.name()
+    }
+
+    /// The port that is served.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// A function that tells the figures.
+    pub fn figures(&self) -> impl Fn() -> Figures + Send + Sync + 'static {
+        let service = self.service.clone();
+        move || service.0.figures()
+    }
+
+    /// The catalog, for people who ask.
+    #[must_use]
+    pub fn overview(&self) -> Arc<dyn Overview> {
+        Arc::new(self.service.clone())
+    }
+
+    /// Its fences. No node's account begins before they are loaded.
+    #[must_use]
+    pub fn chain(&self) -> Chain {
+        Chain(Arc::clone(&self.service.0))
+    }
+
+    /// Its cache policies. The nodes keep the ones that they have until these are set.
+    #[must_use]
+    pub fn policies(&self) -> PolicyBook {
+        PolicyBook(Arc::clone(&self.service.0))
+    }
+
+    /// The limits of namespaces.
+    #[must_use]
+    pub fn budgets(&self) -> Budgets {
+        Budgets(Arc::clone(&self.service.0))
+    }
+
+    pub(super) fn inner(&self) -> Arc<Inner> {
+        Arc::clone(&self.service.0)
+    }
+
+    /// Serves the nodes until the services close.
+    pub async fn serve(self, drain: Drain) -> Result<(), ServeError> {
+        if let Ok(address) = self.listener.local_addr() {
+            tracing::info!(%address, key = %self.key.name(), "serving the catalog to the nodes");
+        }
+        let members = Arc::clone(&self.service.0.members);
+        let is_known: IsKnown = Arc::new(move |key| members.named(key).is_some());
+        let links = link::accept(&self.key, self.listener, is_known, drain.clone())?;
+        let inner = Arc::clone(&self.service.0);
+        let calls = HubServer::new(self.service).max_decoding_message_size(MOST_HELLO);
+        let served = tonic::transport::Server::builder()
+            .concurrency_limit_per_connection(CALLS)
+            .http2_keepalive_interval(Some(ALIVE))
+            .http2_keepalive_timeout(Some(ALIVE))
+            .serve_with_incoming_shutdown(calls, links, drain.closing());
+        let ticks = async {
+            let mut ticks = tokio::time::interval(TICK);
+            loop {
+                ticks.tick().await;
+                inner.tick();
+            }
+        };
+        tokio::select! {
+            served = served => Ok(served?),
+            () = ticks => Ok(()),
+            () = async {
+                drain.closing().await;
+                // A node keeps its stream open.
+                inner.ends.cancel();
+                tokio::time::sleep(END).await;
+            } => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Service(Arc<Inner>);
+
+impl Service {
+    /// Reads the catalog. The nodes wait meanwhile.
+    pub(super) fn read<T>(&self, read: impl FnOnce(&Catalog, Timestamp) -> T) -> T {
+        read(&self.0.state.lock().catalog, self.0.now())
+    }
+
+    pub(super) fn has_streams(&self) -> bool {
+        !self.0.state.lock().streams.is_empty()
+    }
+}
+
+type Orders = Pin<Box<dyn Stream<Item = Result<wire::ToNode, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl wire::hub_server::Hub for Service {
+    type AttachStream = Orders;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<wire::FromNode>>,
+    ) -> Result<Response<Orders>, Status> {
+        let (node, key) = self.0.caller(&request)?;
+        let (orders, sent) = mpsc::channel(WAITING);
+        let attached = Attached::new(Arc::clone(&self.0), node, key, orders);
+        tokio::spawn(attached.run(request.into_inner()));
+        let sent = ReceiverStream::new(sent).map(|order| order.map(Arc::unwrap_or_clone));
+        Ok(Response::new(Box::pin(sent)))
+    }
+
+    async fn find(
+        &self,
+        request: Request<wire::FindRequest>,
+    ) -> Result<Response<wire::FindResponse>, Status> {
+        let (node, _) = self.0.caller(&request)?;
+        self.0.answer(&node, &request.into_inner()).await
+    }
+}
