@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use kube::runtime::watcher;
 use parking_lot::Mutex;
 
-use super::Cluster;
+use super::cluster::Cluster;
 use crate::api::{Phase, Wanted};
 use crate::telemetry::metrics::{Counter, EncodeLabelSet, Family, Gauge, Registry};
 

@@ -17,7 +17,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::Cluster;
+use super::cluster::Cluster;
 use super::objects::failed;
 use super::persistent::Named;
 use super::volumes::absent;

@@ -4,8 +4,12 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kube::ResourceExt as _;
+
+use super::cluster::{Cluster, FindPlace};
+use super::decide::Place;
+use super::temporary;
 use super::volumes::sizes;
-use super::{Cluster, FindPlace, Place, temporary};
 use crate::api::{self, Phase, Pool, Volume, Wanted, bytes};
 use crate::engine::claims::{Group, Page, SnapshotFilter};
 use crate::engine::{Error, Result};
@@ -126,6 +130,16 @@ fn page<T>(
 }
 
 impl Cluster {
+    /// The nodes with a pool.
+    pub(super) fn places(&self) -> Vec<Place> {
+        let pools = self.seen_pools.all();
+        let places = pools.iter().filter_map(|pool| {
+            let has_node = self.seen_nodes.get(&pool.name_any()).is_some();
+            place(pool, has_node)
+        });
+        places.collect()
+    }
+
     pub(super) fn list_volumes(
         &self,
         after: Option<&VolumeId>,

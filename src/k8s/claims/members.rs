@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use kube::ResourceExt as _;
 
-use super::Cluster;
+use super::cluster::Cluster;
 use crate::distribution::roster::Members;
 use crate::k8s::peers::published;
 use crate::model::{NodeId, Sha256};

@@ -15,7 +15,7 @@ use kube::ResourceExt as _;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::Cluster;
+use super::cluster::Cluster;
 use super::decide::refusal;
 use super::objects::failed;
 use crate::api::{Phase, Wanted};

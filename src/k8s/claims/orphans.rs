@@ -18,9 +18,11 @@ use kube::ResourceExt as _;
 use kube::api::ListParams;
 use tokio::time::{sleep, timeout};
 
+use super::cluster::Cluster;
 use super::objects::failed;
 use super::persistent::Named;
-use super::{Cluster, contents, name_on, temporary};
+use super::volumes::name_on;
+use super::{contents, temporary};
 use crate::api::{
     OrphanSnapshot, OrphanVolume, Phase, Pool, Snapshot, SnapshotSpec, Volume, VolumeSpec, Wanted,
 };

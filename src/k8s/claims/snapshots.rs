@@ -4,8 +4,9 @@
 use tokio::time::Instant;
 use tonic::Code;
 
+use super::cluster::{Cluster, deadline, late};
 use super::decide::{self, Deletion, Taking, refusal};
-use super::{Cluster, deadline, late, lists};
+use super::lists;
 use crate::api::{Phase, Snapshot, SnapshotSpec, Wanted};
 use crate::engine::claims::{Group, group_id, snapshot_id};
 use crate::engine::{Error, Result};

@@ -18,7 +18,7 @@ use kube::{Api, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Cluster;
+use super::cluster::Cluster;
 use super::persistent::Named;
 use crate::api::{Phase, Volume, Wanted};
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use kube::ResourceExt as _;
 use tokio::time::{Instant, timeout};
 
-use super::Cluster;
+use super::cluster::Cluster;
 use super::volumes::absent;
 use crate::api::{Phase, Snapshot, Volume, Wanted};
 use crate::engine::Result;

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
 
+use super::cluster::{Cluster, TO_MAKE, deadline, late};
 use super::decide::{self, Aim, Asked, Change, Creation, Deletion, refusal};
 use super::nodes::given_up;
-use super::{Cluster, TO_MAKE, deadline, late, lists, temporary};
+use super::{lists, temporary};
 use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
 use crate::engine::claims::{CreateClaim, claim_id};
 use crate::engine::{Error, Result};
