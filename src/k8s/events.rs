@@ -13,8 +13,8 @@ use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
 
-use super::Config;
 use super::client::Patience;
+use super::config::Config;
 use super::outcomes::PodOutcomes;
 use super::pod::cut;
 use super::pod_event::PodEvent;

@@ -37,6 +37,7 @@ pub mod claims;
 pub mod clears;
 mod client;
 mod conditions;
+mod config;
 pub mod endpoint;
 mod events;
 mod fencer;
@@ -55,43 +56,19 @@ mod watcher;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use crate::engine::{Engine, Notice};
 
 pub use client::connect;
+pub use config::{Config, LOOK_AGAIN};
 pub use outcomes::PodOutcomes;
 pub use pod::{OUTCOME, OUTCOME_CONTAINER};
 pub use watched::{Namespaces, Watched};
-
-/// The default interval for outcomes that the watch did not report.
-pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
-
-/// The module's parameters.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// This node's name in Kubernetes.
-    pub node: String,
-    /// The reporter in events: the driver's name.
-    pub reporter: String,
-    /// A kubeconfig; `None`: the pod's service account.
-    pub kubeconfig: Option<PathBuf>,
-    /// The interval to check for outcomes that the watch did not report.
-    pub look_again: Duration,
-    /// Receives whether the watch over this node's pods works. A few seconds late: a watch that is
-    /// cut at once does not count.
-    pub watched: watch::Sender<bool>,
-    /// Receives whether the API server answers, even if it refuses the watch. Equally late.
-    pub answers: watch::Sender<bool>,
-    /// Receives the state of this node's pods.
-    pub known: Arc<PodOutcomes>,
-}
 
 /// Watches this node's pods and sends events, until `stop`. Reconnects as often as needed.
 pub async fn run(
@@ -147,6 +124,11 @@ async fn watch_and_say(config: Config, engine: Engine, notices: &mut mpsc::Recei
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use tokio::sync::watch;
+
     use super::*;
 
     #[tokio::test]

@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
-use super::Config;
+use super::config::Config;
 use super::pod::{Decision, Pod, decide, images};
 use super::pod_event::PodEvent;
 use super::watcher::{self, Event, Watch};
