@@ -3,10 +3,11 @@
 
 use tonic::{Request, Response, Status};
 
+use super::context::{Features, FindClaims, note};
 use super::controller::parse;
 use super::parse::{Invalid, given};
+use super::render;
 use super::status::{Failure, answer};
-use super::{Features, FindClaims, note, render};
 use crate::engine;
 use crate::engine::claims::Group;
 use crate::model::{Placed, SnapshotGroup, SnapshotId};

@@ -11,9 +11,11 @@
 //!
 //! [`Features`] switches alpha and optional parts on. The advertised capabilities follow it.
 
+mod context;
 mod controller;
 mod group;
 mod health;
+mod hex;
 mod identity;
 mod node;
 mod parse;
@@ -28,25 +30,21 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tracing::field::Empty;
 
-use crate::backend::BackendKind;
-use crate::distribution::Distribution;
-use crate::engine::Engine;
 use crate::engine::claims::{Claims, OneNode};
-use crate::model::{Node, NodeId, Share};
+use crate::model::NodeId;
 use crate::proto::csi::v1::controller_server::ControllerServer;
 use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
 use crate::proto::csi::v1::node_server::NodeServer;
-use crate::server::{self, Drain, Routes, Rpc, Socket, Trace};
+use crate::server::{self, Drain, Routes, Socket, Trace};
 use crate::telemetry::metrics::Rpcs;
 
+pub use context::{DRIVER_NAME, Features, Readiness, UnmountsOnly};
+use context::{FindClaims, engine};
 pub use probe::{ProbeError, probe};
 pub use topology::{node as node_of, place as place_of};
 
 use status::Failure;
-
-/// The driver's name in Kubernetes.
-pub const DRIVER_NAME: &str = "baggageclaim.csi.concourse-ci.org";
 
 /// The configuration of the services.
 #[derive(Debug, Clone)]
@@ -59,76 +57,6 @@ pub struct Config {
     pub rpcs: Rpcs,
 }
 
-/// The parts that are served and advertised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Features {
-    /// Serve Controller and GroupController on this socket.
-    pub controller: bool,
-    /// The alpha parts of CSI 1.13: health, GetSnapshot, ControllerGetVolume, snapshots with a
-    /// topology.
-    pub alpha: bool,
-    /// ControllerPublishVolume, for a CSIDriver object with `attachRequired: true`.
-    pub attach: bool,
-    /// The most attached volumes of a node; `None`: no limit.
-    pub most_volumes: Option<u32>,
-    /// Whether content may leave this node if its volume does not say.
-    pub share: Share,
-}
-
-impl Features {
-    /// A snapshot's node. Only a driver that advertises `SNAPSHOT_ACCESSIBILITY_CONSTRAINTS`
-    /// returns it.
-    fn told_of_snapshots(self, node: &Node) -> Option<&Node> {
-        self.alpha.then_some(node)
-    }
-}
-
-impl Default for Features {
-    fn default() -> Self {
-        Self {
-            controller: true,
-            alpha: false,
-            attach: false,
-            most_volumes: None,
-            share: Share::Auto,
-        }
-    }
-}
-
-/// Whether the engine is available.
-#[derive(Debug, Clone)]
-pub enum Readiness {
-    /// The pool is being opened.
-    Recovering,
-    /// The pool's filesystem accepts no changes. Volumes can only be unmounted, so that pods can
-    /// end.
-    UnmountsOnly(UnmountsOnly),
-    /// The engine runs, with the shared tier if there is one. If the pool cannot be opened for
-    /// another reason, the driver exits.
-    Ready(Engine, Option<Arc<Distribution>>),
-}
-
-/// A driver without an engine.
-#[derive(Debug, Clone)]
-pub struct UnmountsOnly {
-    /// The backend of the pool. Kubelet asks for the topology when the driver registers.
-    pub backend: BackendKind,
-    /// Why the pool cannot be opened.
-    pub why: String,
-}
-
-impl Readiness {
-    /// A readiness that never changes, for an engine that runs already, without a shared tier.
-    #[must_use]
-    pub fn ready(engine: Engine) -> watch::Receiver<Self> {
-        watch::channel(Self::Ready(engine, None)).1
-    }
-}
-
-/// Finds the store of the persistent volumes, or returns why there is none now. A controller for a
-/// whole cluster passes another store.
-type FindClaims = Arc<dyn Fn() -> Result<Arc<dyn Claims>, Failure> + Send + Sync>;
-
 /// The store in this node's engine.
 fn here(node: NodeId, readiness: watch::Receiver<Readiness>) -> FindClaims {
     Arc::new(move || {
@@ -136,21 +64,6 @@ fn here(node: NodeId, readiness: watch::Receiver<Readiness>) -> FindClaims {
         let node = topology::node(&node, engine.backend());
         Ok(Arc::new(OneNode::new(engine, node)))
     })
-}
-
-fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
-    serving(readiness).map(|(engine, _)| engine)
-}
-
-/// The engine and its shared tier.
-fn serving(
-    readiness: &watch::Receiver<Readiness>,
-) -> Result<(Engine, Option<Arc<Distribution>>), Failure> {
-    match &*readiness.borrow() {
-        Readiness::Recovering => Err(Failure::Recovering),
-        Readiness::UnmountsOnly(pool) => Err(Failure::UnmountsOnly(pool.why.clone())),
-        Readiness::Ready(engine, distribution) => Ok((engine.clone(), distribution.clone())),
-    }
 }
 
 /// Serves Identity and Node, and with that feature Controller and GroupController, until the drain
@@ -285,30 +198,4 @@ fn new_span(method: &str) -> tracing::Span {
         tenant = Empty,
         pod = Empty,
     )
-}
-
-fn note_volume(rpc: Option<&Rpc>, id: &str) {
-    if let Some(rpc) = rpc
-        && !id.is_empty()
-    {
-        rpc.volume(id);
-    }
-}
-
-fn note(rpc: Option<&Rpc>, field: &str, value: &str) {
-    if let Some(rpc) = rpc
-        && !value.is_empty()
-    {
-        rpc.record(field, value);
-    }
-}
-
-/// Lower-case hexadecimal digits.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        for digit in [byte >> 4, byte & 0xf] {
-            text.extend(char::from_digit(digit.into(), 16));
-        }
-        text
-    })
 }

@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
+use super::context::{Features, Readiness, engine, note_volume, serving};
 use super::status::{Failure, advertised, answer};
-use super::{Features, NodeId, Readiness, health, note_volume, parse, render, topology};
+use super::{health, parse, render, topology};
 use crate::backend::BackendKind;
 use crate::distribution::Distribution;
 use crate::engine::{self, Engine, PublishRequest, Published};
+use crate::model::NodeId;
 use crate::model::Share;
 use crate::proto::csi::v1 as csi;
 use crate::server::{Rpc, message_of};
@@ -37,13 +39,13 @@ impl Service {
     }
 
     fn engine(&self) -> Result<Engine, Failure> {
-        super::engine(&self.readiness)
+        engine(&self.readiness)
     }
 
     /// Publishes a volume. Content that only the shared tier has comes first.
     async fn publish(&self, mut wanted: PublishRequest) -> Result<Published, Failure> {
         wanted.share = wanted.spec.share.unwrap_or(self.features.share) == Share::Auto;
-        let (engine, distribution) = super::serving(&self.readiness)?;
+        let (engine, distribution) = serving(&self.readiness)?;
         let Some(distribution) = distribution else {
             return Ok(engine.publish(wanted).await?);
         };
@@ -123,7 +125,7 @@ impl Node for Service {
                 Engine::unmount_offline(&target, false).await?;
                 return Ok(csi::NodeUnpublishVolumeResponse {});
             }
-            let (engine, distribution) = super::serving(&self.readiness)?;
+            let (engine, distribution) = serving(&self.readiness)?;
             if parse::is_claim(&volume) {
                 engine.unmount_claim(&volume, &target, false).await?;
             } else {

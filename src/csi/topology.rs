@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sha2::{Digest as _, Sha256};
 
-use super::hex;
+use super::hex::hex;
 use crate::backend::BackendKind;
 use crate::model::{NODE_LABEL, Node, NodeId, Requirement, Topology};
 use crate::proto::csi::v1 as csi;

@@ -17,10 +17,11 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
+use super::context::{Features, FindClaims, note, note_volume};
 use super::parse::{Invalid, bounded, given, publish_context};
 use super::status::{Failure, advertised, answer};
 use super::token::List;
-use super::{Features, FindClaims, health, note, note_volume, render, topology};
+use super::{health, render, topology};
 use crate::engine;
 use crate::engine::claims::{Capacity, Claims, SnapshotFilter};
 use crate::model::{ClaimSource, PersistentVolume, Placed, Snapshot, VolumeId};

@@ -24,7 +24,7 @@ use std::path::{Component, Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::hex;
+use super::hex::hex;
 use crate::engine::PublishRequest;
 use crate::engine::claims::MountClaim;
 use crate::model::{

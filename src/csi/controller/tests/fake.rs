@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use crate::backend::BackendKind;
-use crate::csi::{FindClaims, hex, topology};
+use crate::csi::{FindClaims, hex::hex, topology};
 use crate::engine::claims::{Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter};
 use crate::engine::{Error, Result};
 use crate::model::{
