@@ -1,42 +1,39 @@
 //! Every flag of the command line, its name in the environment, its meaning and its default. Other
 //! modules implement the flags.
 
+mod common;
 mod controller;
 mod demo;
+mod error;
 mod peers;
 mod shared;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::builder::{BoolishValueParser, OsStringValueParser, TypedValueParser};
-use clap::{Arg, Args, ValueEnum};
+use clap::builder::BoolishValueParser;
+use clap::{Args, ValueEnum};
 use tokio::sync::watch;
 
 use crate::backend::{BackendKind, MountApi};
 use crate::csi;
-use crate::distribution::Sources;
 use crate::model::{NodeId, NodeIdError};
-use crate::shared::UrlError;
 use crate::telemetry::metrics::Rpcs;
-use crate::{driver, engine, k8s, node, telemetry};
+use crate::{driver, engine, k8s, node};
 
+pub(crate) use common::parse_duration;
+pub use common::{ApiServer, Http, Log, Process};
+use common::{hide_env_value, parse_bytes};
 pub use controller::Controller;
 pub use demo::{Demo, DemoFilesystem};
+pub use error::Error;
 pub use peers::{NodePeers, PeerBandwidth, PeerKey, Peers};
 use shared::check_sources;
 pub use shared::{Share, Shared};
 
 /// The default of `--pool`.
 const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
-
-/// Help names the environment variable of a flag, and never its value.
-fn hide_env_value(arg: Arg) -> Arg {
-    arg.hide_env_values(true)
-}
 
 /// The flag that names a pool.
 #[derive(Debug, Clone, Args)]
@@ -45,29 +42,6 @@ pub struct Pool {
     /// The pool: the directory that holds all content of this node
     #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_POOL", default_value = DEFAULT_POOL)]
     pub pool: PathBuf,
-}
-
-/// The flags of the log.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Log")]
-pub struct Log {
-    /// The format of log lines: text for people, json for programs
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        env = "BAGGAGECLAIM_LOG_FORMAT",
-        default_value = "text"
-    )]
-    pub log_format: telemetry::LogFormat,
-    /// The least level to log: error, warn, info, debug or trace; per module:
-    /// `warn,baggageclaim::engine=debug`
-    #[arg(
-        long,
-        value_name = "FILTER",
-        env = "BAGGAGECLAIM_LOG",
-        default_value = "info"
-    )]
-    pub log: String,
 }
 
 /// How copy-on-write is done.
@@ -264,39 +238,6 @@ pub struct Node {
     pub peers: NodePeers,
 }
 
-/// The flag that says how to reach the API server.
-#[derive(Debug, Clone, Args)]
-pub struct ApiServer {
-    /// The kubeconfig for the API server [default: the service account of this pod]
-    #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = path_or_empty())]
-    pub kubeconfig: Option<PathBuf>,
-}
-
-impl ApiServer {
-    /// The kubeconfig. An empty variable is as good as none.
-    fn kubeconfig(self) -> Option<PathBuf> {
-        self.kubeconfig.filter(|path| !path.as_os_str().is_empty())
-    }
-}
-
-/// The address of the HTTP port, or `off`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Http(Option<SocketAddr>);
-
-impl FromStr for Http {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        let address = text.parse().map(|address| Self(Some(address)));
-        address.map_err(
-            |_| "expected an address such as [::]:9808, 0.0.0.0:9808 or 127.0.0.1:9808, or `off`",
-        )
-    }
-}
-
 /// The flags of every role of the driver.
 #[derive(Debug, Clone, Args)]
 pub struct Driver {
@@ -373,70 +314,6 @@ pub struct Driver {
     /// The flags of every process that serves.
     #[command(flatten)]
     pub process: Process,
-}
-
-/// The flags of every process that serves.
-#[derive(Debug, Clone, Args)]
-pub struct Process {
-    /// End with the parent process, for tests and the demo.
-    #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT",
-        value_parser = BoolishValueParser::new())]
-    pub end_with_parent: bool,
-    /// The log.
-    #[command(flatten)]
-    pub log: Log,
-}
-
-/// Why flags that are valid alone do not fit together.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// Eviction would never end, or never begin.
-    #[error("--low-watermark {low} must be below --high-watermark {high}")]
-    Watermarks {
-        /// As given.
-        low: u8,
-        /// As given.
-        high: u8,
-    },
-    /// A test named no point.
-    #[cfg(debug_assertions)]
-    #[error("BAGGAGECLAIM_CRASH_AT names no point of engine::failpoint")]
-    CrashAt,
-    /// The shared tier has no valid URL.
-    #[error("the URL of --shared {0}")]
-    Shared(UrlError),
-    /// Content is to be served, and to no one.
-    #[error("--peer-listen needs --peers: the file of the nodes that may ask")]
-    NoPeers,
-    /// A node without a Pool cannot be found.
-    #[error(
-        "--peer-listen needs --cluster on and --kubernetes on: nodes find each other by their Pool \
-         objects"
-    )]
-    NoCluster,
-    /// No other node can connect to that.
-    #[error(
-        "other nodes cannot connect to {0}: give this node's IP with --peer-address, and a port \
-         with --peer-listen"
-    )]
-    PeerAddress(SocketAddr),
-    /// Content is to come from a source that there is not.
-    #[error("--sources {sources} needs {needs}; without it no content comes to this node")]
-    Sources {
-        /// As given.
-        sources: Sources,
-        /// The flag that is missing.
-        needs: &'static str,
-    },
-    /// The nodes cannot reach the catalog.
-    #[error(
-        "nodes cannot connect to {0}: give the controller's IP with --hub-address, and a port with \
-         --hub-listen"
-    )]
-    HubAddress(SocketAddr),
-    /// The machine's name cannot be a node's.
-    #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
-    HostName(NodeIdError),
 }
 
 /// In debug builds, `BAGGAGECLAIM_CRASH_AT=point[:visit]` names the point where the process dies
@@ -574,18 +451,4 @@ fn host_name() -> Result<NodeId, NodeIdError> {
 
 fn parse_node(text: &str) -> Result<NodeId, NodeIdError> {
     NodeId::new(text)
-}
-
-/// A path, or nothing: clap itself refuses an empty variable for a path.
-fn path_or_empty() -> impl TypedValueParser<Value = PathBuf> {
-    OsStringValueParser::new().map(PathBuf::from)
-}
-
-/// A duration such as 90s.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, &'static str> {
-    humantime::parse_duration(text).map_err(|_| "expected a duration such as 90s, 5m or 1h30m")
-}
-
-fn parse_bytes(text: &str) -> Result<u64, &'static str> {
-    crate::model::parse_bytes(text).ok_or("expected a quantity such as 64Mi, 1G or 5000000")
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{ApiServer, Error, Http, Process, parse_duration, shared};
+use super::common::{ApiServer, Http, Process, parse_duration};
+use super::error::Error;
+use super::shared;
 use crate::controller;
 
 /// Nodes count all their artifacts for a report.
@@ -15,7 +17,7 @@ const LEAST_USAGE: Duration = Duration::from_secs(1);
 
 /// The flags of `controller`.
 #[derive(Debug, Clone, Args)]
-#[command(mut_args(super::hide_env_value))]
+#[command(mut_args(super::common::hide_env_value))]
 pub struct Controller {
     /// The unix socket of the CSI services, which the controller makes. At most 107 bytes
     #[arg(

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::hide_env_value;
+use super::common::hide_env_value;
 
 /// The flags of `demo`.
 #[derive(Debug, Clone, Args)]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Error;
+use super::error::Error;
 use crate::{node, peer};
 
 /// The default of `--peer-key`.
@@ -23,7 +23,7 @@ pub struct Peers {
     /// this node is passed over, so all nodes can have the same file. It is read at the start
     /// [default: no peers]
     #[arg(long, value_name = "FILE", env = "BAGGAGECLAIM_PEERS",
-        value_parser = super::path_or_empty())]
+        value_parser = super::common::path_or_empty())]
     pub peers: Option<PathBuf>,
     /// ADDRESS:PORT that serves content to the nodes of `--peers`, such as [::]:9810 [default: this
     /// node only asks]
@@ -88,7 +88,7 @@ impl NodePeers {
 
 /// The flag that names the key of this node.
 #[derive(Debug, Clone, Args)]
-#[command(mut_args(super::hide_env_value))]
+#[command(mut_args(super::common::hide_env_value))]
 pub struct PeerKey {
     /// The file with the key by which other nodes know this one. It is made if it is missing;
     /// its directory must exist

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{Error, parse_bytes, parse_duration};
+use super::common::{parse_bytes, parse_duration};
+use super::error::Error;
 use crate::distribution::Sources;
 use crate::shared::Url;
 use crate::shared::decide::PUBLISH_WITHIN;
