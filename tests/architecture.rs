@@ -3,6 +3,7 @@
 //!
 //! The rules are in CONTRIBUTING.md. Each rule is also tried on a small tree that breaks it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -195,6 +196,15 @@ const MOST_LINES: usize = 600;
 /// A struct of the engine with more fields than this that other modules can reach is no owner of
 /// its state. Types of the engine's interface (`pub`) are values and do not count.
 const MOST_OPEN_FIELDS: usize = 12;
+
+/// The most files in a cycle of imports. What more files need of each other belongs in a file of
+/// its own, below them.
+///
+/// A file uses another if it names a path in that file's module, from `crate`, `super` or `self`
+/// on, or from a child module on. The longest part of the path that is a file's module counts. A
+/// re-export (`pub use`) is a use, so the graph also has the ways through a `mod.rs`. `mod x;` alone
+/// is none. Unit tests do not count.
+const MOST_IN_CYCLE: usize = 3;
 
 /// The only module where `unsafe` may stand.
 const UNSAFE_MODULE: &str = "sys";
@@ -510,6 +520,64 @@ fn a_struct_of_the_engine_that_everyone_can_reach_into_is_found() {
     assert_eq!(broken_by_one("engine/space.rs", &public), [""; 0]);
 }
 
+#[test]
+fn a_cycle_of_too_many_files_is_found() {
+    let with = |files: &[(&str, &str)]| {
+        let headed: Vec<(&str, String)> = files
+            .iter()
+            .map(|(path, text)| (*path, format!("{HEADER}{text}")))
+            .collect();
+        let files: Vec<(&str, &str)> = headed
+            .iter()
+            .map(|(path, text)| (*path, text.as_str()))
+            .collect();
+        broken_by(&files)
+    };
+    // Children that take types from their `mod.rs`, which uses them.
+    let ways = [
+        "use a::A;\nuse b::B;\nuse c::C;\n",
+        "pub use self::{a::A, b::B, c::C};\n",
+        "fn f() { a::f(); b::f(); c::f(); }\n",
+    ];
+    for way in ways {
+        let root = format!("mod a;\nmod b;\nmod c;\n{way}pub struct Shared;\n");
+        let (root, takes) = (root.as_str(), "use super::Shared;\n");
+        let files = [
+            ("csi/mod.rs", root),
+            ("csi/a.rs", takes),
+            ("csi/b.rs", takes),
+            ("csi/c.rs", takes),
+        ];
+        let broken = with(&files);
+        assert_eq!(broken.len(), 1, "{way}: {broken:?}");
+        let expected = "csi/a.rs: in a cycle of 4 files, which has at most 3: csi/a.rs:3 uses \
+                        csi/mod.rs, csi/b.rs:3 uses csi/mod.rs, ";
+        assert!(broken[0].starts_with(expected), "{broken:?}");
+        assert_eq!(with(&files[..3]), [""; 0], "{way}");
+    }
+    // Modules that are only declared, and unit tests, are no uses.
+    let tests = "#[cfg(test)]\nmod tests { use super::super::Shared; }\n";
+    let declared = "mod a;\nmod b;\nmod c;\npub struct Shared;\n";
+    for (root, takes) in [(declared, "use super::Shared;\n"), (ways[0], tests)] {
+        let files = [
+            ("csi/mod.rs", root),
+            ("csi/a.rs", takes),
+            ("csi/b.rs", takes),
+            ("csi/c.rs", takes),
+        ];
+        assert_eq!(with(&files), [""; 0], "{root}");
+    }
+    // A ring, without a `mod.rs`.
+    let ring = [
+        ("csi/a.rs", "use super::b::x;\n"),
+        ("csi/b.rs", "use crate::csi::{c::{self, x}};\n"),
+        ("csi/c.rs", "fn f() { super::d::x(); }\n"),
+        ("csi/d.rs", "use super::a;\n"),
+    ];
+    assert_eq!(with(&ring).len(), 1);
+    assert_eq!(with(&ring[..3]), [""; 0]);
+}
+
 // ---- The inspector ----------------------------------------------------------------------------
 
 /// Every broken rule below `src`, a line each.
@@ -528,11 +596,76 @@ fn inspect(src: &Path) -> Vec<String> {
         }
     }
     files.sort();
+    let mut used = BTreeMap::new();
     for file in files {
         let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         inspect_file(src, &file, &text, &mut broken);
+        let name = file.strip_prefix(src).expect("it is below");
+        let module = module_of(name);
+        // main.rs and lib.rs may use everything.
+        if !module.is_empty() && !module.iter().any(|part| part == "tests") {
+            let imports = uses(&tokens(&text), &module);
+            used.insert(module, (name.display().to_string(), imports));
+        }
     }
+    inspect_cycles(&used, &mut broken);
     broken
+}
+
+/// The files, by module: the name of each, and what it uses.
+type Files = BTreeMap<Vec<String>, (String, Vec<Import>)>;
+
+/// Cycles of imports that have too many files.
+fn inspect_cycles(files: &Files, broken: &mut Vec<String>) {
+    let file_of = |path: &[String]| {
+        let mut beginnings = (1..=path.len()).rev().map(|length| &path[..length]);
+        beginnings.find_map(|module| files.get_key_value(module))
+    };
+    // For each file, the files that it uses, and the line.
+    let mut graph: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
+    for (name, imports) in files.values() {
+        let edges = graph.entry(name).or_default();
+        for import in imports.iter().filter(|import| !import.in_tests) {
+            if let Some((_, (used, _))) = file_of(&import.path)
+                && used != name
+            {
+                edges.entry(used).or_insert(import.line);
+            }
+        }
+    }
+    let reached = |from: &str| {
+        let mut reached: BTreeSet<&str> = BTreeSet::new();
+        let mut waiting: Vec<&str> = graph[from].keys().copied().collect();
+        while let Some(file) = waiting.pop() {
+            if reached.insert(file) {
+                waiting.extend(graph[file].keys());
+            }
+        }
+        reached
+    };
+    let reached: BTreeMap<&str, BTreeSet<&str>> =
+        graph.keys().map(|file| (*file, reached(file))).collect();
+    for (file, others) in &reached {
+        let cycle: Vec<&str> = others
+            .iter()
+            .copied()
+            .filter(|other| reached[other].contains(file))
+            .collect();
+        if cycle.len() <= MOST_IN_CYCLE || cycle[0] != *file {
+            continue;
+        }
+        let inside = |from: &&str| {
+            let edges = graph[from].iter().filter(|(to, _)| cycle.contains(to));
+            let edges = edges.map(|(to, line)| format!("{from}:{line} uses {to}"));
+            edges.collect::<Vec<String>>()
+        };
+        let edges: Vec<String> = cycle.iter().flat_map(inside).collect();
+        broken.push(format!(
+            "{file}: in a cycle of {} files, which has at most {MOST_IN_CYCLE}: {}",
+            cycle.len(),
+            edges.join(", ")
+        ));
+    }
 }
 
 fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
@@ -648,7 +781,8 @@ fn inspect_engine(place: &str, module: &[String], imports: &[Import], broken: &m
         ));
         return;
     };
-    for import in imports.iter().filter(|import| !import.in_tests) {
+    // A `mod.rs` may re-export what is above it.
+    for import in imports.iter().filter(|it| !it.in_tests && !it.is_below) {
         if import.path.first().is_none_or(|first| first != "engine") {
             continue;
         }
@@ -759,12 +893,17 @@ struct Import {
     path: Vec<String>,
     /// Whether it is named in a `mod tests { … }`.
     in_tests: bool,
+    /// Whether it is named from `self` or a child module on.
+    is_below: bool,
 }
 
-/// The paths that begin with `crate::` or `super::`, each member of a group for itself. `module` is
-/// the file's.
+/// The paths that begin with `crate::`, `super::`, `self::` or a child module, each member of a
+/// group for itself. `module` is the file's.
 fn uses(tokens: &[Token], module: &[String]) -> Vec<Import> {
     let at = |index: usize| tokens.get(index).map_or("", |token| token.text.as_str());
+    let declares = |index: &usize| at(*index) == "mod" && at(index + 2) == ";";
+    let declared = (0..tokens.len()).filter(declares);
+    let children: BTreeSet<&str> = declared.map(|index| at(index + 1)).collect();
     let mut found = Vec::new();
     // The name of the module that each open brace is of, if it is of one.
     let mut braces: Vec<Option<&str>> = Vec::new();
@@ -796,9 +935,26 @@ fn uses(tokens: &[Token], module: &[String]) -> Vec<Import> {
                     base.pop();
                     next += 2;
                 }
-                paths(tokens, next, &base, in_tests, &mut found);
-                // A group's braces are still to be counted, so go on right behind the path.
-                index = next;
+                // A group's braces are balanced, so they need not be counted.
+                let found_at = found.len();
+                index = paths(tokens, next, &base, &mut found);
+                for import in &mut found[found_at..] {
+                    import.in_tests = in_tests;
+                }
+                continue;
+            }
+            first
+                if (first == "self" || children.contains(first))
+                    && at(index + 1) == "::"
+                    && (index == 0 || !matches!(at(index - 1), "::" | "."))
+                    && braces.iter().flatten().next().is_none() =>
+            {
+                let next = if first == "self" { index + 2 } else { index };
+                let found_at = found.len();
+                index = paths(tokens, next, module, &mut found);
+                for import in &mut found[found_at..] {
+                    import.is_below = true;
+                }
                 continue;
             }
             _ => {}
@@ -810,13 +966,7 @@ fn uses(tokens: &[Token], module: &[String]) -> Vec<Import> {
 
 /// The path that goes on at `index` below `base`, or those of the group there. Returns where it
 /// ends.
-fn paths(
-    tokens: &[Token],
-    mut index: usize,
-    base: &[String],
-    in_tests: bool,
-    found: &mut Vec<Import>,
-) -> usize {
+fn paths(tokens: &[Token], mut index: usize, base: &[String], found: &mut Vec<Import>) -> usize {
     let at = |index: usize| tokens.get(index).map_or("", |token| token.text.as_str());
     let mut path = base.to_vec();
     while at(index) != "{" {
@@ -831,7 +981,8 @@ fn paths(
             found.push(Import {
                 line,
                 path,
-                in_tests,
+                in_tests: false,
+                is_below: false,
             });
             return index + 1;
         }
@@ -839,7 +990,7 @@ fn paths(
     }
     index += 1;
     while !matches!(at(index), "}" | "") {
-        index = paths(tokens, index, &path, in_tests, found);
+        index = paths(tokens, index, &path, found);
         // `as name` and the comma.
         while !matches!(at(index), "," | "}" | "") {
             index += 1;
