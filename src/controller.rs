@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::FutureExt as _;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
@@ -21,7 +22,7 @@ use crate::distribution::roster::{ClearOrder, Controller, Fencing as _};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::k8s::mirror::Mirror;
 use crate::model::Fences;
-use crate::server::{self, Drain, Routes, Socket};
+use crate::server::{self, Drain, Exited, Part, Routes, Socket};
 use crate::shared::{self, FencesNow, Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{admin, csi, http, hub, k8s, locality, node};
@@ -93,8 +94,8 @@ pub enum Error {
     #[error("the collector of the shared tier cannot be started: {0}")]
     Collector(#[source] std::io::Error),
     /// A defect: a task ended before it was told to.
-    #[error("a background task exited unexpectedly: {0}; see the log")]
-    Exited(&'static str),
+    #[error(transparent)]
+    Exited(#[from] Exited),
 }
 
 /// Serves the cluster's volumes until `shutdown` is ready and the running calls are answered.
@@ -129,7 +130,6 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         node_grace: config.node_grace,
     };
     let (cluster, work) = Cluster::new(client.clone(), setup);
-    let mut work = AbortOnDropHandle::new(tokio::spawn(work));
     let hub = match config.hub {
         Some(hub) => Some(open_hub(hub, &cluster).await?),
         None => None,
@@ -160,12 +160,6 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     };
     let _http =
         listener.map(|listener| AbortOnDropHandle::new(tokio::spawn(listener.serve(pages))));
-    let ready = async {
-        cluster.ready().await;
-        list.send_replace(true);
-        tracing::info!("ready");
-        std::future::pending::<()>().await;
-    };
     let csi = csi::serve_controller(
         socket,
         rpcs,
@@ -174,20 +168,48 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         drain.clone(),
         overview,
     );
-    let csi = AbortOnDropHandle::new(tokio::spawn(csi));
-    let hub = begin_hub(hub, client, tier, drain.clone());
-    let _webhook = webhook.map(|it| AbortOnDropHandle::new(tokio::spawn(it.serve(drain.clone()))));
+    let mut parts = vec![
+        Part::start("watch over volumes", &drain, until(drain.clone(), work)),
+        Part::start(
+            "CSI services",
+            &drain,
+            csi.map(|it| it.map_err(Error::from)),
+        ),
+    ];
+    if let Some(served) = hub {
+        let served = serve_hub(served, client, tier, drain.clone());
+        parts.push(Part::start("catalog", &drain, served));
+    }
+    if let Some(webhook) = webhook {
+        let served = webhook.serve(drain.clone()).map(Ok);
+        parts.push(Part::start("locality webhook", &drain, served));
+    }
     tokio::select! {
         () = drain.begun() => {}
-        () = ready => {}
-        served = hub => served?,
-        _ = &mut work => return Err(Error::Exited("watch over volumes")),
+        () = cluster.ready() => {
+            list.send_replace(true);
+            tracing::info!("ready");
+        }
     }
-    match drain.finish("CSI services", csi).await {
-        None | Some(Ok(Ok(()))) => Ok(()),
-        Some(Ok(Err(error))) => Err(error.into()),
-        Some(Err(_)) => Err(Error::Exited("CSI services")),
+    drain.begun().await;
+    end(&drain, parts).await
+}
+
+/// Does work that may be cut at any time, until the drain begins.
+async fn until(drain: Drain, work: impl Future<Output = ()>) -> Result<(), Error> {
+    tokio::select! {
+        () = work => {}
+        () = drain.begun() => {}
     }
+    Ok(())
+}
+
+/// Ends all parts, until the deadline.
+async fn end(drain: &Drain, parts: Vec<Part<Error>>) -> Result<(), Error> {
+    drain.close();
+    let ended = Part::end_all(parts).await;
+    tracing::info!(late = %drain.late().join(", "), "stopped");
+    ended
 }
 
 /// The metrics of the parts that run.
@@ -290,25 +312,6 @@ async fn open_webhook(
     Ok(Some(bound.await?))
 }
 
-/// Has the catalog served in a task of its own, if there is one. The future ends when that fails.
-fn begin_hub(
-    hub: Option<Served>,
-    client: kube::Client,
-    tier: Option<shared::Budgets>,
-    drain: Drain,
-) -> impl Future<Output = Result<(), Error>> {
-    let task = hub.map(|served| {
-        let served = serve_hub(served, client, tier, drain);
-        AbortOnDropHandle::new(tokio::spawn(served))
-    });
-    async {
-        match task {
-            Some(task) => task.await.unwrap_or(Err(Error::Exited("catalog"))),
-            None => std::future::pending().await,
-        }
-    }
-}
-
 /// Serves the catalog, and tells the nodes where it is once the nodes are known.
 async fn serve_hub(
     served: Served,
@@ -347,10 +350,32 @@ async fn serve_hub(
     tokio::select! {
         served = hub.serve(drain) => Ok(served?),
         () = publish => Ok(()),
-        () = watch_policies => Err(Error::Exited("watch over CachePolicies")),
-        () = watch_namespaces => Err(Error::Exited("watch over namespaces")),
-        () = clears => Err(Error::Exited("clears")),
-        () = policies => Err(Error::Exited("cache policies")),
-        () = budgets => Err(Error::Exited("budgets")),
+        () = watch_policies => Err(Exited("watch over CachePolicies").into()),
+        () = watch_namespaces => Err(Exited("watch over namespaces").into()),
+        () = clears => Err(Exited("clears").into()),
+        () = policies => Err(Exited("cache policies").into()),
+        () = budgets => Err(Exited("budgets").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_late_part_is_named_and_keeps_no_other_from_its_end() {
+        let drain = Drain::new(Duration::from_millis(20));
+        let told = drain.clone();
+        let served = async move {
+            told.closing().await;
+            Err(Exited("a part of the services").into())
+        };
+        let parts = vec![
+            Part::start("catalog", &drain, std::future::pending()),
+            Part::start("CSI services", &drain, served),
+        ];
+        let ended = end(&drain, parts).await;
+        assert!(matches!(ended, Err(Error::Exited(_))), "{ended:?}");
+        assert_eq!(drain.late(), ["catalog"]);
     }
 }

@@ -4,10 +4,10 @@
 //! The CSI socket comes first, and answers Probe while the pool is being opened. The admin socket
 //! comes with the pool. Then the role's own task begins.
 //!
-//! With a shared tier, a driver that is told to end first uploads the content that waits, within
-//! its own limit. Everything serves meanwhile, so that pods can still start on this node.
+//! With a shared tier, a driver that is told to end first uploads the content that waits.
+//! Everything serves meanwhile, so that pods can still start on this node.
 //!
-//! Then it ends in the reverse order, with one deadline for all of it ([`Drain`]). The role
+//! Then it ends in the reverse order. All of the end has one deadline ([`Drain`]). The role
 //! withdraws what it added. Then the services accept nothing new and answer the calls that run, the
 //! engine stops at a safe point, and the sockets go. Mounts stay: pods use them. What a disk keeps
 //! from being done in time is named in the log, and left to the next start, as after a `kill -9`.
@@ -19,12 +19,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, sleep, timeout_at};
-use tokio_util::task::AbortOnDropHandle;
+use tokio::time::{sleep, timeout};
 
 use crate::admin;
 use crate::csi::{self, Readiness, UnmountsOnly};
@@ -32,7 +33,7 @@ use crate::distribution::{self, Distribution, Peers, Sources};
 use crate::engine::{self, Engine};
 use crate::model::Share;
 use crate::peer;
-use crate::server::{self, Drain, Socket};
+use crate::server::{self, Drain, Part, Socket};
 use crate::shared::{Times, Url};
 
 /// How often it is tried whether a pool that could not be opened takes changes again.
@@ -146,9 +147,13 @@ pub enum Error {
     #[error("{}", server::message_of(.0))]
     Engine(engine::Error),
     /// A defect: a task ended before it was told to.
-    #[error("a background task exited unexpectedly: {0}; see the log")]
-    Exited(&'static str),
+    #[error(transparent)]
+    Exited(#[from] server::Exited),
 }
+
+/// The tasks that a role adds to the services, each with the name that the log has for it. A task
+/// ends when the drain begins, and not before.
+pub type Tasks = Vec<(&'static str, BoxFuture<'static, ()>)>;
 
 /// Prepares the process before it makes its first file. It clears the umask, so that files get
 /// exactly the modes given. It raises the limit of descriptors to the machine's maximum, since a
@@ -167,23 +172,21 @@ pub fn prepare_process() {
 
 /// Serves a pool until `shutdown` is ready and the drain is over.
 ///
-/// `ready` says whether there is an engine. `role` makes the task that runs beside the services:
-/// once there is an engine, or without one when volumes can only be unmounted. The task ends when
-/// the drain begins, and not before. The services end after it.
-pub async fn run<Role>(
+/// `ready` says whether there is an engine. `role` makes the tasks that run beside the services:
+/// once there is an engine, or without one when volumes can only be unmounted. The services end
+/// after them.
+pub async fn run(
     config: Config,
     drain: Drain,
     ready: watch::Sender<Readiness>,
-    role: impl FnOnce(Option<Engine>, Drain) -> Role,
+    role: impl FnOnce(Option<Engine>, Drain) -> Tasks,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), Error>
-where
-    Role: Future<Output = ()> + Send + 'static,
-{
+) -> Result<(), Error> {
     let most = config.shared.as_ref().map(|shared| shared.drain);
     let told = async {
         shutdown.await;
-        upload_rest(&ready, &drain, most.unwrap_or_default()).await;
+        drain.announce(most.unwrap_or_default());
+        upload_rest(&ready, &drain).await;
         drain.begin();
         pending::<Infallible>().await
     };
@@ -194,17 +197,16 @@ where
 }
 
 /// Uploads the content that waits. Returns early if the driver ends for another reason.
-async fn upload_rest(ready: &watch::Sender<Readiness>, drain: &Drain, within: Duration) {
+async fn upload_rest(ready: &watch::Sender<Readiness>, drain: &Drain) {
     let Readiness::Ready(engine, Some(distribution)) = ready.borrow().clone() else {
         return;
     };
+    let within = drain.serves_for();
     tracing::info!(?within, "told to end: waiting content is uploaded first");
-    let until = Instant::now() + within;
     let upload = async {
         // A seal that is not durable yet is not in the queue.
-        let _in_time = timeout_at(until, engine.settled()).await;
-        let left = until.saturating_duration_since(Instant::now());
-        distribution.drain(left).await
+        let _in_time = timeout(within, engine.settled()).await;
+        distribution.drain(drain.serves_for()).await
     };
     tokio::select! {
         drained = upload => {
@@ -221,15 +223,12 @@ async fn upload_rest(ready: &watch::Sender<Readiness>, drain: &Drain, within: Du
     }
 }
 
-async fn serve<Role>(
+async fn serve(
     config: Config,
     drain: &Drain,
     ready: &watch::Sender<Readiness>,
-    role: impl FnOnce(Option<Engine>, Drain) -> Role,
-) -> Result<(), Error>
-where
-    Role: Future<Output = ()> + Send + 'static,
-{
+    role: impl FnOnce(Option<Engine>, Drain) -> Tasks,
+) -> Result<(), Error> {
     let bound = drain.finish("making the CSI socket", Socket::bind(&config.socket));
     let Some(socket) = bound.await.transpose()? else {
         return Ok(());
@@ -243,7 +242,7 @@ where
     );
     let share = config.csi.features.share == Share::Auto;
     let csi = csi::serve(socket, config.csi, ready.subscribe(), drain.clone());
-    let csi = Part::start("CSI services", drain, csi);
+    let csi = Part::start("CSI services", drain, csi.map(|it| it.map_err(Error::from)));
     let shared = config.shared;
     let settings = distribution::Settings {
         share,
@@ -260,7 +259,7 @@ where
         Some(Ok((engine, socket, node))) => {
             let peers = node.as_ref().map(peer::Node::peers);
             let distribution = distribute(shared, peers, &engine, settings);
-            let node = node.map(|node| Part::peers(drain, node, engine.clone()));
+            let node = node.map(|node| serve_peers(drain, node, engine.clone()));
             serve_pool(engine, distribution, node, socket, drain, ready, role).await
         }
         Some(Err(Error::Engine(error))) => unmount_only(error, drain, ready, role).await,
@@ -276,31 +275,32 @@ where
 }
 
 /// Serves an open pool until the drain begins, then ends all but the CSI services.
-async fn serve_pool<Role>(
+async fn serve_pool(
     engine: Engine,
     distribution: Option<Arc<Distribution>>,
-    node: Option<Part>,
+    node: Option<Part<Error>>,
     socket: Socket,
     drain: &Drain,
     ready: &watch::Sender<Readiness>,
-    role: impl FnOnce(Option<Engine>, Drain) -> Role,
-) -> Result<(), Error>
-where
-    Role: Future<Output = ()> + Send + 'static,
-{
+    role: impl FnOnce(Option<Engine>, Drain) -> Tasks,
+) -> Result<(), Error> {
     let (asked, moves) = (engine.clone(), distribution.clone());
     let admin = admin::serve(socket, asked, moves, drain.clone(), admin::STALL);
-    let admin = Part::start("admin service", drain, admin);
+    let admin = Part::start(
+        "admin service",
+        drain,
+        admin.map(|it| it.map_err(Error::from)),
+    );
     ready.send_replace(Readiness::Ready(engine.clone(), distribution.clone()));
     tracing::info!("ready");
-    let role = Part::role(drain, role(Some(engine.clone()), drain.clone()));
+    let role = start(drain, role(Some(engine.clone()), drain.clone()));
     tokio::select! {
         () = drain.begun() => {}
         () = engine.needs_restart() => drain.begin(),
     }
     tracing::info!("stopping: running calls are answered, new calls are refused");
     // Calls that come until then are still answered.
-    let role = role.end().await;
+    let role = Part::end_all(role).await;
     drain.close();
     // A publish that waits for content learns that the driver ends, while the services close.
     if let Some(distribution) = distribution {
@@ -320,15 +320,12 @@ where
 /// Serves without a pool, if the pool could not be opened because its filesystem is read-only: pods
 /// can end, which needs nothing of the pool. Until the drain begins, or the pool takes changes; the
 /// next start opens it then. Any other error is returned.
-async fn unmount_only<Role>(
+async fn unmount_only(
     error: engine::Error,
     drain: &Drain,
     ready: &watch::Sender<Readiness>,
-    role: impl FnOnce(Option<Engine>, Drain) -> Role,
-) -> Result<(), Error>
-where
-    Role: Future<Output = ()> + Send + 'static,
-{
+    role: impl FnOnce(Option<Engine>, Drain) -> Tasks,
+) -> Result<(), Error> {
     let engine::Error::PoolReadOnly { path, .. } = &error else {
         return Err(Error::Engine(error));
     };
@@ -338,7 +335,7 @@ where
     let why = server::message_of(&error);
     tracing::error!(%why, "the pool cannot be opened: volumes can only be unmounted");
     ready.send_replace(Readiness::UnmountsOnly(UnmountsOnly { backend, why }));
-    let role = Part::role(drain, role(None, drain.clone()));
+    let role = start(drain, role(None, drain.clone()));
     let takes_changes = async {
         while !Engine::takes_writes_offline(path).await {
             sleep(LOOK_AGAIN).await;
@@ -352,7 +349,25 @@ where
             drain.begin();
         }
     }
-    role.end().await
+    Part::end_all(role).await
+}
+
+/// Starts the tasks of a role.
+fn start(drain: &Drain, tasks: Tasks) -> Vec<Part<Error>> {
+    let start = |(name, task): (_, BoxFuture<'static, ()>)| Part::start(name, drain, task.map(Ok));
+    tasks.into_iter().map(start).collect()
+}
+
+/// Serves content to the peers.
+fn serve_peers(drain: &Drain, node: peer::Node, engine: Engine) -> Part<Error> {
+    let closing = drain.clone();
+    let work = async move {
+        if let Err(error) = node.serve(engine, closing).await {
+            tracing::error!(%error, "peers cannot be served");
+        }
+        Ok(())
+    };
+    Part::start("service for peers", drain, work)
 }
 
 /// Opens the pool and makes its admin socket. That is there before the driver says that it is
@@ -374,70 +389,5 @@ async fn open(
             engine.shutdown().await;
             Err(error.into())
         }
-    }
-}
-
-/// A task that runs until the drain ends it. Dropping it aborts the task.
-struct Part {
-    name: &'static str,
-    drain: Drain,
-    /// How it ended, and whether it had been told to.
-    task: AbortOnDropHandle<(server::Result<()>, bool)>,
-}
-
-impl Part {
-    /// Starts a task. If it ends by itself, also by a panic, the drain begins.
-    fn start(
-        name: &'static str,
-        drain: &Drain,
-        work: impl Future<Output = server::Result<()>> + Send + 'static,
-    ) -> Self {
-        let begins = BeginAtEnd(drain.clone());
-        let task = tokio::spawn(async move {
-            let ended = work.await;
-            (ended, begins.0.has_begun())
-        });
-        Self {
-            name,
-            drain: drain.clone(),
-            task: AbortOnDropHandle::new(task),
-        }
-    }
-
-    fn role(drain: &Drain, role: impl Future<Output = ()> + Send + 'static) -> Self {
-        let work = async {
-            role.await;
-            Ok(())
-        };
-        Self::start("registration and watch over pods", drain, work)
-    }
-
-    fn peers(drain: &Drain, node: peer::Node, engine: Engine) -> Self {
-        let closing = drain.clone();
-        let work = async move {
-            if let Err(error) = node.serve(engine, closing).await {
-                tracing::error!(%error, "peers cannot be served");
-            }
-            Ok(())
-        };
-        Self::start("service for peers", drain, work)
-    }
-
-    /// Waits until it ends, or the deadline. An error if it failed, panicked or ended by itself.
-    async fn end(self) -> Result<(), Error> {
-        match self.drain.finish(self.name, self.task).await {
-            None | Some(Ok((Ok(()), true))) => Ok(()),
-            Some(Ok((Err(error), _))) => Err(error.into()),
-            // A panic was printed where it happened.
-            Some(Ok((Ok(()), false)) | Err(_)) => Err(Error::Exited(self.name)),
-        }
-    }
-}
-
-struct BeginAtEnd(Drain);
-
-impl Drop for BeginAtEnd {
-    fn drop(&mut self) {
-        self.0.begin();
     }
 }

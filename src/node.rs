@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -177,57 +178,93 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         // It begins while the pool is opened, and ends with this function.
         _watch = Some(AbortOnDropHandle::new(tokio::spawn(watch)));
     }
-    let role = |engine: Option<Engine>, drain: Drain| async move {
-        let ours = engine.clone();
-        let agent = async {
-            if let (Some(engine), Some(kubeconfig)) = (ours, orders) {
-                let node = csi::node_of(&id, engine.backend());
-                let stop = drain.begun();
-                k8s::agent::run(kubeconfig, engine, distribution, node, published, stop).await;
-            }
-        };
-        let report = report(catalog, engine.clone(), &drain);
-        let watch = async {
-            if let Some(engine) = engine {
-                watch_pods(kubernetes, engine, &drain).await;
-            }
-        };
-        let offer = async {
-            tokio::select! {
-                () = answers(&socket) => registration.keep(&drain).await,
-                () = drain.begun() => {}
-            }
-        };
-        tokio::join!(watch, agent, report, offer);
+    let tasks = Tasks {
+        kubernetes,
+        orders,
+        id,
+        distribution,
+        published,
+        catalog,
+        socket,
+        registration,
     };
+    let role = |engine, drain| tasks.start(engine, drain);
     // Until all else has ended, so that a probe sees that the driver is stopping.
     let _http = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
     driver::run(driver, drain, ready, role, shutdown).await?;
     Ok(())
 }
 
+/// What the tasks of a node need.
+struct Tasks {
+    kubernetes: Option<(k8s::Config, mpsc::Receiver<Notice>)>,
+    /// The kubeconfig, if the orders of a controller are carried out.
+    orders: Option<Option<PathBuf>>,
+    id: NodeId,
+    distribution: http::FindDistribution,
+    published: Option<k8s::agent::Peering>,
+    catalog: Option<Arc<hub::Node>>,
+    socket: PathBuf,
+    registration: Registration,
+}
+
+impl Tasks {
+    /// The tasks, each with its name. Without an engine, kubelet only unmounts.
+    fn start(self, engine: Option<Engine>, drain: Drain) -> driver::Tasks {
+        let mut tasks = match engine {
+            Some(engine) => {
+                let (kubernetes, catalog, orders) = (self.kubernetes, self.catalog, self.orders);
+                let node = csi::node_of(&self.id, engine.backend());
+                let watch = kubernetes.map(|it| watch_pods(it, engine.clone(), drain.clone()));
+                let report = catalog.map(|it| report(it, engine.clone(), drain.clone()));
+                let (distribution, published) = (self.distribution, self.published);
+                let stop = drain.clone();
+                let obey = orders.map(|kubeconfig| async move {
+                    let stop = stop.begun();
+                    k8s::agent::run(kubeconfig, engine, distribution, node, published, stop).await;
+                });
+                if watch.is_none() {
+                    tracing::info!(
+                        "pods are not watched: their outcomes come from `baggageclaim outcome` and \
+                         markers only"
+                    );
+                }
+                let tasks = [
+                    ("watch over pods", watch.map(FutureExt::boxed)),
+                    ("reports to the catalog", report.map(FutureExt::boxed)),
+                    ("orders of the controller", obey.map(FutureExt::boxed)),
+                ];
+                let given = |(name, task): (_, Option<_>)| Some((name, task?));
+                tasks.into_iter().filter_map(given).collect()
+            }
+            None => Vec::new(),
+        };
+        let (socket, registration) = (self.socket, self.registration);
+        let offer = async move {
+            tokio::select! {
+                () = answers(&socket) => registration.keep(&drain).await,
+                () = drain.begun() => {}
+            }
+        };
+        tasks.push(("registration with kubelet", offer.boxed()));
+        tasks
+    }
+}
+
 /// Reports to the controller what this node has, until the drain begins.
-async fn report(catalog: Option<Arc<hub::Node>>, engine: Option<Engine>, drain: &Drain) {
-    if let (Some(catalog), Some(engine)) = (catalog, engine) {
-        tokio::select! {
-            () = catalog.run(engine) => {}
-            () = drain.begun() => {}
-        }
+async fn report(catalog: Arc<hub::Node>, engine: Engine, drain: Drain) {
+    tokio::select! {
+        () = catalog.run(engine) => {}
+        () = drain.begun() => {}
     }
 }
 
 /// Watches pods in the API server and reports events on them, until the drain begins.
 async fn watch_pods(
-    kubernetes: Option<(k8s::Config, mpsc::Receiver<Notice>)>,
+    (config, heard): (k8s::Config, mpsc::Receiver<Notice>),
     engine: Engine,
-    drain: &Drain,
+    drain: Drain,
 ) {
-    let Some((config, heard)) = kubernetes else {
-        tracing::info!(
-            "pods are not watched: their outcomes come from `baggageclaim outcome` and markers only"
-        );
-        return;
-    };
     k8s::run(config, engine, heard, drain.begun()).await;
 }
 

@@ -15,6 +15,5 @@ use crate::server::Drain;
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let (ready, _) = watch::channel(Readiness::Recovering);
     let drain = Drain::new(config.grace);
-    let role = |_, drain: Drain| async move { drain.begun().await };
-    driver::run(config, drain, ready, role, shutdown).await
+    driver::run(config, drain, ready, |_, _| Vec::new(), shutdown).await
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::csi::{self, DRIVER_NAME, Readiness};
 use baggageclaim::kubelet_double::{NO_ATTRIBUTES, PublishOptions};
 use baggageclaim::model::NodeId;
-use baggageclaim::server::Drain;
+use baggageclaim::server::{Drain, Exited};
 use baggageclaim::telemetry::metrics::Rpcs;
 use baggageclaim::{driver, engine};
 use common::api::{Api, Mood};
@@ -372,38 +372,69 @@ async fn a_killed_drivers_socket_is_replaced_and_its_mounts_are_taken_up() {
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }
 
+/// The settings of a driver in this lab.
+fn settings(lab: &Lab, grace: Duration) -> driver::Config {
+    driver::Config {
+        socket: lab.run_dir().join("csi.sock"),
+        csi: csi::Config {
+            node: NodeId::new("here").expect("a node id"),
+            features: csi::Features::default(),
+            rpcs: Rpcs::default(),
+        },
+        engine: engine::Config::new(lab.path().join("pool")),
+        shared: None,
+        peers: None,
+        sources: baggageclaim::distribution::Sources::default(),
+        ask: Duration::from_secs(2),
+        fetch_wait: Duration::from_secs(90),
+        grace,
+    }
+}
+
+/// The end has one deadline, and every task that is late then is named.
+#[tokio::test]
+async fn late_tasks_of_a_role_are_named_and_the_driver_ends() {
+    let lab = require_lab!(Fs::Ext4);
+    let config = settings(&lab, Duration::from_millis(200));
+    let socket = config.socket.clone();
+    let drain = Drain::new(config.grace);
+    let (ready, mut readiness) = tokio::sync::watch::channel(Readiness::Recovering);
+    let role = |_, drain: Drain| -> driver::Tasks {
+        let ends = async move { drain.begun().await };
+        vec![
+            ("hangs", Box::pin(std::future::pending())),
+            ("ends", Box::pin(ends)),
+            ("also hangs", Box::pin(std::future::pending())),
+        ]
+    };
+    let shutdown = async move {
+        let is_ready = |it: &Readiness| matches!(it, Readiness::Ready(..));
+        let ready = readiness.wait_for(is_ready).await;
+        ready.expect("the driver has the sender");
+    };
+    let ended = driver::run(config, drain.clone(), ready, role, shutdown).await;
+    ended.expect("late tasks are left to the next start");
+    assert_eq!(drain.late(), ["hangs", "also hangs"]);
+    assert!(!socket.exists() && !lab.path().join("pool/admin.sock").exists());
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
 /// The part of a role that runs beside the services may not end, or panic, unnoticed: the driver
 /// puts all away and says so.
 #[tokio::test]
 async fn a_part_that_ends_by_itself_ends_the_driver() {
     for panics in [false, true] {
         let lab = require_lab!(Fs::Ext4);
-        let socket = lab.run_dir().join("csi.sock");
-        let config = driver::Config {
-            socket: socket.clone(),
-            csi: csi::Config {
-                node: NodeId::new("here").expect("a node id"),
-                features: csi::Features::default(),
-                rpcs: Rpcs::default(),
-            },
-            engine: engine::Config::new(lab.path().join("pool")),
-            shared: None,
-            peers: None,
-            sources: baggageclaim::distribution::Sources::default(),
-            ask: Duration::from_secs(2),
-            fetch_wait: Duration::from_secs(90),
-            grace: Duration::from_secs(5),
-        };
+        let config = settings(&lab, Duration::from_secs(5));
+        let socket = config.socket.clone();
         let drain = Drain::new(config.grace);
         let (ready, _) = tokio::sync::watch::channel(Readiness::Recovering);
-        let role = |_, _| async move { assert!(!panics, "on purpose") };
+        let task = async move { assert!(!panics, "on purpose") };
+        let role = |_, _| -> driver::Tasks { vec![("a task of the role", Box::pin(task))] };
         let ended = driver::run(config, drain, ready, role, std::future::pending()).await;
         let error = ended.expect_err("it was not told to end");
         assert!(
-            matches!(
-                error,
-                driver::Error::Exited("registration and watch over pods")
-            ),
+            matches!(error, driver::Error::Exited(Exited("a task of the role"))),
             "{error}"
         );
         assert!(!socket.exists() && !lab.path().join("pool/admin.sock").exists());

@@ -1,11 +1,16 @@
 //! How the driver ends: one drain with one deadline, which everything long-lived takes part in.
 //!
-//! It has two phases, because kubelet must be able to call until it knows that the driver goes.
-//! First, what brings calls is withdrawn. Then the services answer the calls that run, and close.
+//! The deadline is set when the driver is told to end, and never moves back. Before it, the drain
+//! has up to three phases. With a shared tier, content is uploaded while everything serves. Then
+//! what brings calls is withdrawn: kubelet must be able to call until it knows that the driver goes.
+//! Last, the services answer the calls that run, and close. The drain knows every part that was
+//! late.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -16,8 +21,22 @@ const MOMENT: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Serving,
-    Withdrawing { until: Instant },
-    Closing { until: Instant },
+    /// The end is announced, and everything serves.
+    Announced {
+        until: Instant,
+    },
+    Withdrawing {
+        until: Instant,
+    },
+    Closing {
+        until: Instant,
+    },
+}
+
+impl Phase {
+    fn has_begun(&self) -> bool {
+        matches!(self, Self::Withdrawing { .. } | Self::Closing { .. })
+    }
 }
 
 /// The drain of one driver, or of one server. Clones share it.
@@ -25,6 +44,8 @@ enum Phase {
 pub struct Drain {
     grace: Duration,
     phase: watch::Sender<Phase>,
+    /// The parts that were late.
+    late: Arc<Mutex<Vec<&'static str>>>,
 }
 
 impl Drain {
@@ -34,19 +55,46 @@ impl Drain {
         Self {
             grace,
             phase: watch::Sender::new(Phase::Serving),
+            late: Arc::default(),
         }
     }
 
-    /// Begins the drain: services stop accepting calls, and the deadline is set. Only the first
-    /// call counts.
-    pub fn begin(&self) {
-        let until = Instant::now() + self.grace;
+    /// Sets the deadline, and lets everything serve for `most` yet ([`Drain::serves_for`]), or until
+    /// the drain begins. Only the first call counts.
+    pub fn announce(&self, most: Duration) {
+        let until = Instant::now() + most + self.grace;
         self.phase.send_if_modified(|phase| {
-            let begins = *phase == Phase::Serving;
-            if begins {
-                *phase = Phase::Withdrawing { until };
+            let is_first = *phase == Phase::Serving;
+            if is_first {
+                *phase = Phase::Announced { until };
             }
-            begins
+            is_first
+        });
+    }
+
+    /// How long everything may still serve, once the end is announced.
+    #[must_use]
+    pub fn serves_for(&self) -> Duration {
+        match *self.phase.borrow() {
+            Phase::Announced { until } => {
+                until.saturating_duration_since(Instant::now() + self.grace)
+            }
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Begins the drain: services stop accepting calls. The deadline is at most `grace` from now,
+    /// and not after the one that was announced. Only the first call counts.
+    pub fn begin(&self) {
+        let now = Instant::now() + self.grace;
+        self.phase.send_if_modified(|phase| {
+            let until = match *phase {
+                Phase::Serving => now,
+                Phase::Announced { until } => until.min(now),
+                Phase::Withdrawing { .. } | Phase::Closing { .. } => return false,
+            };
+            *phase = Phase::Withdrawing { until };
+            true
         });
     }
 
@@ -58,19 +106,19 @@ impl Drain {
                 *phase = Phase::Closing { until };
                 true
             }
-            Phase::Serving | Phase::Closing { .. } => false,
+            Phase::Serving | Phase::Announced { .. } | Phase::Closing { .. } => false,
         });
     }
 
     /// Whether it has begun.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        *self.phase.borrow() != Phase::Serving
+        self.phase.borrow().has_begun()
     }
 
     /// Ready when it has begun.
     pub async fn begun(&self) {
-        self.reached(|phase| *phase != Phase::Serving).await;
+        self.reached(Phase::has_begun).await;
     }
 
     /// Ready when the services are to close.
@@ -89,7 +137,7 @@ impl Drain {
     #[must_use]
     pub fn left(&self) -> Duration {
         match *self.phase.borrow() {
-            Phase::Serving => self.grace,
+            Phase::Serving | Phase::Announced { .. } => self.grace,
             Phase::Withdrawing { until } | Phase::Closing { until } => {
                 until.saturating_duration_since(Instant::now()).max(MOMENT)
             }
@@ -102,19 +150,26 @@ impl Drain {
         sleep(self.left()).await;
     }
 
-    /// Waits for a part of the driver until the deadline. `None` if it was late: then the log names
-    /// it.
-    pub async fn finish<T>(&self, part: &str, work: impl Future<Output = T>) -> Option<T> {
+    /// Waits for a part of the driver until the deadline. `None` if it was late: then the log and
+    /// [`Drain::late`] name it.
+    pub async fn finish<T>(&self, part: &'static str, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
             done = work => Some(done),
             () = self.over() => {
+                self.late.lock().push(part);
                 tracing::warn!(part,
                     "late: did not finish within the grace period; the driver no longer waits for \
                      it");
                 None
             }
         }
+    }
+
+    /// The parts that were late so far, in the order in which they were waited for.
+    #[must_use]
+    pub fn late(&self) -> Vec<&'static str> {
+        self.late.lock().clone()
     }
 }
 
@@ -139,6 +194,33 @@ mod tests {
         assert_eq!(drain.finish("fourth", pending::<()>()).await, None);
         assert!(began.elapsed() >= Duration::from_secs(2));
         assert_eq!(drain.left(), MOMENT, "the deadline has moved");
+        assert_eq!(drain.late(), ["first", "second", "fourth"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_announced_has_the_same_deadline() {
+        let [grace, most] = [25, 30].map(Duration::from_secs);
+        let drain = Drain::new(grace);
+        assert_eq!(drain.serves_for(), Duration::ZERO);
+        drain.announce(most);
+        drain.announce(2 * most);
+        let left = drain.serves_for();
+        assert!(left <= most && left > most / 2, "{left:?}");
+        assert!(!drain.has_begun(), "everything serves");
+        drain.begin();
+        let left = drain.left();
+        assert!(
+            left <= grace,
+            "the uploads left {left:?}, which nothing else may use"
+        );
+
+        let drain = Drain::new(Duration::from_millis(20));
+        drain.announce(Duration::ZERO);
+        // The uploads do not end in time, and take the time of the rest.
+        sleep(Duration::from_millis(30)).await;
+        assert_eq!(drain.serves_for(), Duration::ZERO);
+        drain.begin();
+        assert_eq!(drain.left(), MOMENT);
     }
 
     #[tokio::test]

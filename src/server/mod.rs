@@ -11,6 +11,7 @@
 
 mod codes;
 mod drain;
+mod part;
 mod routes;
 mod socket;
 mod trace;
@@ -23,6 +24,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 pub use codes::{code_name, code_named, code_of, may_go_on, message_of};
 pub use drain::Drain;
+pub use part::{Exited, Part};
 pub use routes::Routes;
 pub use socket::{Socket, SocketPlace, connect};
 pub use trace::{Rpc, Trace};
