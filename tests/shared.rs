@@ -5,7 +5,9 @@
 //! | `tier` | a tier, layers, and what goes up and down |
 //! | `server` | versitygw, built from `tests/s3-server/` |
 //! | `failing` | a store that is slow, cuts, refuses, races, loses acknowledgements and lists late |
+//! | `any` | what the protocol needs of a storage, on any kind of it |
 //! | `trips` | layers up and down, resumed, from the next source |
+//! | `frames` | frames in another order, twice, of another layer, cut; a tier that stalls |
 //! | `names` | two writers, lost acknowledgements, clears |
 //! | `corrupt` | damage in every part of every object |
 //! | `cli` | the verb `shared` as a process |
@@ -24,6 +26,8 @@ mod common;
 
 #[path = "shared/answers.rs"]
 mod answers;
+#[path = "shared/any.rs"]
+mod any;
 #[path = "shared/budgets.rs"]
 mod budgets;
 #[path = "shared/cli.rs"]
@@ -34,6 +38,8 @@ mod collect;
 mod corrupt;
 #[path = "shared/failing.rs"]
 mod failing;
+#[path = "shared/frames.rs"]
+mod frames;
 #[path = "shared/names.rs"]
 mod names;
 #[path = "shared/server.rs"]
