@@ -14,6 +14,7 @@
 //! | `collect` | the collector on real objects |
 //! | `budgets` | the budget of a namespace on real objects |
 //! | `answers` | real responses of a server that fails |
+//! | `deletions` | the deletion of a name's record in random schedules |
 //! | `simulation` | the protocol's decisions in random schedules |
 
 #![expect(
@@ -36,6 +37,8 @@ mod cli;
 mod collect;
 #[path = "shared/corrupt.rs"]
 mod corrupt;
+#[path = "shared/deletions.rs"]
+mod deletions;
 #[path = "shared/failing.rs"]
 mod failing;
 #[path = "shared/frames.rs"]
