@@ -402,7 +402,10 @@ mod tests {
         assert_eq!(judge_name(&deleting, hour * 3), NameVerdict::Delete);
         assert!(!may_write_over(&deleting, hour * 23));
         assert!(may_write_over(&deleting, hour * 24));
-        assert!(may_write_over(&record(7, NameState::Expired), Duration::ZERO));
+        assert!(may_write_over(
+            &record(7, NameState::Expired),
+            Duration::ZERO
+        ));
         // The bounds that the proof in docs/shared-tier.md needs.
         assert!(GRACE >= 2 * PUBLISH_WITHIN + 4 * LIST_WITHIN);
         // The mark may take effect as late as it was sent, the deletion an hour after it was.

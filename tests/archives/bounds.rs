@@ -141,7 +141,7 @@ fn command(before: &[&str], task: &str, place: &Path) -> Command {
     command
 }
 
-fn run(mut command: Command) {
+fn run(command: &mut Command) {
     let output = command.output().expect("it starts");
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
@@ -186,7 +186,7 @@ fn memory_does_not_grow_with_the_tree() {
         let measured = [(100, 100), (DIRECTORIES, FILES)].map(|(directories, files)| {
             let place = place(&lab, &format!("{task} {files}"));
             fill(&place.join("from"), directories, files);
-            run(command(&[], task, &place));
+            run(&mut command(&[], task, &place));
             let rise = fs::read_to_string(place.join("rise")).expect("read");
             fs::remove_dir_all(&place).expect("remove");
             rise.parse::<u64>().expect("a number")
@@ -229,7 +229,7 @@ fn a_change_of_parent_is_one_openat2() {
     let trace = place.join("trace");
     let strace = ["strace", "-f", "-e", "trace=openat2", "-o"];
     let strace = [&strace[..], &[trace.to_str().expect("text")]].concat();
-    run(command(&strace, "unpack", &place));
+    run(&mut command(&strace, "unpack", &place));
     let trace = fs::read_to_string(trace).expect("a trace");
     let calls: Vec<&str> = trace
         .lines()

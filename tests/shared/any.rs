@@ -1,16 +1,23 @@
 //! What the protocol needs of a storage: conditional writes and reads, uploads in parts, ranges,
-//! lists and deletions. It runs on a directory, on the real S3 server, and on the tier whose URL is
-//! in `BAGGAGECLAIM_TEST_TIER`: of another kind of storage, with its credentials in the
-//! environment. Each run has a prefix of its own there.
+//! lists and deletions. It runs on a directory, on the real S3 server, on a double of Google Cloud
+//! Storage (`tests/gcs-double/`), and on the tier whose URL is in `BAGGAGECLAIM_TEST_TIER`: a
+//! storage of one's own, with its credentials in the environment. Each run has a prefix of its own
+//! there.
 
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use baggageclaim::shared::{
     Collector, Committed, Error, Publication, Resolved, Source as _, Store, Url, clear, look, usage,
 };
 
+use object_store::ClientOptions;
+use object_store::gcp::GoogleCloudStorageBuilder;
+
 use crate::collect::now;
-use crate::common::{Fs, Lab, assert_same, require_lab};
+use crate::common::{Fs, Lab, assert_same, go, require_lab, skip};
 use crate::tier::{
     Held, TIMES, Tier, bucket, commit, down, hold, id, never, publish, reference, runtime, shown,
     small_parts, tenant,
@@ -25,6 +32,54 @@ fn deeper(url: &str) -> String {
     format!("{place}/{unique}?{options}")
 }
 
+/// The double, which ends with this.
+struct Google {
+    child: Child,
+    store: Store,
+    _runtime: Arc<tokio::runtime::Runtime>,
+}
+
+impl Drop for Google {
+    fn drop(&mut self) {
+        let _killed = self.child.kill();
+        let _waited = self.child.wait();
+    }
+}
+
+fn google() -> Result<Google, String> {
+    let program = go::build("gcs-double", ".", "gcs-double")?;
+    let mut child = Command::new(program)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut address = String::new();
+    let stdout = child.stdout.take().expect("it is piped");
+    let read = BufReader::new(stdout).read_line(&mut address);
+    assert!(read.expect("read") > 0, "it has an address");
+    let _chosen = rustls::crypto::ring::default_provider().install_default();
+    let objects = GoogleCloudStorageBuilder::new()
+        .with_bucket_name("bucket")
+        .with_base_url(&format!("http://{}", address.trim()))
+        .with_skip_signature(true)
+        .with_client_options(ClientOptions::new().with_allow_http(true))
+        .build()
+        .expect("a store");
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    let store = Store::new(
+        Arc::new(objects),
+        "some/prefix",
+        "gs://bucket",
+        handle,
+        TIMES,
+    );
+    Ok(Google {
+        child,
+        store,
+        _runtime: runtime,
+    })
+}
+
 #[test]
 fn a_storage_has_what_the_protocol_needs() {
     let lab = require_lab!(Fs::Ext4);
@@ -33,16 +88,20 @@ fn a_storage_has_what_the_protocol_needs() {
     for tier in Tier::both() {
         protocol(&lab, &tier.store, &held, &layer);
     }
+    match google() {
+        Ok(google) => protocol(&lab, &google.store, &held, &layer),
+        Err(reason) => skip(&reason),
+    }
     if let Some(url) = std::env::var_os("BAGGAGECLAIM_TEST_TIER") {
         let url: Url = deeper(url.to_str().expect("text")).parse().expect("a URL");
         let runtime = runtime();
         let store = url.open(runtime.handle().clone(), TIMES).expect("open");
+        println!("{store}");
         protocol(&lab, &store, &held, &layer);
     }
 }
 
 fn protocol(lab: &Lab, store: &Store, held: &Held, layer: &std::path::Path) {
-    println!("{store}");
     let first = Publication::begin(store, &tenant(), id()).expect("begin");
     let up = first.layer((&held.table, &held.holder), small_parts(), &never);
     let up = up.expect("upload");

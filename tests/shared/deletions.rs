@@ -19,20 +19,15 @@ const LATE: u64 = 60;
 const WRONG: u64 = 600;
 const DAYS: u64 = 8;
 
-#[derive(Debug, Clone, Copy)]
-struct Rules {
-    marks: bool,
-    writers_wait: bool,
-    deletes_in_time: bool,
-    marks_again_at_once: bool,
+/// The rules, and variants that break one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    Right,
+    NoMark,
+    WritersWriteOverAMark,
+    DeletionsMayTakeAnyTime,
+    AnotherCollectorMarksAgainAtOnce,
 }
-
-const RIGHT: Rules = Rules {
-    marks: true,
-    writers_wait: true,
-    deletes_in_time: true,
-    marks_again_at_once: false,
-};
 
 /// What the record may say. Each is a record of the product, for its decisions.
 struct Records {
@@ -242,7 +237,7 @@ impl<'a> World<'a> {
             }
             Step::Judge(clock) => self.judge(clock),
             Step::Mark(version) => {
-                if self.rules.marks {
+                if self.rules != Rules::NoMark {
                     let begun = self.now;
                     self.sent(Step::Marked(version, begun));
                 } else if self.is(Some(version)) {
@@ -267,7 +262,9 @@ impl<'a> World<'a> {
             }
             Step::Delete(begun) => {
                 let took = minutes(self.now - begun);
-                if !self.rules.deletes_in_time || decide::in_time(took, DELETE_WITHIN) {
+                if self.rules == Rules::DeletionsMayTakeAnyTime
+                    || decide::in_time(took, DELETE_WITHIN)
+                {
                     self.sent(Step::Deleted);
                 }
                 self.later(Step::Begin);
@@ -278,7 +275,7 @@ impl<'a> World<'a> {
     }
 
     fn write(&mut self, seen: Option<Stored>) {
-        if let Some(seen) = seen.filter(|_| self.rules.writers_wait) {
+        if let Some(seen) = seen.filter(|_| self.rules != Rules::WritersWriteOverAMark) {
             let wrong = self.random.below(2 * WRONG);
             let age = (self.now + wrong).saturating_sub(seen.written + WRONG);
             if !decide::may_write_over(self.records.of(seen.says), minutes(age)) {
@@ -298,7 +295,8 @@ impl<'a> World<'a> {
             let is_marked = seen.says == Says::Deleting;
             let age = minutes(clock.saturating_sub(seen.written));
             let verdict = decide::judge_name(self.records.of(seen.says), age);
-            verdict == NameVerdict::Delete || (is_marked && self.rules.marks_again_at_once)
+            verdict == NameVerdict::Delete
+                || (is_marked && self.rules == Rules::AnotherCollectorMarksAgainAtOnce)
         });
         match judged {
             Some(seen) => {
@@ -311,7 +309,7 @@ impl<'a> World<'a> {
 
     fn delete(&mut self) -> Result<(), String> {
         match self.stored {
-            Some(stored) if stored.says != Says::Deleting && self.rules.marks => {
+            Some(stored) if stored.says == Says::Expired && self.rules != Rules::NoMark => {
                 return Err(format!("at {}: {stored:?} is deleted", self.now));
             }
             Some(stored) if stored.says == Says::Content => {
@@ -342,7 +340,7 @@ fn search(rules: Rules, seeds: impl Iterator<Item = u64>) -> (Option<(u64, Strin
 
 #[test]
 fn no_deletion_of_a_record_meets_a_newer_one() {
-    let (wrong, counts) = search(RIGHT, 1..=SCHEDULES);
+    let (wrong, counts) = search(Rules::Right, 1..=SCHEDULES);
     assert_eq!(wrong, None);
     // The schedules must reach what they are about.
     let some = SCHEDULES / 100;
@@ -357,38 +355,14 @@ fn no_deletion_of_a_record_meets_a_newer_one() {
 
 #[test]
 fn broken_deletions_are_caught() {
-    for (what, rules) in [
-        (
-            "no mark",
-            Rules {
-                marks: false,
-                ..RIGHT
-            },
-        ),
-        (
-            "writers write over a mark",
-            Rules {
-                writers_wait: false,
-                ..RIGHT
-            },
-        ),
-        (
-            "a deletion may take any time",
-            Rules {
-                deletes_in_time: false,
-                ..RIGHT
-            },
-        ),
-        (
-            "another collector marks again at once",
-            Rules {
-                marks_again_at_once: true,
-                ..RIGHT
-            },
-        ),
+    for rules in [
+        Rules::NoMark,
+        Rules::WritersWriteOverAMark,
+        Rules::DeletionsMayTakeAnyTime,
+        Rules::AnotherCollectorMarksAgainAtOnce,
     ] {
         let (wrong, _) = search(rules, 1..=SCHEDULES);
-        let (seed, lost) = wrong.unwrap_or_else(|| panic!("{what}: not caught"));
-        println!("{what}: caught by schedule {seed}: {lost}");
+        let (seed, lost) = wrong.unwrap_or_else(|| panic!("{rules:?}: not caught"));
+        println!("{rules:?}: caught by schedule {seed}: {lost}");
     }
 }
