@@ -1,18 +1,22 @@
-//! Archives on real filesystems, against GNU tar, and from a hostile sender.
+//! Archives on real filesystems, against GNU tar and Go's reader, and from a hostile sender.
 //!
 //! [`tar`] builds hand-made streams block by block and shares no code with the product.
 
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "what the product does safely, a test of it does in the plain way; GNU tar is run"
+    reason = "what the product does safely, a test of it does in the plain way; other programs are run"
 )]
 
 #[path = "archives/backends.rs"]
 mod backends;
 #[path = "archives/bad.rs"]
 mod bad;
+#[path = "archives/bounds.rs"]
+mod bounds;
 mod common;
+#[path = "archives/go.rs"]
+mod go;
 #[path = "archives/layers.rs"]
 mod layers;
 #[path = "archives/peers.rs"]

@@ -5,13 +5,16 @@
 //! | `tier` | a tier, layers, and what goes up and down |
 //! | `server` | versitygw, built from `tests/s3-server/` |
 //! | `failing` | a store that is slow, cuts, refuses, races, loses acknowledgements and lists late |
+//! | `any` | what the protocol needs of a storage, on any kind of it |
 //! | `trips` | layers up and down, resumed, from the next source |
+//! | `frames` | frames in another order, twice, of another layer, cut; a tier that stalls |
 //! | `names` | two writers, lost acknowledgements, clears |
 //! | `corrupt` | damage in every part of every object |
 //! | `cli` | the verb `shared` as a process |
 //! | `collect` | the collector on real objects |
 //! | `budgets` | the budget of a namespace on real objects |
 //! | `answers` | real responses of a server that fails |
+//! | `deletions` | the deletion of a name's record in random schedules |
 //! | `simulation` | the protocol's decisions in random schedules |
 
 #![expect(
@@ -24,6 +27,8 @@ mod common;
 
 #[path = "shared/answers.rs"]
 mod answers;
+#[path = "shared/any.rs"]
+mod any;
 #[path = "shared/budgets.rs"]
 mod budgets;
 #[path = "shared/cli.rs"]
@@ -32,8 +37,12 @@ mod cli;
 mod collect;
 #[path = "shared/corrupt.rs"]
 mod corrupt;
+#[path = "shared/deletions.rs"]
+mod deletions;
 #[path = "shared/failing.rs"]
 mod failing;
+#[path = "shared/frames.rs"]
+mod frames;
 #[path = "shared/names.rs"]
 mod names;
 #[path = "shared/server.rs"]

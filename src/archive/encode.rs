@@ -2,7 +2,7 @@
 //! bytes, the codec and its level, never on the number of threads.
 
 use std::io::{self, Write};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -74,7 +74,36 @@ impl<W: Write> Write for Out<'_, W> {
 enum Encoder<W: Write> {
     Plain(W),
     Gzip(GzEncoder<W>),
-    Zstd(zstd::Encoder<'static, W>),
+    Zstd(zstd::Encoder<'static, W>, Workers),
+}
+
+/// The workers of all encoders of this process.
+static WORKERS: AtomicU32 = AtomicU32::new(0);
+
+/// How many workers of zstd an encoder has: one for each core that has none, and at least one.
+/// Given back when it is dropped.
+struct Workers {
+    of: &'static AtomicU32,
+    count: u32,
+}
+
+impl Workers {
+    fn take(of: &'static AtomicU32, cores: u32) -> Self {
+        let mut count = 1;
+        let take = |all: u32| {
+            count = cores.saturating_sub(all).max(1);
+            Some(all + count)
+        };
+        // It always has a value to set.
+        let _previous = of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        Self { of, count }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.count, Ordering::Relaxed);
+    }
 }
 
 impl<W: Write> Encoder<W> {
@@ -87,8 +116,9 @@ impl<W: Write> Encoder<W> {
                 encoder.include_checksum(true)?;
                 // One worker and many give the same bytes; none at all gives others.
                 let cores = std::thread::available_parallelism().map_or(1, usize::from);
-                encoder.multithread(u32::try_from(cores).unwrap_or(1))?;
-                Self::Zstd(encoder)
+                let workers = Workers::take(&WORKERS, u32::try_from(cores).unwrap_or(1));
+                encoder.multithread(workers.count)?;
+                Self::Zstd(encoder, workers)
             }
         })
     }
@@ -97,7 +127,7 @@ impl<W: Write> Encoder<W> {
         match self {
             Self::Plain(out) => out.write_all(bytes),
             Self::Gzip(encoder) => encoder.write_all(bytes),
-            Self::Zstd(encoder) => encoder.write_all(bytes),
+            Self::Zstd(encoder, _) => encoder.write_all(bytes),
         }
     }
 
@@ -105,7 +135,25 @@ impl<W: Write> Encoder<W> {
         match self {
             Self::Plain(out) => Ok(out),
             Self::Gzip(encoder) => encoder.finish(),
-            Self::Zstd(encoder) => encoder.finish(),
+            Self::Zstd(encoder, _workers) => encoder.finish(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoders_at_once_share_the_cores() {
+        static ALL: AtomicU32 = AtomicU32::new(0);
+        let first = Workers::take(&ALL, 4);
+        let second = Workers::take(&ALL, 4);
+        assert_eq!((first.count, second.count), (4, 1));
+        drop(first);
+        let third = Workers::take(&ALL, 4);
+        assert_eq!((third.count, ALL.load(Ordering::Relaxed)), (3, 4));
+        drop((second, third));
+        assert_eq!(ALL.load(Ordering::Relaxed), 0);
     }
 }

@@ -241,10 +241,13 @@ pub(super) enum Setback {
 pub(super) fn setback(error: &Error) -> Setback {
     match error {
         Error::Late { .. } => Setback::Again,
-        Error::Away { .. } | Error::Conflict { .. } | Error::Leased { .. } => Setback::Storage,
+        Error::Away { .. } | Error::Full { .. } | Error::Conflict { .. } | Error::Leased { .. } => {
+            Setback::Storage
+        }
         Error::SlowDown { .. } => Setback::Busy,
         Error::Permanent { .. } => Setback::Permanent,
         Error::Missing { .. }
+        | Error::Deleting { .. }
         | Error::Corrupt { .. }
         | Error::Newer { .. }
         | Error::Layer(_)

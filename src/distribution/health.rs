@@ -40,16 +40,32 @@ struct State {
 /// The part of one tenant.
 #[derive(Debug, Default)]
 struct Part {
-    /// By access: the error that lasts, and the number of its first call.
-    permanent: [Option<(String, u64)>; 2],
+    /// By access: the error that lasts.
+    permanent: [Option<Lasting>; 2],
     /// Whether a pod was told.
     told: bool,
 }
 
+/// An error that lasts.
+#[derive(Debug, Clone)]
+struct Lasting {
+    text: String,
+    /// The storage is full. Reading works.
+    is_full: bool,
+    /// The number of its first call.
+    call: u64,
+}
+
 impl Part {
     /// That of reading first.
-    fn error(&self) -> Option<&(String, u64)> {
+    fn error(&self) -> Option<&Lasting> {
         self.permanent.iter().flatten().next()
+    }
+
+    /// The errors other than that of a full storage.
+    fn unusable(&self) -> impl Iterator<Item = &Lasting> {
+        let errors = self.permanent.iter().flatten();
+        errors.filter(|it| !it.is_full)
     }
 }
 
@@ -67,7 +83,10 @@ impl Health {
         match result {
             Ok(_) => self.succeeded(tenant, access),
             Err(
-                error @ (Error::Permanent { .. } | Error::Away { .. } | Error::SlowDown { .. }),
+                error @ (Error::Permanent { .. }
+                | Error::Full { .. }
+                | Error::Away { .. }
+                | Error::SlowDown { .. }),
             ) => self.failed(tenant, access, error),
             // The content of the tier is wrong; the storage works.
             Err(error @ (Error::Corrupt { .. } | Error::Missing { .. } | Error::Newer { .. })) => {
@@ -79,6 +98,7 @@ impl Health {
                 | Error::System(_)
                 | Error::Late { .. }
                 | Error::Conflict { .. }
+                | Error::Deleting { .. }
                 | Error::Leased { .. },
             ) => {}
         }
@@ -107,14 +127,19 @@ impl Health {
         let mut state = self.0.lock();
         state.last = Some((now(), text.clone()));
         state.calls += 1;
-        let number = state.calls;
+        let call = state.calls;
         let was_failing = std::mem::replace(&mut state.failing[access as usize], true);
         let mut is_news = false;
-        if matches!(error, Error::Permanent { .. }) {
+        let is_full = matches!(error, Error::Full { .. });
+        if is_full || matches!(error, Error::Permanent { .. }) {
             let part = state.tenants.entry(tenant.clone()).or_default();
             let permanent = &mut part.permanent[access as usize];
             is_news = permanent.is_none();
-            permanent.get_or_insert((text, number));
+            permanent.get_or_insert(Lasting {
+                text,
+                is_full,
+                call,
+            });
         }
         drop(state);
         if is_news {
@@ -133,24 +158,22 @@ impl Health {
     pub(super) fn permanent(&self) -> Option<String> {
         let state = self.0.lock();
         let error = state.tenants.values().find_map(Part::error);
-        error.map(|(text, _)| text.clone())
+        error.map(|it| it.text.clone())
     }
 
-    /// The error that lasts for this tenant.
+    /// Whether this tenant has an error that lasts. A full storage is none: reading works.
     pub(super) fn permanent_of(&self, tenant: &Tenant) -> bool {
-        self.0.lock().tenants.contains_key(tenant)
+        let state = self.0.lock();
+        let part = state.tenants.get(tenant);
+        part.is_some_and(|part| part.unusable().next().is_some())
     }
 
-    /// Whether there is an error that lasts, and no call of any tenant succeeded since it began.
+    /// Whether there is an error that lasts, and no call of any tenant succeeded since it began. A
+    /// full storage is none.
     pub(super) fn is_unusable(&self) -> bool {
         let state = self.0.lock();
         let mut parts = state.tenants.values();
-        parts.any(|part| {
-            part.permanent
-                .iter()
-                .flatten()
-                .any(|it| it.1 > state.worked)
-        })
+        parts.any(|part| part.unusable().any(|it| it.call > state.worked))
     }
 
     /// The last error, and when it happened.
@@ -167,8 +190,15 @@ impl Health {
         let error = part.error().filter(|_| !part.told).cloned();
         part.told |= error.is_some();
         drop(state);
-        if let Some((why, _)) = error {
-            let what = What::SharedTierUnusable { why };
+        if let Some(Lasting {
+            text: why, is_full, ..
+        }) = error
+        {
+            let what = if is_full {
+                What::SharedTierFull { why }
+            } else {
+                What::SharedTierUnusable { why }
+            };
             say(notices, &request.tenant, &request.pod, what);
         }
     }
@@ -235,5 +265,21 @@ mod tests {
         assert!(health.is_unusable());
         health.note(&ci, Access::Write, &Ok(()));
         assert!(health.permanent_of(&other) && !health.permanent_of(&ci));
+    }
+
+    #[test]
+    fn a_full_storage_lasts_until_a_write_succeeds_and_can_be_read() {
+        let (health, ci) = (Health::default(), tenant("ci"));
+        let full: Result<()> = Err(Error::Full {
+            object: "x".to_owned(),
+            cause: "status 507".to_owned(),
+        });
+        health.note(&ci, Access::Write, &full);
+        health.note(&ci, Access::Read, &Ok(()));
+        let text = health.permanent().expect("it lasts");
+        assert!(text.contains("the shared tier is full"), "{text}");
+        assert!(!health.is_unusable() && !health.permanent_of(&ci));
+        health.note(&ci, Access::Write, &Ok(()));
+        assert_eq!(health.permanent(), None);
     }
 }

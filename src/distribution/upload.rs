@@ -368,6 +368,7 @@ mod tests {
             number: 4,
             cleared: 0,
             evicted: false,
+            deleting: false,
             write: object_id(),
             // It was uploaded last. That says nothing of when it was sealed.
             committed: Timestamp(900),

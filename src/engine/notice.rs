@@ -91,6 +91,12 @@ pub enum What {
         /// The error.
         why: String,
     },
+    /// The shared tier has no space: content that is committed stays on its node for now. Told
+    /// once, as [`What::SharedTierUnusable`].
+    SharedTierFull {
+        /// The error.
+        why: String,
+    },
     /// The volume has a size limit that does not hold.
     SizeLimitNotEnforced {
         /// Why not.

@@ -99,6 +99,10 @@ impl PodEvent {
                 let note = format!("content is neither fetched nor shared: {why}");
                 (true, "SharedTierUnusable", "Share", note)
             }
+            What::SharedTierFull { why } => {
+                let note = format!("content is not shared for now: {why}");
+                (true, "SharedTierFull", "Share", note)
+            }
             What::SizeLimitNotEnforced { why } => {
                 let note = format!("sizeLimit is not enforced: {why}");
                 (true, "SizeLimitNotEnforced", "Publish", note)

@@ -197,6 +197,7 @@ pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sha
             number: artifact.number.unwrap_or_default(),
             cleared: 0,
             evicted: false,
+            deleting: false,
             write: none,
             committed: made,
             state: NameState::Content {

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::budget::{Budget, Kept, Shown};
-use super::commit::{check_format, enter, evict, withdraw};
+use super::commit::check_format;
 use super::decide::{self, GRACE, LIST_WITHIN, NameVerdict, Seen, Verdict};
 use super::error::{Error, Result};
 use super::keys::{Keys, Listed};
 use super::record::{
     FORMAT, Lease, MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId, encode,
 };
+use super::retire::{delete, enter, evict, withdraw};
 use super::store::{Item, Store, Version};
 use crate::model::{ArtifactId, Fences, Name, Tenant, Timestamp};
 use crate::tree::Stop;
@@ -446,8 +447,8 @@ impl<'a> Collector<'a> {
                     done.expired += u64::from(is_done);
                 }
                 (NameVerdict::Delete, NameState::Cleared | NameState::Expired) => {
-                    self.store.delete(key)?;
-                    done.deleted_names += 1;
+                    let is_done = delete(self.store, record, &version, self.id, now)?;
+                    done.deleted_names += u64::from(is_done);
                 }
                 _ => {}
             }

@@ -2,7 +2,7 @@
 //! conditional write. The order makes it safe: nothing is referred to before it is there. The
 //! decisions are `decide`'s.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use super::decide::{self, Decision, Writer};
 use super::error::{Error, Result};
@@ -12,6 +12,8 @@ use super::record::{
     FORMAT, Format, LayerRef, MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId,
     Root, encode, sha256,
 };
+use super::retire::withdraw;
+use super::since::Since;
 use super::store::{Answer, Item, Store, Version};
 use super::upload::{Upload, upload};
 use crate::archive::toc::{Holder, Table};
@@ -58,21 +60,6 @@ pub enum Committed {
     KeptFirst,
     /// The name was cleared after the fork began, or that is not known.
     Cleared,
-}
-
-/// Time since something happened, also across a suspended machine.
-#[derive(Debug, Clone, Copy)]
-struct Since(Instant, SystemTime);
-
-impl Since {
-    fn now() -> Self {
-        Self(Instant::now(), SystemTime::now())
-    }
-
-    /// The longer one of both clocks: the monotonic one stands still while a machine is suspended.
-    fn elapsed(&self) -> Duration {
-        self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
-    }
 }
 
 /// A publication. It must end within [`decide::PUBLISH_WITHIN`], or begin again.
@@ -336,72 +323,6 @@ pub fn report_lost_manifest(
     }
 }
 
-/// Lets a name show nothing, as if it had expired. Returns `false` if another writer was faster.
-pub(super) fn withdraw(
-    store: &Store,
-    record: NameRecord,
-    version: &Version,
-    write: ObjectId,
-    now: Timestamp,
-) -> Result<bool> {
-    let expired = NameRecord {
-        number: record.number.saturating_add(1),
-        write,
-        committed: now,
-        state: NameState::Expired,
-        ..record
-    };
-    replace(store, &expired, version)
-}
-
-/// Lets a name show nothing, because a fence cleared what it shows. What forked from that does not
-/// come back. Returns `false` if another writer was faster.
-pub(super) fn enter(
-    store: &Store,
-    record: NameRecord,
-    version: &Version,
-    fence: u64,
-    write: ObjectId,
-    now: Timestamp,
-) -> Result<bool> {
-    let cleared = decide::cleared(record.number, record.cleared, fence);
-    let cleared = NameRecord {
-        number: record.number.saturating_add(1).max(cleared),
-        cleared,
-        write,
-        committed: now,
-        state: NameState::Cleared,
-        ..record
-    };
-    replace(store, &cleared, version)
-}
-
-/// Returns `false` if another writer was faster.
-fn replace(store: &Store, record: &NameRecord, version: &Version) -> Result<bool> {
-    let key = Keys::new(&record.tenant).name(&record.reference);
-    match store.replace(&key, encode(record), version) {
-        Ok(()) => Ok(true),
-        Err(Error::Conflict { .. }) => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-/// Lets a name show nothing, because the tenant exceeds its budget. Returns `false` if another
-/// writer was faster.
-pub(super) fn evict(
-    store: &Store,
-    record: NameRecord,
-    version: &Version,
-    write: ObjectId,
-    now: Timestamp,
-) -> Result<bool> {
-    let evicted = NameRecord {
-        evicted: true,
-        ..record
-    };
-    withdraw(store, evicted, version, write, now)
-}
-
 /// The record of a name, and so the `base` of a fork that begins now.
 pub fn look(store: &Store, tenant: &Tenant, reference: &Reference) -> Result<Option<NameRecord>> {
     let record = read_name(store, &Keys::new(tenant), tenant, reference)?;
@@ -444,6 +365,15 @@ impl Name<'_> {
             if let Some(number) = self.is_ours(current.as_ref()) {
                 return Ok(Committed::Named(number));
             }
+            if let (Some(record), Some(version)) = (&current, &version)
+                && !decide::may_write_over(record, self.now.since(version.modified()))
+            {
+                last = Error::Deleting {
+                    object: key.clone(),
+                };
+                self.store.pause();
+                continue;
+            }
             let (number, cleared, state) = match choose(current.as_ref())? {
                 Ok(choice) => choice,
                 Err(refusal) => return Ok(refusal),
@@ -455,6 +385,7 @@ impl Name<'_> {
                 number,
                 cleared,
                 evicted: false,
+                deleting: false,
                 write: self.write,
                 committed: self.now,
                 state,

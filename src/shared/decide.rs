@@ -19,6 +19,12 @@ pub const LIST_WITHIN: Duration = Duration::from_hours(1);
 /// bring old content back. A node may upload evicted content again after that.
 pub const KEEP_CLEARED: Duration = Duration::from_hours(30 * 24);
 
+/// A collector sends the deletion of a record at most this long after it began to mark it.
+pub const DELETE_WITHIN: Duration = Duration::from_hours(1);
+/// How old a mark is when no deletion of its collector can still take effect. Another collector may
+/// mark the record again then.
+pub const DELETED_BY: Duration = Duration::from_hours(3);
+
 /// What a writer of a name knows when it writes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Writer {
@@ -125,6 +131,13 @@ pub fn judge_name(record: &NameRecord, age: Duration) -> NameVerdict {
     } else {
         GRACE
     };
+    if record.deleting {
+        return if age >= DELETED_BY {
+            NameVerdict::Delete
+        } else {
+            NameVerdict::Keep
+        };
+    }
     match &record.state {
         NameState::Content { ttl_seconds, .. } => {
             let over = ttl_seconds.is_some_and(|ttl| age >= Duration::from_secs(ttl));
@@ -137,6 +150,14 @@ pub fn judge_name(record: &NameRecord, age: Duration) -> NameVerdict {
         NameState::Cleared | NameState::Expired if age >= keep => NameVerdict::Delete,
         NameState::Cleared | NameState::Expired => NameVerdict::Keep,
     }
+}
+
+/// Whether a writer may write over this record, given its age by the writer's clock. One that is
+/// being deleted is left to its collector, unless that was killed: the deletion would take what was
+/// written meanwhile. The longer time leaves room for a clock that is wrong.
+#[must_use]
+pub fn may_write_over(record: &NameRecord, age: Duration) -> bool {
+    !record.deleting || age >= GRACE
 }
 
 /// A manifest or a layer, as one list showed it. Ages are by the storage's clock, from before the
@@ -198,6 +219,7 @@ mod tests {
             number,
             cleared: 0,
             evicted: false,
+            deleting: false,
             write: ObjectId::from_bits(1),
             committed: Timestamp(0),
             state,
@@ -371,7 +393,22 @@ mod tests {
         };
         assert_eq!(judge_name(&evicted, day * 29), NameVerdict::Keep);
         assert_eq!(judge_name(&evicted, day * 30), NameVerdict::Delete);
+        let deleting = NameRecord {
+            deleting: true,
+            ..evicted
+        };
+        let hour = Duration::from_hours(1);
+        assert_eq!(judge_name(&deleting, hour * 2), NameVerdict::Keep);
+        assert_eq!(judge_name(&deleting, hour * 3), NameVerdict::Delete);
+        assert!(!may_write_over(&deleting, hour * 23));
+        assert!(may_write_over(&deleting, hour * 24));
+        assert!(may_write_over(
+            &record(7, NameState::Expired),
+            Duration::ZERO
+        ));
         // The bounds that the proof in docs/shared-tier.md needs.
         assert!(GRACE >= 2 * PUBLISH_WITHIN + 4 * LIST_WITHIN);
+        // The mark may take effect as late as it was sent, the deletion an hour after it was.
+        assert!(DELETED_BY > DELETE_WITHIN + hour && GRACE > DELETED_BY);
     }
 }

@@ -29,6 +29,17 @@ pub enum Error {
         /// The cause.
         cause: String,
     },
+    /// The storage has no space, or its owner no quota.
+    #[error(
+        "{object} cannot be written, the shared tier is full: {cause}; make room in the storage or \
+         run `baggageclaim shared gc`; uploads wait until then"
+    )]
+    Full {
+        /// The object.
+        object: String,
+        /// The cause.
+        cause: String,
+    },
     /// The storage asks for fewer requests.
     #[error("the storage asks for fewer requests ({object}: {cause}); try again later")]
     SlowDown {
@@ -41,6 +52,14 @@ pub enum Error {
     #[error("{object} was changed by another writer; read it again")]
     Conflict {
         /// The object.
+        object: String,
+    },
+    /// A collector deletes the record at this moment.
+    #[error(
+        "{object} is just being deleted by a collector; the operation can be tried again later"
+    )]
+    Deleting {
+        /// The record.
         object: String,
     },
     /// The object is gone.
@@ -109,7 +128,9 @@ impl Error {
             self,
             Self::Away { .. }
                 | Self::SlowDown { .. }
+                | Self::Full { .. }
                 | Self::Conflict { .. }
+                | Self::Deleting { .. }
                 | Self::Late { .. }
                 | Self::Leased { .. }
         )
@@ -154,6 +175,7 @@ impl Error {
                 Self::Permanent { object, cause }
             }
             Store::NotFound { .. } => Self::Missing { object },
+            _ if is_full(&cause, error) => Self::Full { object, cause },
             Store::AlreadyExists { .. }
             | Store::Precondition { .. }
             | Store::NotModified { .. } => Self::Conflict { object },
@@ -170,6 +192,17 @@ impl Error {
             _ => Self::Permanent { object, cause },
         }
     }
+}
+
+/// A full storage answers 507 (RFC 4918), or another status with its own code. A file system fails
+/// with ENOSPC or EDQUOT.
+fn is_full(cause: &str, error: &object_store::Error) -> bool {
+    use std::io::ErrorKind as Kind;
+    let code = ["QuotaExceeded", "StorageFull"];
+    let kind = io_cause(error).map(std::io::Error::kind);
+    status(cause) == Some(507)
+        || (status(cause).is_some() && code.iter().any(|code| cause.contains(code)))
+        || matches!(kind, Some(Kind::StorageFull | Kind::QuotaExceeded))
 }
 
 fn of_generic(object: String, cause: String, error: &object_store::Error) -> Error {
@@ -327,6 +360,30 @@ mod tests {
         let body = "Server returned non-2xx status code: 500 Internal Server Error: ";
         let error = Error::of_store("x", &generic(body));
         assert!(matches!(error, Error::Away { .. }), "{error:?}");
+
+        let denied = object_store::Error::PermissionDenied {
+            path: "x".into(),
+            source:
+                "Server returned non-2xx status code: 403 Forbidden: <Code>QuotaExceeded</Code>"
+                    .into(),
+        };
+        let file = |errno| object_store::Error::Generic {
+            store: "LocalFileSystem",
+            source: Box::new(std::io::Error::from(errno)),
+        };
+        for error in [
+            generic("Server returned non-2xx status code: 507 Insufficient Storage: "),
+            generic(
+                "Server returned non-2xx status code: 400 Bad Request: \
+                 <Code>XMinioAdminBucketQuotaExceeded</Code>",
+            ),
+            denied,
+            file(rustix::io::Errno::DQUOT),
+            file(rustix::io::Errno::NOSPC),
+        ] {
+            let error = Error::of_store("x", &error);
+            assert!(matches!(error, Error::Full { .. }), "{error:?}");
+        }
 
         let missing = |text: &str| object_store::Error::NotFound {
             path: "x".into(),

@@ -6,7 +6,7 @@
 //! upload:  toc::Holder ─▶ frames, table, index ─▶ one object        (object, upload)
 //! commit:  layers ─▶ manifest ─▶ name, by conditional writes        (commit, decide)
 //! fetch:   name ─▶ manifest ─▶ table ─▶ ranges ─▶ toc::Receiver      (source, fetch)
-//! collect: names, manifests, layers ─▶ markers ─▶ deletions         (collect, decide, budget)
+//! collect: names, manifests, layers ─▶ markers ─▶ deletions         (collect, retire, decide, budget)
 //! ```
 //!
 //! Every decision is a function without I/O in `decide` or `budget`; `tests/shared` runs those in a
@@ -26,6 +26,8 @@ mod object;
 mod periodic;
 mod record;
 mod report;
+mod retire;
+mod since;
 mod source;
 mod store;
 mod upload;

@@ -83,6 +83,10 @@ pub struct NameRecord {
     /// uploads it again without a use.
     #[serde(default, skip_serializing_if = "is_false")]
     pub evicted: bool,
+    /// It shows nothing, and a collector deletes it at this moment: writers wait, as
+    /// [`may_write_over`](super::decide::may_write_over) says.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub deleting: bool,
     /// Random, of this write: it tells two writes apart that say the same.
     pub write: ObjectId,
     /// When it was written, by the writer's clock. For display.
@@ -303,6 +307,7 @@ mod tests {
             number: 7,
             cleared: 0,
             evicted: false,
+            deleting: false,
             write: ObjectId::from_bits(11),
             committed: Timestamp(1_700_000_000_000),
             state: NameState::Content {
@@ -344,6 +349,7 @@ mod tests {
                 let parsed = NameRecord::parse("x", other.as_bytes(), &tenant("ci"), None);
                 let expected = NameRecord {
                     evicted: false,
+                    deleting: false,
                     ..record
                 };
                 assert_eq!(parsed.expect("parse"), expected);

@@ -336,6 +336,11 @@ impl Store {
         self.wait(key, self.times.transfer, request)
     }
 
+    /// Waits before something is tried again.
+    pub(super) fn pause(&self) {
+        std::thread::sleep(self.times.pause);
+    }
+
     pub(super) fn publish_within(&self) -> Duration {
         self.times.publish
     }

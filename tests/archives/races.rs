@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::archive::{self, Codec, Error, LayerMarks, Progress, Unpack};
 use rustix::fs::{CWD, RenameFlags};
+use sha2::{Digest as _, Sha256};
 
 use crate::common::{Fs, Snapshot, assert_same, require_lab};
 use crate::tar::Tar;
+use crate::transfer::{hold, try_scan};
 use crate::{CODECS, open, pack, unpack};
 
 /// How many exchanges there are while packing, and as many while unpacking.
@@ -78,6 +80,83 @@ fn swaps_of_directories_and_symlinks_lead_nowhere() {
         let _ = unpack(&bytes, &to, false);
     });
     assert_same(&before, &Snapshot::of(&outside));
+}
+
+#[test]
+fn swaps_while_a_table_is_made_lead_nowhere() {
+    let lab = require_lab!(Fs::Ext4);
+    let place = lab.dir("place");
+    let (from, outside) = (place.join("from"), place.join("outside"));
+    fs::create_dir_all(from.join("d/e")).expect("mkdir");
+    fs::create_dir_all(outside.join("e")).expect("mkdir");
+    for number in 0..20 {
+        fs::write(from.join(format!("d/e/{number}")), "inside").expect("write");
+        fs::write(outside.join(format!("e/{number}")), "SECRET").expect("write");
+    }
+    fs::write(outside.join("e/a secret name"), "").expect("write");
+    symlink("../outside", from.join("s")).expect("symlink");
+    let secret: [u8; 32] = Sha256::digest("SECRET").into();
+    let inside: [u8; 32] = Sha256::digest("inside").into();
+    let has = |bytes: &[u8], part: &[u8]| bytes.windows(part.len()).any(|there| there == part);
+    let (mut tables, mut seen) = (0, 0);
+    swapping(&from.join("d"), &from.join("s"), 300, || {
+        // It may find its directory moved, and say so; it never lists what is outside.
+        let (path, scanned) = try_scan(&lab, &from, "table", &|| false);
+        let table = fs::read(&path).expect("read");
+        fs::remove_file(&path).expect("remove");
+        assert!(!has(&table, &secret), "it read outside");
+        assert!(!has(&table, b"a secret name"), "it listed what is outside");
+        tables += u64::from(scanned.is_ok());
+        seen += u64::from(has(&table, &inside));
+    });
+    assert!(
+        tables > 0 && seen > 0,
+        "{tables} tables, {seen} with content"
+    );
+}
+
+#[test]
+fn swaps_while_a_layer_is_received_lead_nowhere() {
+    let lab = require_lab!(Fs::Ext4);
+    let from = lab.dir("from");
+    fs::create_dir_all(from.join("d/e/deep")).expect("mkdir");
+    crate::trips::set(&from.join("d/e"), "user.note", b"x");
+    for number in 0..50 {
+        fs::write(from.join(format!("d/e/{number}")), "inside").expect("write");
+        fs::hard_link(from.join("d/e/0"), from.join(format!("d/h{number}"))).expect("link");
+        symlink("x", from.join(format!("d/e/s{number}"))).expect("symlink");
+    }
+    open(&from.join("d"))
+        .make_node("gone", 0o020_000, 0)
+        .expect("mknod");
+    let held = hold(&lab, &from, "table");
+
+    let place = lab.dir("place");
+    let outside = place.join("outside");
+    fs::create_dir_all(outside.join("e/deep")).expect("mkdir");
+    for name in ["0", "1", "s0"] {
+        fs::write(outside.join("e").join(name), "as it was").expect("write");
+    }
+    fs::write(outside.join("h0"), "as it was").expect("write");
+    let before = Snapshot::of(&outside);
+    let to = place.join("to");
+    fs::create_dir_all(to.join("fs/d")).expect("mkdir");
+    // It has the names of the directory that it takes the place of.
+    symlink("../../outside", to.join("fs/s")).expect("symlink");
+    let whole = std::cell::Cell::new(0);
+    swapping(&to.join("fs/d"), &to.join("fs/s"), 300, || {
+        // A receiver that has forgotten what it verified makes every name again.
+        match fs::remove_file(to.join("done")) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+            _ => {}
+        }
+        whole.set(whole.get() + u64::from(held.try_receive(&to).is_ok()));
+    });
+    assert_same(&before, &Snapshot::of(&outside));
+    let made = [to.join("fs/d/e/0"), to.join("fs/s/e/0")];
+    assert!(made.iter().any(|path| path.exists()), "nothing was made");
+    println!("{} layers were received", whole.get());
+    assert!(whole.get() > 0, "none succeeded");
 }
 
 #[test]

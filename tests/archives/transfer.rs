@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use baggageclaim::archive::toc::{Holder, Packing, Patience, Receiver, Scanned, Table, Want, scan};
+use baggageclaim::archive::toc::{
+    Holder, Packing, Patience, Receiver, Scanned, Table, Taken, Want, scan,
+};
 use baggageclaim::archive::{self, Error, LayerMarks, Limits, Progress};
 use baggageclaim::tree;
 use sha2::{Digest as _, Sha256};
@@ -39,7 +41,7 @@ fn scanned(lab: &Lab, layer: &Path, name: &str) -> (PathBuf, Scanned) {
     (path, scanned.expect("scan"))
 }
 
-fn try_scan(
+pub(crate) fn try_scan(
     lab: &Lab,
     layer: &Path,
     name: &str,
@@ -106,13 +108,17 @@ impl Held {
     }
 
     pub(crate) fn receive(&self, to: &Path) {
-        let mut receiver = self.receiver(to);
-        let bytes = self.send(&[ALL], 1);
-        let taken = receiver
-            .take(&bytes[..], PATIENT, &AtomicU64::default(), &never)
-            .expect("take");
+        let taken = self.try_receive(to).expect("receive");
         assert_eq!((taken.bytes, taken.repeated), (self.table.bytes(), 0));
-        receiver.finish(&never).expect("finish");
+    }
+
+    /// All of the layer, in one stream.
+    pub(crate) fn try_receive(&self, to: &Path) -> archive::Result<Taken> {
+        let mut receiver = Receiver::open(&open(to), Arc::clone(&self.table), true, &never)?;
+        let bytes = self.send(&[ALL], 1);
+        let taken = receiver.take(&bytes[..], PATIENT, &AtomicU64::default(), &never)?;
+        receiver.finish(&never)?;
+        Ok(taken)
     }
 }
 

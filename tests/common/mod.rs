@@ -2,6 +2,7 @@
 //!
 //! - [`driver`]: the driver in this process, and a fake kubelet that calls it.
 //! - [`process`]: a node's driver as a process, and its registration with kubelet.
+//! - [`go`]: programs in Go, built for the tests.
 //! - [`disk`]: a disk that loses writes, one that does not answer, and a slow one.
 //! - [`lab`]: a filesystem of some kind in an image in memory, removed after the test.
 //! - [`layers`]: layers that go from one engine to another.
@@ -33,6 +34,7 @@ pub mod bench;
 pub mod calls;
 pub mod disk;
 pub mod driver;
+pub mod go;
 pub mod lab;
 pub mod layers;
 pub mod peer_keys;

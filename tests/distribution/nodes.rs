@@ -99,9 +99,21 @@ impl Node {
         Self::with(store, |_| {}).await
     }
 
-    /// `None`: this machine cannot make one.
+    pub(crate) async fn on(ground: Ground, store: &Store) -> Option<Self> {
+        Self::on_with(ground, store, |_| {}).await
+    }
+
     pub(crate) async fn with(store: &Store, change: impl FnOnce(&mut Settings)) -> Option<Self> {
-        match Ground::ALL[0].bench().await {
+        Self::on_with(Ground::ALL[0], store, change).await
+    }
+
+    /// `None`: this machine cannot make one.
+    pub(crate) async fn on_with(
+        ground: Ground,
+        store: &Store,
+        change: impl FnOnce(&mut Settings),
+    ) -> Option<Self> {
+        match ground.bench().await {
             Ok(bench) => Some(Self::start(bench, store, change)),
             Err(reason) => {
                 crate::common::skip(&reason);
@@ -230,10 +242,15 @@ pub(crate) fn write(target: &Path, text: &str) {
 /// A tier and two nodes that use it; the test is skipped if this machine cannot.
 macro_rules! two_nodes {
     () => {{
+        let ground = $crate::common::bench::Ground::ALL[0];
+        $crate::nodes::two_nodes!(on [ground; 2])
+    }};
+    (on $grounds:expr) => {{
         let tier = $crate::nodes::Shared::file();
+        let [one, other] = $grounds;
         let (Some(a), Some(b)) = (
-            $crate::nodes::Node::new(&tier.store).await,
-            $crate::nodes::Node::new(&tier.store).await,
+            $crate::nodes::Node::on(one, &tier.store).await,
+            $crate::nodes::Node::on(other, &tier.store).await,
         ) else {
             return;
         };

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,10 +11,12 @@ use baggageclaim::distribution::Settings;
 use baggageclaim::engine::notice::What;
 use baggageclaim::engine::{ArtifactRow, Error};
 use baggageclaim::model::{Outcome, Timestamp};
-use baggageclaim::shared::{Budget, Collector, ObjectId};
+use baggageclaim::shared::{Budget, Collector, ObjectId, Times, Url};
 
 use crate::common::bench::{Ground, NEVER, eventually};
-use crate::common::skip;
+use crate::common::lab::run;
+use crate::common::random::Random;
+use crate::common::{Fs, Lab, skip};
 use crate::failing::{Fault, Op};
 use crate::nodes::{
     INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, apart, reference, require, tenant, text,
@@ -24,11 +27,13 @@ const WELL: u8 = 0;
 const AWAY: u8 = 1;
 const HANGS: u8 = 2;
 const FORBIDS: u8 = 3;
+const FULL: u8 = 4;
 
 /// A way in which every request fails, and can be changed.
 fn plan(mode: &Arc<AtomicU8>) -> impl Fn(Op, &str) -> Fault + Send + Sync + use<> {
     let mode = Arc::clone(mode);
-    move |_, _| match mode.load(Ordering::SeqCst) {
+    move |op, _| match mode.load(Ordering::SeqCst) {
+        FULL if !matches!(op, Op::Get | Op::List | Op::Delete) => Fault::Status(507),
         AWAY => Fault::Status(500),
         HANGS => Fault::Slow(Duration::from_secs(3600)),
         FORBIDS => Fault::Status(403),
@@ -129,6 +134,102 @@ async fn uploads_wait_for_the_tier_and_a_permanent_error_is_told_once() {
     let shared = |what: &&What| matches!(what, What::Shared { .. });
     assert_eq!(told.iter().filter(shared).count(), 3, "{told:?}");
     node.finish().await;
+}
+
+/// The events of a full tier among these.
+fn full(told: &[What]) -> usize {
+    let full = |what: &&What| matches!(what, What::SharedTierFull { .. });
+    told.iter().filter(full).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uploads_wait_for_a_full_tier_which_is_told_once_and_can_be_read() {
+    let tier = Shared::file();
+    let other = require!(Node::new(&tier.store).await);
+    other.share("o", &OUTPUT, "output").await;
+    let mode = Arc::new(AtomicU8::new(FULL));
+    let store = tier.failing(plan(&mode));
+    let mut node = require!(Node::with(&store, short).await);
+    for number in 0..3 {
+        let key = format!("key-{number}");
+        let attributes = [("type", "task-cache"), ("key", &*key)];
+        node.commit(&format!("t-{number}"), &attributes, "text")
+            .await;
+    }
+    let status = || node.distribution.status();
+    eventually("the error is known", || status().permanent_error.is_some()).await;
+    eventually("all are durable", || status().uploads_waiting == 3).await;
+    let error = status().permanent_error.expect("it is known");
+    assert!(error.contains("the shared tier is full"), "{error}");
+    assert!(status().bytes_waiting > 0 && !node.distribution.metrics().permanent_error);
+    // What the tier has comes, and caches start.
+    assert_eq!(node.sees("i", &INPUT).await, text("output"));
+    for number in 3..6 {
+        assert_eq!(node.sees(&format!("t-{number}"), &TASK).await, None);
+    }
+    assert!(
+        status().permanent_error.is_some(),
+        "reading does not end it"
+    );
+    assert_eq!(full(&node.heard()), 1);
+    let drained = node.distribution.drain(Duration::from_millis(1500)).await;
+    assert_eq!((drained.uploaded, drained.left), (0, 3));
+
+    mode.store(WELL, Ordering::SeqCst);
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!((drained.uploaded, drained.left), (3, 0));
+    assert!(node.distribution.status().permanent_error.is_none());
+    assert_eq!(node.sees("well", &TASK).await, None);
+    let told = node.heard();
+    let shared = |what: &&What| matches!(what, What::Shared { .. });
+    assert_eq!(told.iter().filter(shared).count(), 3, "{told:?}");
+    assert_eq!(full(&told), 0);
+    for number in 0..3 {
+        let key = format!("key-{number}");
+        let attributes = [("type", "task-cache"), ("key", &*key)];
+        let volume = format!("other-{number}");
+        assert_eq!(other.sees(&volume, &attributes).await, text("text"));
+    }
+    node.finish().await;
+    other.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_directory_is_a_full_tier_until_there_is_space() {
+    let lab = match Lab::try_sized(Fs::Tmpfs, 1 << 20) {
+        Ok(lab) => lab,
+        Err(reason) => return skip(&reason),
+    };
+    let url: Url = format!("file://{}", lab.path().display())
+        .parse()
+        .expect("a URL");
+    let handle = tokio::runtime::Handle::current();
+    let store = url.open(handle, Times::default()).expect("open");
+    let mut node = require!(Node::with(&store, short).await);
+    node.publish("t", &TASK).await;
+    let content = Random::new(1).bytes(3 << 20);
+    fs::write(node.bench.target("t").join("text"), content).expect("write");
+    node.end("t", Outcome::Succeeded).await;
+    let status = || node.distribution.status();
+    eventually("the error is known", || status().permanent_error.is_some()).await;
+    let error = status().permanent_error.expect("it is known");
+    assert!(error.contains("the shared tier is full"), "{error}");
+    assert_eq!(status().uploads_waiting, 1);
+    assert_eq!(
+        node.sees("m", &[("type", "task-cache"), ("key", "other")])
+            .await,
+        None
+    );
+    assert_eq!(full(&node.heard()), 1);
+    run(Command::new("mount")
+        .args(["-o", "remount,size=64M"])
+        .arg(lab.path()))
+    .expect("remount");
+    node.shared().await;
+    assert!(node.distribution.status().permanent_error.is_none());
+    node.finish().await;
+    let left = lab.close();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,23 +1,31 @@
 //! Each type of volume, and its content on this node, in the tier, in both, nowhere, or being made
-//! on another node.
+//! on another node. Each backend is that of the node that makes the content, and of the other one.
 
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::Error;
 use baggageclaim::model::Outcome;
 
-use crate::common::bench::eventually;
+use crate::common::bench::{Ground, eventually};
 use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, require, text, two_nodes, write};
+
+/// The backends of two nodes: each is the first one's once, and the second one's once.
+fn pairs() -> [[Ground; 2]; 3] {
+    let [one, two, three] = Ground::ALL;
+    [[one, two], [two, three], [three, one]]
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_of_one_node_reaches_another() {
-    content_reaches_another(Shared::file()).await;
-    content_reaches_another(require!(Shared::s3())).await;
+    for grounds in pairs() {
+        content_reaches_another(Shared::file(), grounds).await;
+    }
+    content_reaches_another(require!(Shared::s3()), [Ground::ALL[0]; 2]).await;
 }
 
-async fn content_reaches_another(tier: Shared) {
-    let a = require!(Node::new(&tier.store).await);
-    let b = require!(Node::new(&tier.store).await);
+async fn content_reaches_another(tier: Shared, grounds: [Ground; 2]) {
+    let a = require!(Node::on(grounds[0], &tier.store).await);
+    let b = require!(Node::on(grounds[1], &tier.store).await);
     a.share("output", &OUTPUT, "made on a").await;
     a.share("resource", &RESOURCE, "fetched on a").await;
     a.share("task", &TASK, "cached on a").await;
@@ -45,7 +53,13 @@ async fn content_reaches_another(tier: Shared) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_on_this_node_is_used_without_a_question_except_a_task_cache() {
-    let (_tier, a, b) = two_nodes!();
+    for grounds in pairs() {
+        content_on_this_node(grounds).await;
+    }
+}
+
+async fn content_on_this_node(grounds: [Ground; 2]) {
+    let (_tier, a, b) = two_nodes!(on grounds);
     a.share("output", &OUTPUT, "made on a").await;
     a.share("resource", &RESOURCE, "fetched on a").await;
     a.share("task", &TASK, "cached on a").await;
@@ -63,7 +77,13 @@ async fn content_on_this_node_is_used_without_a_question_except_a_task_cache() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_a_task_cache_is_replaced_by_a_newer_one_of_the_tier() {
-    let (_tier, a, b) = two_nodes!();
+    for grounds in pairs() {
+        only_a_task_cache_is_replaced(grounds).await;
+    }
+}
+
+async fn only_a_task_cache_is_replaced(grounds: [Ground; 2]) {
+    let (_tier, a, b) = two_nodes!(on grounds);
     for (volume, attributes) in [("o", OUTPUT), ("t", TASK)] {
         a.share(&format!("{volume}-1"), &attributes, "first").await;
     }
@@ -102,25 +122,33 @@ async fn a_restore_key_is_used_wherever_it_is_and_the_own_key_first() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_that_is_nowhere_fails_an_input_only() {
-    let tier = Shared::file();
-    let node = Node::with(&tier.store, |settings| {
-        settings.input_wait = Duration::from_secs(2);
-    });
-    let node = require!(node.await);
-    assert_eq!(node.sees("r", &RESOURCE).await, None);
-    assert_eq!(node.sees("t", &TASK).await, None);
-    assert_eq!(node.sees("o", &OUTPUT).await, None);
-    let began = Instant::now();
-    let error = node.try_publish("i", &INPUT).await.expect_err("nowhere");
-    assert!(matches!(error, Error::Coming { .. }), "{error:?}");
-    assert!(error.to_string().contains("no node has put it"), "{error}");
-    assert!(began.elapsed() >= Duration::from_secs(2));
-    node.finish().await;
+    for ground in Ground::ALL {
+        let tier = Shared::file();
+        let node = Node::on_with(ground, &tier.store, |settings| {
+            settings.input_wait = Duration::from_secs(2);
+        });
+        let node = require!(node.await);
+        assert_eq!(node.sees("r", &RESOURCE).await, None);
+        assert_eq!(node.sees("t", &TASK).await, None);
+        assert_eq!(node.sees("o", &OUTPUT).await, None);
+        let began = Instant::now();
+        let error = node.try_publish("i", &INPUT).await.expect_err("nowhere");
+        assert!(matches!(error, Error::Coming { .. }), "{error:?}");
+        assert!(error.to_string().contains("no node has put it"), "{error}");
+        assert!(began.elapsed() >= Duration::from_secs(2));
+        node.finish().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_input_waits_for_what_another_node_makes() {
-    let (_tier, a, b) = two_nodes!();
+    for grounds in pairs() {
+        an_input_waits(grounds).await;
+    }
+}
+
+async fn an_input_waits(grounds: [Ground; 2]) {
+    let (_tier, a, b) = two_nodes!(on grounds);
     a.publish("output", &OUTPUT).await;
     write(&a.bench.target("output"), "made on a");
     let waits = async {
@@ -153,7 +181,13 @@ async fn an_input_waits_for_what_another_node_makes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_an_input_waits_for_another_node_and_an_output_always_begins_empty() {
-    let (tier, a, b) = two_nodes!();
+    for grounds in pairs() {
+        only_an_input_waits(grounds).await;
+    }
+}
+
+async fn only_an_input_waits(grounds: [Ground; 2]) {
+    let (tier, a, b) = two_nodes!(on grounds);
     let kinds = [("o", OUTPUT), ("r", RESOURCE), ("t", TASK)];
     for (volume, attributes) in kinds {
         a.publish(volume, &attributes).await;
@@ -181,7 +215,7 @@ async fn only_an_input_waits_for_another_node_and_an_output_always_begins_empty(
     assert_eq!(a.sees("empty", &OUTPUT).await, None);
     // A resource cache of this node stays, also if the tier lost that name and has another one.
     std::fs::remove_dir_all(tier.files.join("v1/ci/names/resource-cache")).expect("lose it");
-    let c = require!(Node::new(&tier.store).await);
+    let c = require!(Node::on(grounds[0], &tier.store).await);
     c.share("other", &RESOURCE, "made on c").await;
     let before = b.questions();
     assert_eq!(b.sees("stays", &RESOURCE).await, text("made on a"));

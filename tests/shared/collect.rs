@@ -4,12 +4,13 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use baggageclaim::model::{Coverage, Fence, Fences, Name, Timestamp};
 use baggageclaim::shared::{
-    Collected, Collector, Commit, Committed, Error, NameRecord, Publication, Resolved, Source as _,
-    clear, look, usage,
+    Collected, Collector, Commit, Committed, Error, LayerRef, NameRecord, Publication, Resolved,
+    Source as _, Store, clear, look, usage,
 };
 
 use crate::common::{Fs, require_lab};
@@ -170,6 +171,98 @@ fn names_expire_and_tombstones_go() {
     assert_eq!(collect(&tier).deleted_names, 1);
     let gone = look(&tier.store, &tenant(), &reference("task-cache/gone"));
     assert!(gone.expect("look").is_none());
+}
+
+/// Publishes a layer that the tier has.
+fn publish_layer(store: &Store, name: &str, layer: LayerRef) -> baggageclaim::shared::Result<()> {
+    let publication = Publication::begin(store, &tenant(), id())?;
+    let committed = publication.commit(commit(name, vec![layer]), now())?;
+    assert!(matches!(committed, Committed::Named(_)), "{committed:?}");
+    Ok(())
+}
+
+/// A name whose record can be deleted.
+fn expired(tier: &Tier, name: &str, held: &Held) -> LayerRef {
+    publish_but(tier, name, held, |it| it.ttl_seconds = Some(3600));
+    let found = bucket(&tier.store).resolve(&tenant(), &reference(name), None);
+    let Resolved::Found(found) = found.expect("resolve") else {
+        panic!("{name}")
+    };
+    age(tier, 2 * HOUR);
+    assert_eq!(collect(tier).expired, 1);
+    age(tier, 25 * HOUR);
+    found.manifest.layers[0]
+}
+
+#[test]
+fn a_commit_beside_the_deletion_of_its_record_is_not_lost() {
+    let lab = require_lab!(Fs::Ext4);
+    let Some(tier) = Tier::s3() else { return };
+    let held = small(&lab, "x");
+    // Directly before the mark, and between the mark and the deletion.
+    for (moment, name, deleted) in [
+        (Op::Replace, "task-cache/before", 0),
+        (Op::Delete, "task-cache/after", 1),
+    ] {
+        let layer = expired(&tier, name, &held);
+        let (direct, committed) = (tier.store.clone(), Arc::new(Mutex::new(None)));
+        let result = Arc::clone(&committed);
+        let (store, _) = tier.failing(move |op, path| {
+            let mut result = result.lock().expect("no panic");
+            if op == moment && path.ends_with(&format!("names/{name}")) && result.is_none() {
+                let publish = || publish_layer(&direct, name, layer);
+                let done = std::thread::scope(|scope| scope.spawn(publish).join());
+                *result = Some(done.expect("no panic"));
+            }
+            Fault::None
+        });
+        let ci = tenant();
+        let done = Collector::new(&store, &ci, id()).run(now(), &never);
+        assert_eq!(done.expect("collect").deleted_names, deleted, "{name}");
+        let committed = committed.lock().expect("no panic").take();
+        match committed.expect("the moment came") {
+            Ok(()) => assert_eq!(moment, Op::Replace),
+            Err(error) => {
+                assert!(matches!(error, Error::Deleting { .. }), "{error}");
+                assert!(error.is_temporary() && moment == Op::Delete);
+                publish_layer(&tier.store, name, layer).expect("now it is gone");
+            }
+        }
+        assert!(shows(&tier, name));
+    }
+}
+
+#[test]
+fn a_record_that_a_killed_collector_marked_is_deleted_or_written_over_later() {
+    let lab = require_lab!(Fs::Ext4);
+    let Some(tier) = Tier::s3() else { return };
+    let (held, name) = (small(&lab, "x"), "task-cache/x");
+    for is_collected in [true, false] {
+        let layer = expired(&tier, name, &held);
+        let (store, _) = tier.failing(|op, path| match op {
+            Op::Delete if path.contains("names/") => Fault::Status(500),
+            _ => Fault::None,
+        });
+        let ci = tenant();
+        let killed = Collector::new(&store, &ci, id()).run(now(), &never);
+        let error = killed.expect_err("the deletion fails");
+        assert!(matches!(error, Error::Away { .. }), "{error}");
+        let marked = record_of(&tier, name);
+        assert!(marked.deleting && marked.content().is_none(), "{marked:?}");
+        age(&tier, 2 * HOUR);
+        assert_eq!(collect(&tier).deleted_names, 0);
+        let error = publish_layer(&tier.store, name, layer).expect_err("it waits");
+        assert!(matches!(error, Error::Deleting { .. }), "{error}");
+        if is_collected {
+            age(&tier, HOUR);
+            assert_eq!(collect(&tier).deleted_names, 1);
+        } else {
+            age(&tier, 22 * HOUR);
+        }
+        publish_layer(&tier.store, name, layer).expect("publish");
+        assert!(shows(&tier, name));
+        assert!(!record_of(&tier, name).deleting);
+    }
 }
 
 fn record_of(tier: &Tier, name: &str) -> NameRecord {

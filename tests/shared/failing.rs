@@ -23,6 +23,7 @@ pub(crate) enum Op {
     Create,
     Replace,
     Multipart,
+    Delete,
     List,
 }
 
@@ -164,7 +165,15 @@ impl ObjectStore for Failing {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
+        let plan = Arc::clone(&self.plan);
+        let asked = locations.map(move |location| {
+            let path = location?;
+            match plan(Op::Delete, path.as_ref()) {
+                Fault::Status(status) => Err(error(status, path.as_ref())),
+                _ => Ok(path),
+            }
+        });
+        self.inner.delete_stream(asked.boxed())
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use object_store::aws::AmazonS3Builder;
 use object_store::{ClientOptions, ObjectStore};
 
+use crate::common::go;
+
 pub(crate) const KEY: &str = "tests-key";
 pub(crate) const SECRET: &str = "hunter2-the-canary";
 
@@ -30,24 +32,8 @@ impl Drop for Server {
 fn program() -> Result<&'static Path, &'static str> {
     static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let built = PROGRAM.get_or_init(|| {
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("versitygw");
-        let built = Command::new("go")
-            .args(["build", "-trimpath", "-mod=readonly", "-o"])
-            .arg(&program)
-            .arg("github.com/versity/versitygw/cmd/versitygw")
-            .env("CGO_ENABLED", "0")
-            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/s3-server"))
-            .output();
-        match built {
-            Err(error) => Err(format!(
-                "versitygw needs Go 1.25 or newer (https://go.dev/dl) to be built, and `go` does not run: {error}"
-            )),
-            Ok(output) if !output.status.success() => Err(format!(
-                "versitygw cannot be built: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            )),
-            Ok(_) => Ok(program),
-        }
+        let package = "github.com/versity/versitygw/cmd/versitygw";
+        go::build("s3-server", package, "versitygw")
     });
     built.as_deref().map_err(String::as_str)
 }

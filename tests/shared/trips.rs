@@ -121,7 +121,7 @@ fn ten_generations_go_up_and_come_down_as_they_were() {
 }
 
 /// Content that does not compress: 24 MiB in files of all sizes.
-fn large(lab: &Lab) -> PathBuf {
+pub(crate) fn large(lab: &Lab) -> PathBuf {
     let layer = lab.dir("large");
     let mut random = Random::new(1);
     for (number, size) in [300, 70_000, 900_000, 3 << 20, 9 << 20, 11 << 20]
@@ -133,7 +133,7 @@ fn large(lab: &Lab) -> PathBuf {
     layer
 }
 
-fn upload(tier: &Tier, held: &Held) -> LayerRef {
+pub(crate) fn upload(tier: &Tier, held: &Held) -> LayerRef {
     let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
     let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
     layer.expect("upload")

@@ -1,0 +1,3 @@
+module baggageclaim/gcs-double
+
+go 1.25.0

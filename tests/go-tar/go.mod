@@ -1,0 +1,3 @@
+module baggageclaim/go-tar
+
+go 1.25.0
