@@ -8,15 +8,15 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::answer::{Done, now, print, say_none};
+use super::answer::{Done, Failure, now, print, say_none};
 use super::human::bytes;
 use super::namespace::Namespace;
-use super::rows::{Now, time};
-use super::show::data;
+use super::rows::{Now, Row, time};
+use super::show::{self, data};
 use super::table::Table;
 use crate::admin as socket;
-use crate::config::{Data, Output, PlainOutput};
-use crate::model::Reference;
+use crate::config::{Output, PlainOutput};
+use crate::model::{Reference, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 use admin::{ClusterAnswer, NodeContentState};
@@ -84,10 +84,41 @@ pub(super) async fn clear(what: Clear) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists the caches of all nodes.
-pub(super) async fn caches(namespace: &Namespace, output: Output, controller: &Controller) -> Done {
+/// Lists the caches of all nodes, and with `watch` their changes.
+pub(super) async fn caches(
+    namespace: &Namespace,
+    output: Output,
+    watch: bool,
+    controller: &Controller,
+) -> Done {
     let mut client = socket::connect_to_controller(&controller.socket).await?;
     let tenant = namespace.tenant.as_ref();
+    let for_people = matches!(output, Output::Table | Output::Wide);
+    let mut watched = watch.then(|| show::Watch::new(output));
+    let mut is_told = false;
+    loop {
+        let (rows, is_incomplete) = all_caches(&mut client, tenant).await?;
+        match &mut watched {
+            Some(watched) => print(|mut to| watched.look(&mut to, rows, now()))?,
+            None if rows.is_empty() && for_people => say_none("caches", tenant),
+            None => print(|mut to| show::list(&mut to, &rows, output, now()))?,
+        }
+        if is_incomplete && for_people && !is_told {
+            let _ = writeln!(io::stderr(), "{INCOMPLETE}");
+            is_told = true;
+        }
+        if !watch {
+            return Ok(ExitCode::SUCCESS);
+        }
+        tokio::time::sleep(show::LOOK_AGAIN).await;
+    }
+}
+
+/// The caches of all nodes, by namespace and name, and whether some nodes have still to report.
+async fn all_caches(
+    client: &mut socket::Client,
+    tenant: Option<&Tenant>,
+) -> Result<(Vec<admin::ClusterCache>, bool), Failure> {
     let request = admin::ListCachesRequest {
         tenant: tenant.map(ToString::to_string),
     };
@@ -100,52 +131,61 @@ pub(super) async fn caches(namespace: &Namespace, output: Output, controller: &C
     rows.sort_by(|one, other| {
         (&one.tenant, &one.reference).cmp(&(&other.tenant, &other.reference))
     });
-    let for_people = matches!(output, Output::Table | Output::Wide);
-    if rows.is_empty() && for_people {
-        say_none("caches", tenant);
-    } else {
-        print(|mut to| list(&mut to, &rows, output, now()))?;
-    }
-    if is_incomplete && for_people {
-        let _ = writeln!(io::stderr(), "{INCOMPLETE}");
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok((rows, is_incomplete))
 }
 
 const INCOMPLETE: &str = "Some nodes have not reported all that they have yet.";
 
-fn list(
-    to: &mut impl Write,
-    rows: &[admin::ClusterCache],
-    output: Output,
-    now: Now,
-) -> io::Result<()> {
-    match output {
-        Output::Json => data(to, &rows.iter().map(shown).collect(), Data::Json),
-        Output::Yaml => data(to, &rows.iter().map(shown).collect(), Data::Yaml),
-        Output::Name => rows
-            .iter()
-            .try_for_each(|row| writeln!(to, "{}", printable(&row.reference))),
-        Output::Table | Output::Wide => {
-            let columns = ["NAMESPACE", "NAME", "SIZE", "AGE", "NODES"];
-            let columns = columns.map(|name| (name, name == "NODES" || name == "NAME"));
-            let width = (output == Output::Table).then_some(super::show::WIDTH);
-            let mut table = Table::new(columns.to_vec(), width);
-            for row in rows {
-                let content = row.content.as_ref();
-                let coming = if content.is_none() { " (coming)" } else { "" };
-                table.row(vec![
-                    row.tenant.clone(),
-                    printable(&row.reference),
-                    content.map(|it| bytes(it.bytes)).unwrap_or_default(),
-                    content
-                        .map(|it| now.since(it.created_unix_ms))
-                        .unwrap_or_default(),
-                    format!("{}{coming}", row.nodes.join(",")),
-                ]);
-            }
-            table.write(to)
-        }
+impl Row for admin::ClusterCache {
+    const COLUMNS: &'static [(&'static str, bool)] = &[
+        ("NAMESPACE", false),
+        ("NAME", true),
+        ("SIZE", false),
+        ("AGE", false),
+        ("NODES", true),
+    ];
+    const MORE: &'static [&'static str] = &[];
+
+    fn id(&self) -> &str {
+        &self.reference
+    }
+
+    fn key(&self) -> String {
+        format!("{}/{}", self.tenant, self.reference)
+    }
+
+    fn first(&self, _is_wide: bool) -> &str {
+        &self.tenant
+    }
+
+    fn name(&self) -> &str {
+        &self.reference
+    }
+
+    fn cells(&self, now: Now) -> Vec<String> {
+        let content = self.content.as_ref();
+        let coming = if content.is_none() { " (coming)" } else { "" };
+        let size = content.map(|it| bytes(it.bytes));
+        let age = content.map(|it| now.since(it.created_unix_ms));
+        vec![
+            printable(&self.reference),
+            size.unwrap_or_default(),
+            age.unwrap_or_default(),
+            format!("{}{coming}", self.nodes.join(",")),
+        ]
+    }
+
+    fn more(&self, _now: Now) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn shown(&self) -> Value {
+        json!({
+            "tenant": self.tenant,
+            "reference": self.reference,
+            "content": content(self.content.as_ref()),
+            "nodes": self.nodes,
+        })
     }
 }
 
@@ -156,15 +196,6 @@ fn content(content: Option<&admin::ClusterContent>) -> Value {
             "bytes": content.bytes,
             "layers": content.layers,
         })
-    })
-}
-
-fn shown(row: &admin::ClusterCache) -> Value {
-    json!({
-        "tenant": row.tenant,
-        "reference": row.reference,
-        "content": content(row.content.as_ref()),
-        "nodes": row.nodes,
     })
 }
 
@@ -261,6 +292,7 @@ fn explained_to_people(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Data;
 
     const NOW: Now = Now(1_795_400_000_000);
 
@@ -294,10 +326,24 @@ mod tests {
             ),
             row("task-cache/pr-7", None, &["node-3"]),
         ];
-        let table = written(|to| list(to, &rows, Output::Table, NOW));
+        let table = written(|to| show::list(to, &rows, Output::Table, NOW));
         insta::assert_snapshot!("cluster-caches", table);
-        let json = written(|to| list(to, &rows, Output::Json, NOW));
+        let json = written(|to| show::list(to, &rows, Output::Json, NOW));
         insta::assert_snapshot!("cluster-caches-json", json);
+        // Two namespaces have the same name.
+        let mut other = rows[0].clone();
+        other.tenant = "a-namespace-with-a-long-name".to_owned();
+        let mut watched = show::Watch::new(Output::Table);
+        let seen = [
+            vec![rows[0].clone(), rows[1].clone()],
+            vec![rows[0].clone(), other.clone()],
+            vec![rows[0].clone(), other],
+        ];
+        let text = written(|to| {
+            seen.into_iter()
+                .try_for_each(|rows| watched.look(to, rows, NOW))
+        });
+        insta::assert_snapshot!("cluster-caches-watch", text);
     }
 
     #[test]

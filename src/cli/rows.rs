@@ -46,9 +46,17 @@ pub(super) trait Row: PartialEq {
 
     /// The id.
     fn id(&self) -> &str;
+    /// What no other row of the list has.
+    fn key(&self) -> String {
+        self.id().to_owned()
+    }
+    /// The first cell: the id, which a short table shortens.
+    fn first(&self, is_wide: bool) -> &str {
+        if is_wide { self.id() } else { short(self.id()) }
+    }
     /// The name that `inspect` accepts, and `destroy` if possible.
     fn name(&self) -> &str;
-    /// The cells of [`Row::COLUMNS`] but for the first, which is the id.
+    /// The cells of [`Row::COLUMNS`] but for the first.
     fn cells(&self, now: Now) -> Vec<String>;
     /// The cells of [`Row::MORE`].
     fn more(&self, now: Now) -> Vec<String>;

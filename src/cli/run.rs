@@ -4,7 +4,6 @@
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::CommandFactory as _;
 use tokio::runtime::{Builder, Runtime};
@@ -30,9 +29,6 @@ use crate::{
 
 /// The most threads of the async runtime. Few: system calls run on the engine's own threads.
 const WORKERS: usize = 4;
-
-/// How often `--watch` asks for the list.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
     match verb {
@@ -172,7 +168,7 @@ async fn caches(flags: Caches) -> Done {
         controller,
     } = flags;
     if cluster {
-        return cluster::caches(&list.namespace, list.output, &controller).await;
+        return cluster::caches(&list.namespace, list.output, list.watch, &controller).await;
     }
     self::list(list, "caches", async |client, tenant| {
         Ok(Cache::among(artifacts(client, tenant).await?))
@@ -193,7 +189,7 @@ async fn list<R: Row>(
         loop {
             let rows = ask(&mut client, tenant).await?;
             print(|mut to| watch.look(&mut to, rows, now()))?;
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(show::LOOK_AGAIN).await;
         }
     }
     let rows = ask(&mut client, tenant).await?;

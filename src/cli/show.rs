@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt as _;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::human::bytes;
-use super::rows::{Now, Row, digits, short};
+use super::rows::{Now, Row, digits};
 use super::table::Table;
 use crate::config::{Data, Output, PlainOutput};
 use crate::engine::Rebuilt;
@@ -17,7 +18,10 @@ use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 
 /// How wide a table may be that is not `wide`.
-pub(super) const WIDTH: usize = 120;
+const WIDTH: usize = 120;
+
+/// How often a watched list is asked for.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) fn data(to: &mut impl Write, value: &Value, form: Data) -> io::Result<()> {
     match form {
@@ -79,8 +83,7 @@ fn header<R: Row>(output: Output) -> Vec<(&'static str, bool)> {
 
 fn cells<R: Row>(row: &R, output: Output, now: Now) -> Vec<String> {
     let is_wide = output == Output::Wide;
-    let id = if is_wide { row.id() } else { short(row.id()) };
-    let mut cells = vec![id.to_owned()];
+    let mut cells = vec![row.first(is_wide).to_owned()];
     cells.extend(row.cells(now));
     if is_wide {
         cells.extend(row.more(now));
@@ -119,7 +122,7 @@ impl<R: Row> Watch<R> {
         let mut before = std::mem::take(&mut self.known);
         let mut events = Vec::new();
         for row in &rows {
-            match before.remove(row.id()) {
+            match before.remove(&row.key()) {
                 None => events.push((Event::Added, row)),
                 Some(known) if known != *row => events.push((Event::Changed, row)),
                 Some(_) => {}
@@ -150,7 +153,7 @@ impl<R: Row> Watch<R> {
                 }
             }
         }
-        let rows = rows.into_iter().map(|row| (row.id().to_owned(), row));
+        let rows = rows.into_iter().map(|row| (row.key(), row));
         self.known = rows.collect();
         Ok(())
     }

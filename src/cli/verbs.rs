@@ -373,7 +373,7 @@ pub(super) struct Caches {
     #[command(flatten)]
     pub(super) list: List,
     /// List the caches of all nodes of the cluster
-    #[arg(long, conflicts_with = "watch")]
+    #[arg(long)]
     pub(super) cluster: bool,
     #[command(flatten)]
     pub(super) controller: cluster::Controller,
