@@ -1,8 +1,8 @@
 //! Back-off: how long to wait before an operation that failed is tried again, and which objects are
-//! skipped until then ([`Setbacks`]).
+//! skipped until then ([`Backoff`]).
 //!
 //! A costly operation that always fails must not run in every round of the collector: a round that
-//! fails makes the next one come soon. Setbacks are in memory only, so the next start tries
+//! fails makes the next one come soon. A back-off is in memory only, so the next start tries
 //! everything. The caller decides what a failure means.
 
 use std::collections::{HashMap, HashSet};
@@ -42,34 +42,34 @@ pub(super) fn look_again(looks: usize) -> Duration {
     Duration::from_millis(1 << looks.min(16)).min(LOOK_AGAIN)
 }
 
-/// Things at which something failed.
+/// The objects at which something failed, each with its pause.
 #[derive(Debug)]
-pub(super) struct Setbacks<K>(Mutex<HashMap<K, Setback>>);
+pub(super) struct Backoff<K>(Mutex<HashMap<K, Failures>>);
 
-/// What is known of one of them.
+/// The failures of one object.
 #[derive(Debug)]
-struct Setback {
-    failures: u32,
+struct Failures {
+    count: u32,
     /// When it is tried again.
     again: Instant,
 }
 
-impl<K> Default for Setbacks<K> {
+impl<K> Default for Backoff<K> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: Eq + Hash + Clone> Setbacks<K> {
+impl<K: Eq + Hash + Clone> Backoff<K> {
     const FIRST: Duration = Duration::from_secs(1);
     const LONGEST: Duration = Duration::from_secs(60 * 60);
 
-    /// The setbacks that are not retried now. Those of things that are gone are forgotten.
+    /// The objects that are not tried again now. Those that are gone are forgotten.
     pub(super) fn waiting(&self, is_there: impl Fn(&K) -> bool) -> HashSet<K> {
-        let mut setbacks = self.0.lock();
-        setbacks.retain(|what, _| is_there(what));
+        let mut failed = self.0.lock();
+        failed.retain(|what, _| is_there(what));
         let now = Instant::now();
-        let waiting = setbacks.iter().filter(|(_, setback)| setback.again > now);
+        let waiting = failed.iter().filter(|(_, one)| one.again > now);
         waiting.map(|(what, _)| what.clone()).collect()
     }
 
@@ -80,15 +80,15 @@ impl<K: Eq + Hash + Clone> Setbacks<K> {
 
     /// It failed: for how long it is left alone.
     pub(super) fn put_off(&self, what: &K) -> Duration {
-        let mut setbacks = self.0.lock();
-        let setback = setbacks.entry(what.clone()).or_insert(Setback {
-            failures: 0,
+        let mut failed = self.0.lock();
+        let one = failed.entry(what.clone()).or_insert(Failures {
+            count: 0,
             again: Instant::now(),
         });
-        let pause = Self::FIRST.saturating_mul(4_u32.saturating_pow(setback.failures));
+        let pause = Self::FIRST.saturating_mul(4_u32.saturating_pow(one.count));
         let pause = pause.min(Self::LONGEST);
-        setback.failures += 1;
-        setback.again = Instant::now() + pause;
+        one.count += 1;
+        one.again = Instant::now() + pause;
         pause
     }
 
@@ -104,17 +104,17 @@ mod tests {
 
     #[test]
     fn what_fails_is_tried_ever_more_seldom_and_forgotten_when_it_is_gone() {
-        let setbacks = Setbacks::default();
+        let failed = Backoff::default();
         let there = |what: &i32| [1, 2, 3].contains(what);
-        assert!(setbacks.waiting(there).is_empty());
-        let pauses: Vec<u64> = (0..8).map(|_| setbacks.put_off(&1).as_secs()).collect();
+        assert!(failed.waiting(there).is_empty());
+        let pauses: Vec<u64> = (0..8).map(|_| failed.put_off(&1).as_secs()).collect();
         assert_eq!(pauses, [1, 4, 16, 64, 256, 1024, 3600, 3600]);
-        assert!(setbacks.has(&1) && !setbacks.has(&2));
-        setbacks.put_off(&2);
-        assert_eq!(setbacks.waiting(there), HashSet::from([1, 2]));
-        assert_eq!(setbacks.waiting(|what| *what == 2), HashSet::from([2]));
-        assert!(!setbacks.has(&1), "it was gone");
-        setbacks.forget(&2);
-        assert!(setbacks.waiting(there).is_empty());
+        assert!(failed.has(&1) && !failed.has(&2));
+        failed.put_off(&2);
+        assert_eq!(failed.waiting(there), HashSet::from([1, 2]));
+        assert_eq!(failed.waiting(|what| *what == 2), HashSet::from([2]));
+        assert!(!failed.has(&1), "it was gone");
+        failed.forget(&2);
+        assert!(failed.waiting(there).is_empty());
     }
 }

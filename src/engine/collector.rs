@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use super::backoff::Setbacks;
+use super::backoff::Backoff;
 use super::gc_cycles::Rounds;
 use super::table_digests::TableDigests;
 use super::trash::Trash;
@@ -32,9 +32,9 @@ pub(super) struct Collector {
     pub(super) merging: Mutex<HashSet<LayerId>>,
     /// Stacks whose merge came to nothing. If it failed or took too long, the lowest layer stands
     /// for the stack: a cache in use is another stack by then.
-    pub(super) unmerged: Setbacks<Vec<LayerId>>,
+    pub(super) unmerged: Backoff<Vec<LayerId>>,
     /// Layers that could not be confirmed or measured.
-    pub(super) unmeasured: Setbacks<LayerId>,
+    pub(super) unmeasured: Backoff<LayerId>,
     /// The controller's orders that no round has carried out yet.
     cut_offs: Mutex<HashMap<Tenant, CutOff>>,
 }

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::OFlags;
 use tokio::sync::Notify;
 
-use super::backoff::Setbacks;
+use super::backoff::Backoff;
 use super::types::Tables;
 use crate::archive::toc;
 use crate::model::{LayerId, Sha256, layout};
@@ -36,7 +36,7 @@ pub(super) struct TableDigests {
     /// There may be a new layer.
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
-    pub(super) failed: Setbacks<LayerId>,
+    pub(super) failed: Backoff<LayerId>,
     /// Layers that exceed a limit of tables. They do not change, so they are not tried again.
     refused: Mutex<HashSet<LayerId>>,
     /// Layers for whose table the pool had no space.
