@@ -116,7 +116,7 @@ pub(super) async fn caches(
 
 /// The caches of all nodes, by namespace and name, and whether some nodes have still to report.
 async fn all_caches(
-    client: &mut socket::Client,
+    client: &mut socket::ClusterClient,
     tenant: Option<&Tenant>,
 ) -> Result<(Vec<admin::ClusterCache>, bool), Failure> {
     let request = admin::ListCachesRequest {

@@ -18,7 +18,7 @@ use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 
 /// How wide a table may be that is not `wide`.
-const WIDTH: usize = 120;
+pub(super) const WIDTH: usize = 120;
 
 /// How often a watched list is asked for.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
