@@ -94,6 +94,7 @@ struct Stored {
     says: Says,
 }
 
+#[derive(Debug, Clone, Copy)]
 enum Step {
     /// A writer reads the record.
     Look,

@@ -98,7 +98,7 @@ fn changed(bytes: &[u8], how: How) -> Vec<u8> {
             frames = frames
                 .iter()
                 .flat_map(|it| [it.clone(), it.clone()])
-                .collect()
+                .collect();
         }
         How::OfAnotherLayer => {
             let last = frames.last_mut().expect("there is one");
