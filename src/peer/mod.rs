@@ -14,6 +14,7 @@
 mod client;
 mod clones;
 mod counters;
+mod flow;
 mod held;
 mod lease;
 mod list;
