@@ -17,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::PoolPeer;
 use crate::csi::{self, ProbeError, Readiness};
+use crate::distribution::Away;
 use crate::engine::{Engine, Notice, Notices};
 use crate::kubelet::{self, Registration};
 use crate::model::NodeId;
@@ -64,7 +65,9 @@ impl Peers {
             address: self.address.to_string(),
             key: key.name().to_string(),
             catalog: false,
+            away: Vec::new(),
         };
+        let away: Arc<Away> = Arc::default();
         let (controller, follow) = k8s::endpoint::watch(kubeconfig.clone());
         let (others, watch) = k8s::peers::Peers::new(node.clone(), csi::DRIVER_NAME, kubeconfig);
         let catalog = hub::Node::new(node.clone(), key.clone(), controller);
@@ -75,6 +78,7 @@ impl Peers {
                 roster: others.clone(),
                 access: Arc::new(k8s::checked::Checked::new(others)),
                 directory: Some(catalog.clone()),
+                away: Arc::clone(&away),
             },
             bandwidth: self.bandwidth,
         };
@@ -82,6 +86,7 @@ impl Peers {
             config,
             published,
             catalog,
+            away,
         };
         let watches = async {
             tokio::join!(watch, follow);
@@ -96,6 +101,7 @@ struct Peering {
     /// What its `Pool` says of it.
     published: PoolPeer,
     catalog: Arc<hub::Node>,
+    away: Arc<Away>,
 }
 
 /// Why the node does not run.
@@ -170,6 +176,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         published = Some(k8s::agent::Peering {
             place: peering.published,
             directory: peering.catalog.clone(),
+            away: peering.away,
         });
         catalog = Some(peering.catalog);
         // The controller tells them with the stream of the catalog.

@@ -62,7 +62,7 @@ const TIERS: [Tier; 11] = [
 
 /// The tiers inside `src/engine/`, from the ground up; `engine` is its `mod.rs`. Modules of one
 /// tier do not use each other. Unit tests may use everything: they open an engine.
-const ENGINE_TIERS: [Tier; 21] = [
+const ENGINE_TIERS: [Tier; 22] = [
     (
         "types, errors, failpoints",
         &[
@@ -100,7 +100,13 @@ const ENGINE_TIERS: [Tier; 21] = [
     ("volumes in memory", &["volumes"]),
     (
         "stocks and queues",
-        &["catalog", "table_digests", "teardown_queue", "trash"],
+        &[
+            "catalog",
+            "parts",
+            "table_digests",
+            "teardown_queue",
+            "trash",
+        ],
     ),
     (
         "what memory holds, what collection shares",
@@ -127,9 +133,12 @@ const ENGINE_TIERS: [Tier; 21] = [
             "quiesce",
             "transfer::half",
             "transfer::in_use",
+            "transfer::parts",
             "transfer::space",
+            "transfer::wanted",
         ],
     ),
+    ("layers that are received", &["transfer::making"]),
     (
         "volumes and persistent volumes in use",
         &[

@@ -10,6 +10,7 @@
 //! | `limits` | more at once than a node fetches and sends |
 //! | `resume` | fetches that go on where they ended |
 //! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
+//! | `slow` | a holder that sends a few bytes a second |
 //! | `sources` | the order of peers and the tier, sources that are left out, and clears of both |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
 //! | `clears` | names that are cleared while steps write, in 100 of 100 clears |
@@ -47,6 +48,8 @@ mod partition;
 mod resume;
 #[path = "peers/rights.rs"]
 mod rights;
+#[path = "peers/slow.rs"]
+mod slow;
 #[path = "peers/sources.rs"]
 mod sources;
 #[path = "peers/trouble.rs"]

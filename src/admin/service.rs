@@ -346,7 +346,7 @@ pub(super) fn reference_of(kind: &VolumeKind) -> String {
 
 fn artifact(row: ArtifactRow, has_tier: bool) -> admin::Artifact {
     let shared = match row.name {
-        Some(_) if has_tier => shared::word(row.sharing, row.is_too_large),
+        Some(_) if has_tier || row.sharing.damaged => shared::word(row.sharing, row.is_too_large),
         _ => "",
     };
     admin::Artifact {

@@ -12,9 +12,11 @@ use crate::proto::admin::v1 as admin;
 /// The state of a volume that waits for content of a peer or the tier; programs read it.
 const FETCHING: &str = "fetching";
 
-/// The word for an artifact's place in the tier; programs read it.
+/// The word for an artifact's place in the tier, or for its damage; programs read it.
 pub(super) fn word(sharing: Sharing, is_too_large: bool) -> &'static str {
-    if sharing.number.is_some() {
+    if sharing.damaged {
+        "damaged"
+    } else if sharing.number.is_some() {
         "yes"
     } else if sharing.never {
         "never"
@@ -233,5 +235,11 @@ mod tests {
         assert_eq!(word(never, true), "never");
         let number = Some(7);
         assert_eq!(word(Sharing { number, ..waiting }, true), "yes");
+        let damaged = Sharing {
+            number,
+            damaged: true,
+            ..waiting
+        };
+        assert_eq!(word(damaged, true), "damaged");
     }
 }

@@ -34,6 +34,7 @@ use super::volume::{Mutable, Parameters, Source};
     printcolumn = r#"{"name":"Volumes","type":"integer","jsonPath":".status.volumes","description":"Persistent volumes in the pool"}"#,
     printcolumn = r#"{"name":"Orphans","type":"integer","jsonPath":".status.orphans.count","description":"Volumes and snapshots without an object"}"#,
     printcolumn = r#"{"name":"Catalog","type":"boolean","jsonPath":".status.peer.catalog","description":"Whether the controller hears what the node has; empty: it is no peer"}"#,
+    printcolumn = r#"{"name":"Peers-Away","type":"string","jsonPath":".status.peer.away","description":"Other nodes that did not answer it lately"}"#,
     printcolumn = r#"{"name":"Peer","type":"string","jsonPath":".status.peer.address","description":"Where other nodes get content from it","priority":1}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".status.pool","description":"The id of the pool","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -77,6 +78,9 @@ pub struct PoolPeer {
     /// Whether the controller hears what the node has
     #[serde(default)]
     pub catalog: bool,
+    /// Other nodes that did not answer this one, in the last 10 minutes; at most 20
+    #[serde(default)]
+    pub away: Vec<String>,
 }
 
 /// Data that no object names. The driver keeps it. The controller makes the object again for what a

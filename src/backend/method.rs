@@ -133,6 +133,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// O(1) for overlay and btrfs. The copy backend copies all that is below.
     fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving>;
 
+    /// Opens again what [`Backend::receive_layer`] made in `layer`.
+    fn receiving(&self, layer: &Dir) -> Result<Dir> {
+        Ok(layer.open_beneath(bind_volume::FS_NEW)?)
+    }
+
     /// Turns the received content into `layer`'s `fs`. Syncs nothing. After an error the caller
     /// deletes `layer`.
     fn received(&self, layer: &Dir) -> Result<()> {

@@ -84,6 +84,8 @@ struct Limits {
     until: Instant,
     /// The longest time without a byte; `None`: any time.
     stall: Option<Duration>,
+    /// Whether the pod cannot start without it.
+    is_needed: bool,
 }
 
 /// The result of a search that did not take place.
@@ -236,7 +238,11 @@ impl Bringer {
                 Step::Fetch => {
                     let is_here = self.here(name).is_some();
                     let stall = is_here.then_some(self.context.settings.stall);
-                    let limits = Limits { until, stall };
+                    let limits = Limits {
+                        until,
+                        stall,
+                        is_needed: false,
+                    };
                     if self.fetch(request, option, limits).await {
                         let found = option.offered();
                         request.fetched = found.map(|found| Box::new(found.fetched()));
@@ -401,7 +407,9 @@ impl Bringer {
             }
         };
         tokio::select! {
-            fetched = self.fetcher.fetch(name, found, reader(request)) => Some(fetched),
+            fetched = self.fetcher.fetch(name, found, reader(request), limits.is_needed) => {
+                Some(fetched)
+            }
             () = stalls => None,
             () = tokio::time::sleep_until(limits.until) => None,
         }
@@ -464,7 +472,11 @@ impl Bringer {
                     },
                 ) = (decision.step, &answer)
                 {
-                    let limits = Limits { until, stall: None };
+                    let limits = Limits {
+                        until,
+                        stall: None,
+                        is_needed: true,
+                    };
                     match self.fetched(request, name, found, limits).await {
                         Some(Ok(())) => request.fetched = Some(Box::new(found.fetched())),
                         Some(Err(error)) => state = error.to_string(),

@@ -144,15 +144,18 @@ impl Fetcher {
         }
     }
 
-    /// Fetches what a name shows, for a pod. The caller limits how long it waits.
+    /// Fetches what a name shows, for a pod. The caller limits how long it waits. A pod that can
+    /// start without it (`is_needed` is false) waits no longer when no node has the rest; the fetch
+    /// goes on.
     pub(super) async fn fetch(
         self: &Arc<Self>,
         name: &Name,
         found: &Arc<Offered>,
         reader: Reader,
+        is_needed: bool,
     ) -> Fetched {
         let artifact = found.manifest.artifact;
-        let _waits = self.readers.wait(name, artifact, reader);
+        let waits = self.readers.wait(name, artifact, reader);
         let fetched = self.flights.join(artifact, |callers| {
             let (fetcher, name, found) = (Arc::clone(self), name.clone(), Arc::clone(found));
             async move {
@@ -167,8 +170,15 @@ impl Fetcher {
                 result.unwrap_or_else(abandoned)
             }
         });
-        let fetched = fetched.answer().await;
-        fetched.unwrap_or_else(|| Err("the fetch ended in a panic".into()))
+        tokio::select! {
+            fetched = fetched.answer() => {
+                fetched.unwrap_or_else(|| Err("the fetch ended in a panic".into()))
+            }
+            () = waits.gone(), if !is_needed => {
+                let far = self.progress(artifact).unwrap_or_default();
+                Err(format!("no node that has the rest answers any more; {far}").into())
+            }
+        }
     }
 
     /// The fetches that run.
@@ -308,8 +318,10 @@ impl Fetcher {
             if std::mem::take(&mut is_first) {
                 // The older layers are on this node.
                 let missing = manifest.layers[..=index].iter();
-                let missing = missing.map(|layer| layer.content).sum();
-                running.of.store(missing, Ordering::Relaxed);
+                let missing: u64 = missing.map(|layer| layer.content).sum();
+                // What an earlier fetch brought counts as if it came now.
+                let of = value(&running.of).min(missing + value(&running.bytes));
+                running.of.store(of, Ordering::Relaxed);
             }
             self.layer((name, found, index), &mut sources, place, running)
         };
@@ -322,7 +334,7 @@ impl Fetcher {
         };
         let engine = &context.engine;
         let received = engine.receive(&request, &running.bytes, make, may_enter)?;
-        let bytes = value(&running.bytes);
+        let bytes = value(&running.bytes).saturating_sub(received.kept);
         let mut fetches = context.counters.fetches.lock();
         let counted = fetches.of(&name.reference, found.source());
         counted.artifacts += 1;

@@ -25,6 +25,7 @@
 //! tier. Nothing is stored here, and a restart loses counters only.
 
 mod ask;
+mod away;
 mod bring;
 mod check;
 mod clones;
@@ -51,6 +52,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use away::Away;
 pub use clones::{CloneRequest, Cloned, IsWanted};
 pub use pace::Pace;
 pub use peers::{Frozen, Holding, NoSnapshot, Patience, PeerFigures, Peers, Told};

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use super::context::{Context, value};
 use super::fetch::{PAUSE, try_layer};
@@ -21,6 +22,9 @@ use crate::shared::{Error, LayerRef, Result, Source};
 /// fails, and what came is discarded.
 const AWAY: Duration = Duration::from_secs(120);
 const UNAWAITED: Duration = Duration::from_secs(15);
+/// How long no node may have the rest, until the pods that can start without it do so. A driver that
+/// restarts is back by then.
+const GONE: Duration = Duration::from_secs(10);
 /// The longest pause between two attempts.
 const LONGEST: Duration = Duration::from_secs(2);
 
@@ -34,6 +38,15 @@ pub(super) struct Waits {
     name: Name,
     artifact: ArtifactId,
     reader: Reader,
+    /// No node has the rest.
+    gone: CancellationToken,
+}
+
+impl Waits {
+    /// Ends when no node has had the rest of the content for a while.
+    pub(super) async fn gone(&self) {
+        self.gone.cancelled().await;
+    }
 }
 
 impl Readers {
@@ -43,6 +56,7 @@ impl Readers {
             name: name.clone(),
             artifact,
             reader,
+            gone: CancellationToken::new(),
         });
         let mut all = self.0.lock();
         all.retain(|waits| waits.strong_count() > 0);
@@ -50,12 +64,24 @@ impl Readers {
         waits
     }
 
-    /// The pods that wait for it now. The newest come first: the others may have ended.
-    fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
+    fn waiting(&self, name: &Name, artifact: ArtifactId) -> Vec<Arc<Waits>> {
         let all = self.0.lock();
         let waits = all.iter().rev().filter_map(Weak::upgrade);
         let waits = waits.filter(|it| it.artifact == artifact && it.name == *name);
-        waits.map(|it| it.reader.clone()).collect()
+        waits.collect()
+    }
+
+    /// The pods that wait for it now. The newest come first: the others may have ended.
+    fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
+        let waits = self.waiting(name, artifact);
+        waits.iter().map(|it| it.reader.clone()).collect()
+    }
+
+    /// No node has the rest.
+    fn tell_gone(&self, name: &Name, artifact: ArtifactId) {
+        for waits in self.waiting(name, artifact) {
+            waits.gone.cancel();
+        }
     }
 }
 
@@ -106,8 +132,11 @@ pub(super) fn of_peers(
         }
         began = Instant::now();
         next = (next * 2).min(LONGEST);
-        let readers = readers.of(name, artifact);
-        let newer = context.block_on(holders(context, name, found, &readers));
+        let asking = readers.of(name, artifact);
+        let newer = context.block_on(holders(context, name, found, &asking));
+        if newer.is_empty() && idle >= GONE {
+            readers.tell_gone(name, artifact);
+        }
         if newer.is_empty() && matches!(error, Error::Missing { .. }) {
             return Err(error);
         }

@@ -115,8 +115,15 @@ impl Catalog {
         self.artifacts.set_digest(id, digest)
     }
 
-    /// Records the state of an artifact in the shared tier.
+    /// Records the state of an artifact in the shared tier. The controller hears of content that
+    /// may not leave this node any more.
     pub(super) fn set_sharing(&mut self, id: &ArtifactId, sharing: Sharing) {
+        let Some(sealed) = self.artifacts.get(id) else {
+            return;
+        };
+        if sealed.artifact.sharing.may_leave() != sharing.may_leave() {
+            self.changes.note(&sealed.artifact.name());
+        }
         self.artifacts.set_sharing(id, sharing);
     }
 

@@ -145,7 +145,10 @@ fn offered(state: &State, sealed: &Sealed) -> Option<NameState> {
             None
         },
     };
-    (!artifact.sharing.never).then_some(NameState::Durable(content))
+    artifact
+        .sharing
+        .may_leave()
+        .then_some(NameState::Durable(content))
 }
 
 impl Engine {

@@ -10,6 +10,7 @@ use tokio::sync::futures::Notified;
 
 use super::backoff::Backoff;
 use super::gc_cycles::Rounds;
+use super::parts::Parts;
 use super::table_digests::TableDigests;
 use super::trash::Trash;
 use crate::model::{CutOff, LayerId, Tenant};
@@ -27,6 +28,8 @@ pub(super) struct Collector {
     pub(super) cycles: Rounds,
     pub(super) trash: Trash,
     pub(super) tables: TableDigests,
+    /// What came of fetches that failed.
+    pub(super) parts: Parts,
     /// The layers that are being merged. Empty: none are, or the merge is to stop because only the
     /// merge still needs them.
     pub(super) merging: Mutex<HashSet<LayerId>>,

@@ -9,6 +9,7 @@ use super::error::{Context, Result};
 use super::remove::remove;
 use super::shared::Inner;
 use super::space::{above, evictable, excess};
+use super::transfer;
 use crate::model::{ArtifactId, LayerId, evict};
 use crate::sys::Space;
 
@@ -31,6 +32,12 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     let missing = most.unwrap_or(0).saturating_sub(space.bytes_free);
     if missing == 0 && !above(&space, high) {
         return Ok(0);
+    }
+    // What came of fetches that failed goes before any artifact; the next round sees what that freed.
+    let parts = transfer::delete_all(inner);
+    if parts > 0 {
+        inner.wake_reaper();
+        return Ok(parts);
     }
     let gone = choose(inner, &space, missing);
     if gone.is_empty() {

@@ -65,6 +65,7 @@ pub mod notice;
 mod open;
 mod orphans;
 mod outcome;
+mod parts;
 mod pending;
 mod pins;
 mod policies;

@@ -22,7 +22,7 @@ use super::shared::{Inner, SHARE};
 use super::space::is_nearly_full;
 use super::transaction::last_uses;
 use super::types::Reaped;
-use super::{budgets, flatten, purge, unpublish};
+use super::{budgets, flatten, purge, transfer, unpublish};
 use crate::model::{Candidate, garbage};
 
 /// The collector rests this long per artifact between two rounds. Each commit asks for a round, and
@@ -138,6 +138,9 @@ async fn wanted(inner: &Inner, rested: Instant) {
 /// first failure is the answer.
 pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     let mut all = Round::default();
+    let engine = inner.clone();
+    let parts = move || transfer::delete_all(&engine);
+    inner.threads.room.run(parts).await?;
     rounds(inner, &mut all).await?;
     let engine = inner.clone();
     let measured = inner
@@ -255,6 +258,7 @@ fn round(inner: &Arc<Inner>) -> Round {
         round.step(trash_unused_layers(inner).map(|()| 0));
         round.step(remember_uses(inner));
     }
+    transfer::delete_old(inner);
     // Content that only waits for its deletion is no reason to evict anything.
     let mut freed = empty_trash(inner, &mut round);
     let for_room = {

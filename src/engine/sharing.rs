@@ -138,6 +138,7 @@ pub(super) fn open_layers(inner: &Arc<Inner>, id: ArtifactId) -> Result<Option<O
     // An older version of this driver has written the artifact into the index.
     let recall = |sharing: &mut Sharing| {
         sharing.never |= recorded.never;
+        sharing.damaged |= recorded.damaged;
         sharing.refused |= recorded.refused;
         sharing.number = sharing.number.max(recorded.number);
     };

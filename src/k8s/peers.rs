@@ -296,6 +296,7 @@ mod tests {
                 address: address.to_owned(),
                 key: key.to_owned(),
                 catalog: true,
+                away: Vec::new(),
             }),
             ..PoolStatus::default()
         });

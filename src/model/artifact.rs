@@ -50,6 +50,10 @@ pub struct Artifact {
 }
 
 /// The known facts about an artifact and the shared tier.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a field of the record"
+)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Sharing {
@@ -68,6 +72,9 @@ pub struct Sharing {
     /// It came from a peer, and was not in the tier then. Only its maker uploads it.
     #[serde(skip_serializing_if = "is_false")]
     pub copied: bool,
+    /// A peer found this node's copy damaged. It does not leave this node any more.
+    #[serde(skip_serializing_if = "is_false")]
+    pub damaged: bool,
 }
 
 impl Sharing {
@@ -80,7 +87,13 @@ impl Sharing {
     /// Whether it may still be uploaded.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        !self.never && !self.refused && !self.copied && self.number.is_none()
+        self.may_leave() && !self.refused && !self.copied && self.number.is_none()
+    }
+
+    /// Whether peers and the tier may get it from this node.
+    #[must_use]
+    pub fn may_leave(&self) -> bool {
+        !self.never && !self.damaged
     }
 
     /// Whether another place is known to have it, so that it can come back.
@@ -501,11 +514,12 @@ mod tests {
                 number: Some(5),
                 refused: true,
                 copied: false,
+                damaged: true,
             },
             ..plain
         };
         let json = serde_json::to_string(&known).expect("plain data serialises");
-        let written = r#""sharing":{"base":3,"number":5,"refused":true}"#;
+        let written = r#""sharing":{"base":3,"number":5,"refused":true,"damaged":true}"#;
         assert!(json.contains(written), "{json}");
         let read: Artifact = serde_json::from_str(&json).expect("it is read");
         assert_eq!(read, known);

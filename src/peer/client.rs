@@ -261,6 +261,12 @@ impl Node {
         self.away.lock().is_some_and(|until| Instant::now() < until)
     }
 
+    /// Notes whether the peer answered, for people.
+    fn answered(&self, has_answered: bool) {
+        let now = std::time::Instant::now();
+        self.counters.away.note(&self.name, has_answered, now);
+    }
+
     fn failed(&self, name: &Name, error: &dyn std::fmt::Display) {
         add(&self.counters.questions_failed, 1);
         let is_known = self.failing.swap(true, Ordering::Relaxed);
@@ -292,17 +298,20 @@ impl Node {
             let answer = timeout_at(until, peer.get_artifact(request)).await;
             let Ok(answer) = answer else {
                 *self.away.lock() = Some(Instant::now() + AWAY);
+                self.answered(false);
                 self.failed(name, &"no answer in time");
                 return None;
             };
             let answer = match answer {
                 Ok(answer) => answer.into_inner(),
                 Err(status) => {
+                    self.answered(is_an_answer(&status));
                     self.failed(name, &say(&status));
                     return None;
                 }
             };
             *self.away.lock() = None;
+            self.answered(true);
             if self.failing.swap(false, Ordering::Relaxed) {
                 tracing::info!(peer = self.name.as_str(), "the peer answers again");
             }
@@ -405,6 +414,14 @@ impl Node {
             }),
         })
     }
+}
+
+/// Whether a peer has sent this error. Others come from the connection.
+fn is_an_answer(status: &Status) -> bool {
+    !matches!(
+        status.code(),
+        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded
+    )
 }
 
 /// An error of a call as a message shows it.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::distribution::PeerFigures;
+use crate::distribution::{Away, PeerFigures};
 
 /// The counters, since the start.
 #[derive(Debug, Default)]
@@ -20,6 +20,8 @@ pub(super) struct Counters {
     pub(super) busy: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) damaged: AtomicU64,
+    /// The peers that did not answer lately.
+    pub(super) away: Arc<Away>,
 }
 
 /// Adds to a counter.

@@ -4,12 +4,14 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
 use super::client::{Client, Node, SILENT, say};
 use super::counters::add;
+use super::flow::Flow;
 use super::messages;
 use crate::archive::toc::{Table, Want};
 use crate::model::{ArtifactId, NodeId, Reference, Tenant};
@@ -87,6 +89,7 @@ impl Held {
             node,
             layer: *layer,
             stream: stream.into_inner(),
+            flow: Flow::default(),
             rest: Vec::new(),
             at: 0,
         })
@@ -220,8 +223,19 @@ struct Incoming {
     node: Arc<Node>,
     layer: LayerRef,
     stream: Streaming<wire::Chunk>,
+    flow: Flow,
     rest: Vec<u8>,
     at: usize,
+}
+
+impl Incoming {
+    /// The error of a stream that is given up.
+    fn away(&self, cause: String) -> io::Error {
+        io::Error::other(Error::Away {
+            object: self.held.object(&self.layer),
+            cause,
+        })
+    }
 }
 
 impl Read for Incoming {
@@ -229,10 +243,17 @@ impl Read for Incoming {
         while self.at == self.rest.len() {
             let stream = &mut self.stream;
             let next = async { timeout(SILENT, stream.message()).await };
+            let began = Instant::now();
             match self.node.runtime.block_on(next) {
                 Ok(Ok(Some(chunk))) => {
-                    add(&self.node.counters.received_bytes, chunk.data.len() as u64);
+                    let bytes = chunk.data.len() as u64;
+                    add(&self.node.counters.received_bytes, bytes);
                     (self.rest, self.at) = (chunk.data, 0);
+                    let late = self.flow.came(bytes, began.elapsed());
+                    late.map_err(|(bytes, time)| {
+                        let seconds = time.as_secs();
+                        self.away(format!("it sent only {bytes} bytes in {seconds} s"))
+                    })?;
                 }
                 Ok(Ok(None)) => return Ok(0),
                 Ok(Err(status)) => {
@@ -240,10 +261,7 @@ impl Read for Incoming {
                 }
                 Err(_) => {
                     let seconds = SILENT.as_secs();
-                    return Err(io::Error::other(Error::Away {
-                        object: self.held.object(&self.layer),
-                        cause: format!("it sent nothing for {seconds} s"),
-                    }));
+                    return Err(self.away(format!("it sent nothing for {seconds} s")));
                 }
             }
         }

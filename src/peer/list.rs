@@ -23,7 +23,7 @@ pub enum ListError {
     },
     /// A line is wrong.
     #[error(
-        "the list of peers {}, line {line}: {cause}; expected NAME HOST:PORT sha256:DIGITS [NAMESPACE,…]",
+        "the list of peers {}, line {line}: {cause}; expected NAME HOST:PORT sha256:DIGITS [NAMESPACE,…] [zone=ZONE]",
         path.display()
     )]
     Line {
@@ -42,6 +42,8 @@ struct Line {
     peer: Peer,
     /// The tenants whose content moves between this node and the peer; `None`: all.
     tenants: Option<BTreeSet<Tenant>>,
+    /// Where it is; `None`: in a zone of its own.
+    zone: Option<String>,
 }
 
 impl Line {
@@ -51,7 +53,7 @@ impl Line {
     }
 }
 
-/// The peers of a file.
+/// The peers of a file: those of this node's zone first, else in the order of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerList(Vec<Line>);
 
@@ -86,17 +88,24 @@ impl PeerList {
             }
             lines.push(line);
         }
+        let here = lines.iter().find(|line| line.peer.key == *own);
+        let here = here.and_then(|line| line.zone.clone());
         lines.retain(|line| line.peer.key != *own);
+        lines.sort_by_key(|line| line.zone.is_none() || line.zone != here);
         Ok(Self(lines))
     }
 }
 
 fn parse_line(words: &[&str]) -> Result<Line, String> {
-    let (name, address, key, tenants) = match *words {
+    let zone = words.last().and_then(|word| word.strip_prefix("zone="));
+    let (name, address, key, tenants) = match words[..words.len() - usize::from(zone.is_some())] {
         [name, address, key] => (name, address, key, None),
         [name, address, key, tenants] => (name, address, key, Some(tenants)),
         _ => return Err(format!("it has {} words", words.len())),
     };
+    if zone.is_some_and(str::is_empty) {
+        return Err("its zone has no name".to_owned());
+    }
     let port = address.rsplit_once(':').map(|(_, port)| port.parse());
     if !matches!(port, Some(Ok(1_u16..))) {
         return Err(format!("`{address}` is no address with a port"));
@@ -111,6 +120,7 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         tenants: tenants
             .transpose()
             .map_err(|_| "its namespaces are not DNS labels".to_owned())?,
+        zone: zone.map(str::to_owned),
     })
 }
 
@@ -185,6 +195,28 @@ mod tests {
     }
 
     #[test]
+    fn peers_of_the_same_zone_come_first() {
+        let line = |number: u8, more: &str| {
+            format!("n{number} 10.0.0.{number}:9810 {} {more}\n", key(number))
+        };
+        let [one, two, three, four, five] = [
+            line(1, ""),
+            line(2, "zone=west"),
+            line(3, "ci zone=east"),
+            line(4, "zone=east"),
+            line(5, "zone=east"),
+        ];
+        let text = [one, two, three, four, five].concat();
+        let ci = "ci".parse().expect("a label");
+        for (own, order) in [(5, "n3 n4 n1 n2"), (1, "n2 n3 n4 n5"), (2, "n1 n3 n4 n5")] {
+            let list = PeerList::parse(&text, &key(own)).expect("it is a list");
+            let peers = list.peers(&ci);
+            let names: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
+            assert_eq!(names.join(" "), order, "of n{own}");
+        }
+    }
+
+    #[test]
     fn a_wrong_line_is_named() {
         let good = format!("one 10.0.0.1:9810 {}", key(1));
         for (bad, why) in [
@@ -193,6 +225,8 @@ mod tests {
             (good.replace(":9810", ":0"), "no address with a port"),
             (good.replace("sha256:", "md5:"), "is no key"),
             (format!("{good} A_B"), "namespaces"),
+            (format!("{good} zone="), "zone"),
+            (format!("{good} zone=east ci"), "5 words"),
             (good.replace("one", "two"), "earlier line"),
         ] {
             let text = format!("{good}\n{bad}");

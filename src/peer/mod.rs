@@ -14,6 +14,7 @@
 mod client;
 mod clones;
 mod counters;
+mod flow;
 mod held;
 mod lease;
 mod list;
@@ -34,7 +35,7 @@ pub use list::{ListError, PeerList};
 
 pub use crate::distribution::roster::{Access, Asked, Directory, Peer, Refusal, Roster};
 
-use crate::distribution::{Pace, Peers};
+use crate::distribution::{Away, Pace, Peers};
 use crate::engine::Engine;
 use crate::link::{self, Key, KeyError};
 use crate::proto::peer::v1::peer_server::PeerServer;
@@ -81,6 +82,8 @@ pub enum Members {
         access: Arc<dyn Access>,
         /// Which of them have content, if something knows that.
         directory: Option<Arc<dyn Directory>>,
+        /// Where it is noted which of them did not answer lately.
+        away: Arc<Away>,
     },
 }
 
@@ -143,8 +146,13 @@ impl Node {
                 roster,
                 access,
                 directory,
+                away,
             } => Self {
                 directory,
+                counters: Arc::new(Counters {
+                    away,
+                    ..Counters::default()
+                }),
                 ..Self::new(key, roster, access, listener, bandwidth)
             },
         })

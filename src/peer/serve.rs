@@ -1,14 +1,12 @@
 //! The server: what this node gives to its peers. For each call it finds out which peer calls, and
 //! whether that peer may have this content. `proto/peer.proto` has the protocol.
 
-use std::collections::HashSet;
 use std::io::{self, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
-use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -22,7 +20,7 @@ use super::sent::Sent;
 use crate::archive::toc::{Packing, Want};
 use crate::distribution::Pace;
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};
-use crate::engine::{Engine, OpenArtifact, OpenSnapshot};
+use crate::engine::{ArtifactRow, Engine, OpenArtifact, OpenSnapshot};
 use crate::link::Who;
 use crate::model::{ArtifactId, NodeId, Sha256, SnapshotId};
 use crate::proto::peer::v1 as wire;
@@ -42,8 +40,6 @@ const CHUNK: usize = 256 << 10;
 const WAITING: usize = 4;
 /// The level of zstd where the link is slower than the compression.
 const LEVEL: i32 = 1;
-/// How many reports of damage are remembered.
-const REMEMBERED: usize = 4096;
 
 pub(super) type Chunks = Pin<Box<dyn Stream<Item = Result<wire::Chunk, Status>> + Send>>;
 
@@ -65,8 +61,6 @@ pub(super) struct Inner {
     drain: Drain,
     serves: Arc<Semaphore>,
     pub(super) opens: Arc<Semaphore>,
-    /// Artifacts that peers found damaged. They are not offered until the next start.
-    damaged: Mutex<HashSet<ArtifactId>>,
 }
 
 impl Service {
@@ -91,7 +85,6 @@ impl Service {
             drain,
             serves: Arc::new(Semaphore::new(SERVES as usize)),
             opens: Arc::new(Semaphore::new(OPENS as usize)),
-            damaged: Mutex::default(),
         }))
     }
 
@@ -175,11 +168,6 @@ impl Inner {
         }
     }
 
-    /// Whether an artifact may be given to peers at all.
-    fn may_leave(&self, id: ArtifactId, never: bool) -> bool {
-        !never && !self.damaged.lock().contains(&id)
-    }
-
     /// The artifact of a request, opened.
     async fn sent_artifact(
         &self,
@@ -191,10 +179,26 @@ impl Inner {
         let open = self.open(id).await?.ok_or_else(gone)?;
         // Content is given under the name that was checked, and under no other.
         let is_named = open.artifact.name() == asked.name;
-        if !is_named || !self.may_leave(id, open.artifact.sharing.never) {
+        if !is_named || !open.artifact.sharing.may_leave() {
             return Err(gone());
         }
         Ok(Sent::Artifact(open))
+    }
+
+    /// Marks an artifact as damaged, in its record. Streams of it that run end by themselves.
+    async fn mark_damaged(&self, id: ArtifactId) -> Result<(), Status> {
+        let permit = Arc::clone(&self.opens).acquire_owned().await;
+        let permit = permit.map_err(|_| Status::unavailable("the driver ends"))?;
+        let engine = self.engine.clone();
+        let marked = apart("peer-damage", permit, move || {
+            engine.set_sharing(id, |sharing| sharing.damaged = true)
+        });
+        let marked = marked.await?;
+        self.leases.end(&id);
+        marked.map(drop).map_err(|error| {
+            tracing::error!(artifact = %id, %error, "the damage could not be recorded");
+            Status::unavailable("the damage could not be recorded")
+        })
     }
 
     /// Opens an artifact, on a thread that may block, and keeps it.
@@ -276,7 +280,7 @@ impl wire::peer_server::Peer for Service {
         };
         let name = &asked.name;
         let local = inner.engine.local(&name.tenant, &name.reference);
-        let local = local.filter(|it| inner.may_leave(it.id, it.sharing.never));
+        let local = local.filter(|it| it.sharing.may_leave());
         let Some(local) = local else {
             return answer(State::Nothing, None);
         };
@@ -293,7 +297,7 @@ impl wire::peer_server::Peer for Service {
             return answer(state, None);
         };
         // Opening it may have shown that it must stay.
-        if open.artifact.sharing.never {
+        if !open.artifact.sharing.may_leave() {
             inner.leases.end(&local.id);
             return answer(State::Nothing, None);
         }
@@ -382,23 +386,18 @@ impl wire::peer_server::Peer for Service {
         let name = &asked.name;
         // Only what this peer may read.
         let rows = inner.engine.artifacts(Some(&name.tenant));
-        if rows.iter().any(|row| row.id == id) {
+        let is_it = |row: &ArtifactRow| row.id == id && row.reference == name.reference;
+        if rows.iter().any(is_it) {
             let cause: String = request.cause.chars().take(300).collect();
             add(&inner.counters.damaged, 1);
             tracing::error!(
                 peer = peer.as_str(), tenant = %name.tenant, reference = %name.reference,
                 artifact = %id, cause = crate::sys::printable(&cause),
-                "a peer found this artifact damaged; peers do not get it until the next start. \
-                 Volumes on this node still start from it: if the disk is at fault, delete it \
-                 with `baggageclaim destroy`"
+                "a peer found this artifact damaged; neither peers nor the shared tier get it any \
+                 more. Volumes on this node still start from it: if the disk is at fault, delete \
+                 it with `baggageclaim destroy`"
             );
-            let mut damaged = inner.damaged.lock();
-            if damaged.len() >= REMEMBERED {
-                damaged.clear();
-            }
-            damaged.insert(id);
-            drop(damaged);
-            inner.leases.end(&id);
+            inner.mark_damaged(id).await?;
         }
         Ok(Response::new(wire::ReportDamageResponse {}))
     }

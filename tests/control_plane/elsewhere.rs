@@ -426,6 +426,7 @@ async fn publish(plane: &ControlPlane, name: &str, key: &Key) {
             address: "127.0.0.1:1".to_owned(),
             key: key.name().to_string(),
             catalog: false,
+            away: Vec::new(),
         }),
         ..PoolStatus::default()
     };

@@ -218,7 +218,7 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
     let pools = [lab.dir("one"), lab.dir("two"), lab.dir("three")];
     let one = peer(&plane, "node-1", &pools[0]);
     let two = peer(&plane, "node-2", &pools[1]);
-    let three = peer(&plane, "node-3", &pools[2]);
+    let mut three = peer(&plane, "node-3", &pools[2]);
     let kubelet_one = kubelet(&plane, "node-1", &one).await;
     let kubelet_two = kubelet(&plane, "node-2", &two).await;
     for pool in &pools {
@@ -268,6 +268,32 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
     }
     assert!(controller.log().contains("a node's stream began"));
     finds_by_beginnings(&plane, &three, &one, &pools[0]).await;
+    controller.kill();
+    is_told(&pools[1], false).await;
+    three.kill();
+    is_named_as_away(&plane, &kubelet_two, "node-3").await;
+}
+
+/// The Pool of node 2 names this node, which did not answer it, and no other.
+async fn is_named_as_away(plane: &ControlPlane, kubelet_two: &Kubelet, node: &str) {
+    let uid = object(
+        plane,
+        "ci",
+        "asks",
+        "node-2",
+        "{type: task-cache, key: none}",
+    );
+    let reader = kubelet_two.pod_with_uid("ci", "asks", uid);
+    let attributes = [("type", "task-cache"), ("key", "none"), ("commit", "never")];
+    publish(&reader, &attributes).await;
+    unpublish(&reader).await;
+    let pools: Api<Pool> = Api::all(plane.client.clone());
+    eventually("the Pool names it", async || {
+        let pool = pools.get("node-2").await.expect("its Pool");
+        let peer = pool.status.and_then(|status| status.peer);
+        peer.expect("it is published").away == [node]
+    })
+    .await;
 }
 
 /// A beginning of keys finds the key of another node, and the pod's object gives the right to it.

@@ -1,9 +1,11 @@
 //! Fetches that go on where they ended: a holder restarts with another key, another node becomes a
-//! holder, or the pod that asked first ends.
+//! holder, the pod that asked first ends, or the whole fetch failed.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::{Duration, Instant};
 
+use baggageclaim::engine::notice::What;
 use baggageclaim::model::Outcome;
 
 use crate::common::bench::eventually;
@@ -148,4 +150,60 @@ async fn a_fetch_goes_on_with_the_right_of_another_pod_that_waits() {
         b.end(volume, Outcome::Failed).await;
     }
     finish_all(nodes).await;
+}
+
+/// Twice: the first layer is whole, and then a part of the second one.
+fn layers() -> [Files; 2] {
+    ["old", "new"].map(|layer| files(layer, FILES / 2))
+}
+
+#[tokio::test]
+async fn a_cache_does_not_wait_for_a_holder_that_is_gone_and_the_next_pod_gets_only_the_rest() {
+    for reap in [false, true] {
+        let Some(mut nodes) = slow_and(["b"]).await else {
+            return;
+        };
+        let made = layers();
+        commits(&nodes[0], "old", &TASK, &made[0]).await;
+        commits(&nodes[0], "new", &TASK, &made[1]).await;
+        let made: Files = made.into_iter().flatten().collect();
+        let [a, b] = &mut nodes[..] else {
+            unreachable!("two were made");
+        };
+        let goes = async {
+            is_fetching(b, 3 << 20).await;
+            a.goes().await;
+        };
+        let began = Instant::now();
+        tokio::join!(b.publish("early", &TASK), goes);
+        // The default for a whole transfer is 90 s.
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(40), "{took:?}");
+        assert!(read(&b.bench.target("early")).is_empty(), "it starts empty");
+        let why = b.heard().into_iter().find_map(|what| match what {
+            What::NotFetched { why, .. } => Some(why),
+            _ => None,
+        });
+        let why = why.expect("the pod is told");
+        assert!(why.contains("no node that has the rest"), "{why}");
+        b.end("early", Outcome::Failed).await;
+        eventually("the fetch ends", || b.distribution.fetching().is_empty()).await;
+        assert!(b.bench.engine.artifacts(None).is_empty());
+        if reap {
+            // A person wants the space.
+            b.bench.engine.reap().await.expect("reap");
+        }
+        a.returns().await;
+        b.knows(a);
+        b.publish("late", &TASK).await;
+        assert!(read(&b.bench.target("late")) == made);
+        if reap {
+            let received = b.figures().received_bytes;
+            assert!(received > (4 << 20) + (2 << 20), "{received} bytes");
+        } else {
+            assert_came_once(b);
+        }
+        b.end("late", Outcome::Failed).await;
+        finish_all(nodes).await;
+    }
 }

@@ -374,6 +374,10 @@ impl Node {
             if !is_waiting && incoming.is_empty() {
                 break;
             }
+            if !is_waiting {
+                // What came of a fetch that failed is kept for the next one.
+                wire.reap().await?;
+            }
             if began.elapsed() > PATIENCE {
                 return Err(if is_waiting {
                     Fault::lost(format!("it is never uploaded: {shared:?}")).into()

@@ -102,6 +102,10 @@ async fn an_older_drivers_index_does_not_make_an_artifact_wanted_again() {
             never: true,
             ..Sharing::default()
         },
+        Sharing {
+            damaged: true,
+            ..Sharing::default()
+        },
     ];
     for sharing in known {
         set(&bench, id, sharing).await;
@@ -118,5 +122,31 @@ async fn an_older_drivers_index_does_not_make_an_artifact_wanted_again() {
     }
     set(&bench, id, Sharing::default()).await;
     drop(opened(&bench, NAME).await);
+    bench.finish().await;
+}
+
+#[tokio::test]
+async fn damage_is_known_after_a_restart_and_with_a_rebuilt_index() {
+    let bench = bench!(OVERLAY);
+    write(&bench, "first", "first").await;
+    let id = bench.artifact(NAME).expect("it is there").id;
+    let damaged = Sharing {
+        damaged: true,
+        ..Sharing::default()
+    };
+    assert_eq!(bench.engine.to_share().len(), 1);
+    set(&bench, id, damaged).await;
+    let bench = bench.restart().await;
+    let row = bench.artifact(NAME).expect("it is there");
+    assert_eq!((row.id, row.sharing), (id, damaged));
+    assert!(bench.engine.to_share().is_empty());
+    let rebuild = |pool: &Path| drop(Engine::rebuild_index(pool).expect("it is rebuilt"));
+    let bench = bench.restart_after(rebuild).await;
+    let row = bench.artifact(NAME).expect("it is there");
+    assert_eq!(row.sharing, damaged);
+    // New content is not damaged.
+    write(&bench, "second", "second").await;
+    let row = bench.artifact(NAME).expect("it is there");
+    assert!(!row.sharing.damaged, "{row:?}");
     bench.finish().await;
 }

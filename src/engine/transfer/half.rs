@@ -40,23 +40,41 @@ impl<'a> Half<'a> {
     /// Makes `incoming/<id>`.
     pub(super) fn make(inner: &'a Arc<Inner>) -> Result<(Self, Dir)> {
         let id = LayerId::from_bits(inner.random());
-        let mut pins = Pins::none(inner);
-        pins.add(&mut inner.state.lock(), &[id]);
-        let incoming = &inner.dirs.incoming;
-        incoming
+        let half = Self::of(inner, id);
+        inner
+            .dirs
+            .incoming
             .create_dir(id.to_string(), 0o700)
             .context("make a directory for a new layer")?;
-        let half = Self {
+        half.open()
+    }
+
+    /// Opens `incoming/<id>`, which an earlier transfer left.
+    pub(super) fn again(inner: &'a Arc<Inner>, id: LayerId) -> Result<(Self, Dir)> {
+        Self::of(inner, id).open()
+    }
+
+    fn of(inner: &'a Arc<Inner>, id: LayerId) -> Self {
+        let mut pins = Pins::none(inner);
+        pins.add(&mut inner.state.lock(), &[id]);
+        Self {
             inner,
             id,
             pins: Some(pins),
             placed: false,
             done: false,
-        };
-        let dir = incoming
-            .open_beneath(id.to_string())
-            .context("open a new layer's directory")?;
-        Ok((half, dir))
+        }
+    }
+
+    fn open(self) -> Result<(Self, Dir)> {
+        let dir = self.inner.dirs.incoming.open_beneath(self.id.to_string());
+        let dir = dir.context("open a new layer's directory")?;
+        Ok((self, dir))
+    }
+
+    /// Leaves it in `incoming/`, for a later transfer.
+    pub(super) fn leave(mut self) {
+        self.done = true;
     }
 
     /// Records what the layer, whose directory this is, will belong to.

@@ -67,6 +67,7 @@ fn rollback_now(
         last_used: created,
         sharing: Sharing {
             never: earlier.sharing.never,
+            damaged: earlier.sharing.damaged,
             base,
             ..Sharing::default()
         },

@@ -15,6 +15,7 @@ use crate::api::{
     self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus, Volume,
     number,
 };
+use crate::distribution::Away;
 use crate::distribution::roster::Directory;
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
@@ -29,6 +30,8 @@ const STEPS: u64 = 16;
 /// How many orphans of a kind are named at a time. Each report names the next ones, so that those
 /// that nothing needs hide no others.
 const MOST_NAMED: usize = 100;
+/// How many peers are named that did not answer.
+const MOST_AWAY: usize = 20;
 
 /// This node as a peer.
 #[derive(Debug)]
@@ -37,6 +40,23 @@ pub struct Peering {
     pub place: PoolPeer,
     /// Its connection to the controller.
     pub directory: Arc<dyn Directory>,
+    /// The others that did not answer it lately.
+    pub away: Arc<Away>,
+}
+
+impl Peering {
+    fn away(&self) -> Vec<String> {
+        let mut away = self.away.names(Instant::now());
+        away.truncate(MOST_AWAY);
+        away
+    }
+}
+
+/// What is reported at once of the node as a peer. Which peers are away may change often.
+fn reached(status: &PoolStatus) -> Option<(&str, &str, bool, bool)> {
+    let peer = status.peer.as_ref()?;
+    let is_any_away = !peer.away.is_empty();
+    Some((&peer.address, &peer.key, peer.catalog, is_any_away))
 }
 
 /// The objects that the watches have seen.
@@ -71,7 +91,7 @@ pub(super) async fn publish(
             let status = look(&engine, &node, &pool, peer.as_ref(), &seen, turn).await?;
             let is_known = written.as_ref();
             let is_known = is_known.is_some_and(|(before, _)| {
-                before.orphans == status.orphans && before.peer == status.peer
+                before.orphans == status.orphans && reached(before) == reached(&status)
             });
             if is_due || !is_known {
                 write(&pools, node.id.as_str(), &status).await?;
@@ -120,6 +140,7 @@ async fn look(
         },
         peer: peer.map(|peer| PoolPeer {
             catalog: peer.directory.is_connected(),
+            away: peer.away(),
             ..peer.place.clone()
         }),
     })

@@ -1,0 +1,118 @@
+//! What came of layers whose fetch failed. It stays in `incoming/`, and the next fetch of the same
+//! layers goes on with it.
+//!
+//! Each piece in it was verified before it was written, and this process wrote it. It is known in
+//! memory alone: a start deletes all of `incoming/`. It goes after some minutes, and before
+//! anything else when the pool needs space.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::model::{LayerId, Sha256, Tenant, Timestamp};
+
+/// How long a part is kept after its last byte came, and how many are.
+const AGE: Duration = Duration::from_secs(10 * 60);
+const MOST: usize = 256;
+
+/// A directory in `incoming/` that no fetch fills at the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Content is not given from one tenant to another.
+    pub(super) tenant: Tenant,
+    /// The layers that it is made of, oldest first. Only the last one can be incomplete.
+    pub(super) digests: Vec<Sha256>,
+    /// The directory.
+    pub(super) id: LayerId,
+    /// Where in it the last layer is being made; `None`: all of it came.
+    pub(super) filling: Option<String>,
+    /// Verified bytes in it.
+    pub(super) bytes: u64,
+    /// When the first byte came, for what a failed write-back may have lost since.
+    pub(super) began: Timestamp,
+    /// When the last byte came.
+    pub(super) last: Instant,
+}
+
+/// The parts of an engine.
+#[derive(Debug, Default)]
+pub(super) struct Parts(Mutex<Vec<Part>>);
+
+impl Parts {
+    /// Keeps a part. Returns those that are to be deleted for it.
+    pub(super) fn keep(&self, part: Part) -> Vec<Part> {
+        let mut all = self.0.lock();
+        all.push(part);
+        let more = all.len().saturating_sub(MOST);
+        all.drain(..more).collect()
+    }
+
+    /// Takes a part of a tenant. The caller fills it, keeps it again, or deletes it.
+    pub(super) fn take(&self, tenant: &Tenant, is_it: impl Fn(&Part) -> bool) -> Option<Part> {
+        let mut all = self.0.lock();
+        let found = all
+            .iter()
+            .rposition(|it| it.tenant == *tenant && is_it(it))?;
+        Some(all.remove(found))
+    }
+
+    /// Takes those that are too old at this moment.
+    pub(super) fn old(&self, now: Instant) -> Vec<Part> {
+        let mut all = self.0.lock();
+        let is_old = |part: &mut Part| now.saturating_duration_since(part.last) >= AGE;
+        all.extract_if(.., is_old).collect()
+    }
+
+    /// Takes all.
+    pub(super) fn all(&self) -> Vec<Part> {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(id: u128, tenant: &str, last: Instant) -> Part {
+        Part {
+            tenant: tenant.parse().expect("a label"),
+            digests: vec![Sha256([1; 32])],
+            id: LayerId::from_bits(id),
+            filling: None,
+            bytes: 1,
+            began: Timestamp(1),
+            last,
+        }
+    }
+
+    #[test]
+    fn a_part_is_given_once_to_its_tenant_and_goes_when_it_is_old() {
+        let (parts, now) = (Parts::default(), Instant::now());
+        let [ci, web] = ["ci", "web"].map(|tenant| tenant.parse().expect("a label"));
+        assert_eq!(parts.keep(part(1, "ci", now)), []);
+        assert_eq!(parts.keep(part(2, "ci", now + AGE)), []);
+        assert_eq!(parts.take(&web, |_| true), None);
+        assert_eq!(parts.take(&ci, |it| it.digests.len() == 2), None);
+        let old = |at| -> Vec<u128> {
+            let old: Vec<Part> = parts.old(at);
+            old.iter().map(|it| it.id.bits()).collect()
+        };
+        assert_eq!(
+            old(now + AGE.saturating_sub(Duration::from_nanos(1))),
+            [0; 0]
+        );
+        assert_eq!(old(now + AGE), [1]);
+        let taken = parts.take(&ci, |_| true).map(|it| it.id.bits());
+        assert_eq!((taken, parts.all()), (Some(2), Vec::new()));
+    }
+
+    #[test]
+    fn the_oldest_part_goes_for_one_too_many() {
+        let (parts, now) = (Parts::default(), Instant::now());
+        for id in 0..MOST as u128 {
+            assert_eq!(parts.keep(part(id, "ci", now)), []);
+        }
+        let gone = parts.keep(part(1000, "ci", now));
+        assert_eq!(gone, [part(0, "ci", now)]);
+    }
+}

@@ -1,0 +1,415 @@
+//! Makes the layers of what is received, each in a directory of `incoming/`. Once all are made they
+//! get into their places. If one cannot be made, what came is kept (`parts`).
+//!
+//! Where an artifact is a stack, each layer has a directory. Elsewhere all layers are applied to
+//! one tree, in one directory.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::half::{Belongs, Half};
+use super::parts;
+use super::space::{self, Gate};
+use super::wanted::{LayerPlace, Owner, ReceiveError, ReceiveRequest};
+use crate::archive::toc::Table;
+use crate::archive::{self, Limits};
+use crate::backend::Receiving;
+use crate::engine::error::{Context, Error};
+use crate::engine::failpoint::{Point, point};
+use crate::engine::parts::Part;
+use crate::engine::shared::Inner;
+use crate::engine::state::State;
+use crate::engine::table_digests::DIGEST;
+use crate::engine::types::ReceiveLayer;
+use crate::model::{Artifact, Digests, LayerId, Sha256, Timestamp, counted, layout};
+use crate::sys::{Dir, Xattrs};
+use crate::tree;
+
+/// Where a layer of a stack is made in its directory.
+const PART: &str = "part";
+
+const MAKE: &str = "make a place for a layer";
+const FINISH: &str = "complete a layer";
+
+/// A directory in `incoming/` in which layers are made. It is deleted if this is dropped.
+pub(super) struct Made<'a> {
+    half: Half<'a>,
+    dir: Dir,
+    /// As in [`Part`].
+    digests: Vec<Sha256>,
+    filling: Option<String>,
+    pub(super) bytes: u64,
+    began: Timestamp,
+    last: Instant,
+}
+
+impl<'a> Made<'a> {
+    fn begin(inner: &'a Arc<Inner>) -> Result<Self, Error> {
+        let (half, dir) = Half::make(inner)?;
+        Ok(Self {
+            half,
+            dir,
+            digests: Vec::new(),
+            filling: None,
+            bytes: 0,
+            began: inner.now(),
+            last: Instant::now(),
+        })
+    }
+
+    /// What an earlier fetch left.
+    fn again(inner: &'a Arc<Inner>, part: Part) -> Result<Self, Error> {
+        let (half, dir) = Half::again(inner, part.id)?;
+        Ok(Self {
+            half,
+            dir,
+            digests: part.digests,
+            filling: part.filling,
+            bytes: part.bytes,
+            began: part.began,
+            last: part.last,
+        })
+    }
+
+    /// How many of its layers are whole, from the oldest on.
+    fn whole(&self) -> usize {
+        self.digests.len() - usize::from(self.filling.is_some())
+    }
+}
+
+/// Takes what earlier fetches left of these layers, which are newest first.
+pub(super) fn take<'a>(
+    inner: &'a Arc<Inner>,
+    owner: Owner<'_>,
+    missing: &[ReceiveLayer],
+) -> Result<Vec<Made<'a>>, Error> {
+    // Clones of volumes begin again: their layers belong to no tenant.
+    let Owner::Artifact(request) = owner else {
+        return Ok(Vec::new());
+    };
+    let tenant = &request.name.tenant;
+    let kept = &inner.collector.parts;
+    let digests: Vec<Sha256> = missing.iter().rev().map(|it| it.digest).collect();
+    let taken: Vec<Part> = if inner.backend.stacks() {
+        let each = digests.iter();
+        each.filter_map(|digest| kept.take(tenant, |part| part.digests == [*digest]))
+            .collect()
+    } else {
+        let whole = kept.take(tenant, |part| digests.starts_with(&part.digests));
+        whole.into_iter().collect()
+    };
+    let mut all = Vec::new();
+    for part in taken {
+        let began = part.began;
+        let made = Made::again(inner, part)?;
+        // A write-back failed since: it may have lost bytes.
+        let is_tainted = inner.state.lock().write_back.is_tainted_since(began);
+        if !is_tainted {
+            all.push(made);
+        }
+    }
+    Ok(all)
+}
+
+/// Layers on their way. `'a` is the engine's, `'j` that of the call.
+pub(super) struct Job<'a, 'j, M> {
+    pub(super) inner: &'a Arc<Inner>,
+    pub(super) owner: Owner<'j>,
+    pub(super) wanted: &'j [ReceiveLayer],
+    pub(super) progress: &'j AtomicU64,
+    pub(super) limits: Limits,
+    pub(super) gate: Gate<'j>,
+    pub(super) make: M,
+    /// What earlier fetches left.
+    pub(super) taken: Vec<Made<'a>>,
+    /// What is whole by now, oldest first.
+    pub(super) made: Vec<Made<'a>>,
+    pub(super) placed: Placed<'a>,
+}
+
+/// Layers in their places.
+pub(super) struct Placed<'a> {
+    /// Newest first, with those that were here.
+    pub(super) layers: Vec<LayerId>,
+    pub(super) halves: Vec<Half<'a>>,
+    /// The digests of the tables that were kept.
+    pub(super) tables: Vec<(LayerId, Sha256)>,
+    /// When the oldest byte came.
+    pub(super) began: Timestamp,
+}
+
+impl<'a, M, E> Job<'a, '_, M>
+where
+    M: FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
+{
+    /// Makes so many layers, which are the newest ones.
+    pub(super) fn run(mut self, missing: usize) -> Result<Placed<'a>, ReceiveError<E>> {
+        match self.all(missing) {
+            Ok(()) => {}
+            Err(error @ ReceiveError::Layer { .. }) => {
+                self.keep();
+                return Err(error);
+            }
+            // What it left is not known, or there is no space for it.
+            Err(error) => return Err(error),
+        }
+        let made = std::mem::take(&mut self.made);
+        let newest = made.len();
+        for (count, made) in (1..).zip(made) {
+            self.placed.began = self.placed.began.min(made.began);
+            self.place(made.half, &made.dir, count == newest)?;
+        }
+        Ok(self.placed)
+    }
+
+    fn all(&mut self, missing: usize) -> Result<(), ReceiveError<E>> {
+        if !self.inner.backend.stacks() {
+            return if missing == 0 { Ok(()) } else { self.whole() };
+        }
+        for layer in (0..missing).rev() {
+            self.stacked(layer)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what came for the next fetch.
+    fn keep(&mut self) {
+        let Owner::Artifact(request) = self.owner else {
+            return;
+        };
+        let all = self.made.drain(..).chain(self.taken.drain(..));
+        // Without a byte there is nothing to keep.
+        for made in all.filter(|it| it.bytes > 0) {
+            let part = Part {
+                tenant: request.name.tenant.clone(),
+                digests: made.digests,
+                id: made.half.id,
+                filling: made.filling,
+                bytes: made.bytes,
+                began: made.began,
+                last: made.last,
+            };
+            made.half.leave();
+            parts::keep(self.inner, part);
+        }
+    }
+
+    /// Makes a layer of a stack.
+    fn stacked(&mut self, layer: usize) -> Result<(), ReceiveError<E>> {
+        let digest = self.wanted[layer].digest;
+        let taken = self.taken.iter().position(|it| it.digests == [digest]);
+        let mut made = match taken {
+            Some(taken) => self.taken.swap_remove(taken),
+            None => Made {
+                digests: vec![digest],
+                filling: Some(PART.to_owned()),
+                ..Made::begin(self.inner)?
+            },
+        };
+        if made.filling.is_some() {
+            made.dir.ensure_dir(PART, 0o700).context(MAKE)?;
+            let part = made.dir.open_beneath(PART).context(MAKE)?;
+            point(Point::ReceiveMade);
+            let table = match self.fill(layer, &part, &mut made) {
+                Ok(table) => table,
+                Err(error) => {
+                    self.made.push(made);
+                    return Err(error);
+                }
+            };
+            let dir = &made.dir;
+            // A layer of a stacking backend is a directory in overlayfs' form.
+            part.rename(layout::FS, dir, layout::FS).context(FINISH)?;
+            remove(dir, PART)?;
+            point(Point::ReceiveFilled);
+            keep(dir, &table).context("keep a layer's table of contents")?;
+            point(Point::ReceiveTabled);
+            made.filling = None;
+        }
+        self.placed.tables.push((made.half.id, digest));
+        self.made.push(made);
+        Ok(())
+    }
+
+    /// Makes one layer of all, where a layer is a whole tree. Its table is another one.
+    fn whole(&mut self) -> Result<(), ReceiveError<E>> {
+        let backend = &self.inner.backend;
+        let (mut made, tree) = if let Some(made) = self.taken.pop() {
+            let tree = backend.receiving(&made.dir).context(MAKE)?;
+            (made, tree)
+        } else {
+            let made = Made::begin(self.inner)?;
+            let receiving = backend.receive_layer(&made.dir, &[]).context(MAKE)?;
+            let Receiving::Onto(tree) = receiving else {
+                return Err(Error::Defect.into());
+            };
+            (made, tree)
+        };
+        point(Point::ReceiveMade);
+        for layer in (0..self.wanted.len()).rev().skip(made.whole()) {
+            if let Err(error) = self.apply(layer, &tree, &mut made) {
+                self.made.push(made);
+                return Err(error);
+            }
+        }
+        self.inner.backend.received(&made.dir).context(FINISH)?;
+        point(Point::ReceiveFilled);
+        self.made.push(made);
+        Ok(())
+    }
+
+    /// Makes a layer in a directory of `tree`, since a rename does not leave a subvolume, and
+    /// applies it.
+    fn apply(
+        &mut self,
+        layer: usize,
+        tree: &Dir,
+        made: &mut Made<'_>,
+    ) -> Result<(), ReceiveError<E>> {
+        let name = if let Some(name) = made.filling.clone() {
+            name
+        } else {
+            // No layer can guess the name: the directory must not be a part of the layer.
+            let name = format!(".layer-{:032x}", self.inner.random());
+            tree.create_dir(&name, 0o700).context(MAKE)?;
+            made.digests.push(self.wanted[layer].digest);
+            made.filling.insert(name).clone()
+        };
+        let whole = format!("{name}.fs");
+        let part = tree.open_beneath(&name).context(MAKE)?;
+        // Directories would inherit it.
+        part.remove_xattr("system.posix_acl_default")
+            .context(MAKE)?;
+        self.fill(layer, &part, made)?;
+        part.rename(layout::FS, tree, &whole).context(FINISH)?;
+        remove(tree, &name)?;
+        let stop = || self.gate.stops();
+        let applied = tree::apply(tree, whole.as_ref(), &stop);
+        if let Some(error) = self.gate.why() {
+            return Err(error.into());
+        }
+        applied.map_err(archive::Error::from).context(FINISH)?;
+        made.filling = None;
+        Ok(())
+    }
+
+    /// Has a layer made in `into`, and checks that it is the one that was asked for.
+    fn fill(
+        &mut self,
+        layer: usize,
+        into: &Dir,
+        made: &mut Made<'_>,
+    ) -> Result<Arc<Table>, ReceiveError<E>> {
+        let stop = || self.gate.stops();
+        let place = LayerPlace {
+            into,
+            temporary: &made.dir,
+            limits: self.limits,
+            stop: &stop,
+            progress: self.progress,
+        };
+        let before = self.progress.load(Ordering::Relaxed);
+        let filled = (self.make)(layer, &place);
+        let came = self.progress.load(Ordering::Relaxed).saturating_sub(before);
+        if came > 0 {
+            made.bytes += came;
+            made.last = Instant::now();
+        }
+        match filled {
+            Ok(table) if table.digest().sha256 == self.wanted[layer].digest.0 => Ok(table),
+            Ok(_) => Err(Error::Defect.into()),
+            Err(source) => {
+                let shortage = self.gate.why().or_else(|| space::shortage(self.inner));
+                Err(match shortage {
+                    Some(error) => error.into(),
+                    None if self.inner.lifetime.is_stopping() => Error::ShuttingDown.into(),
+                    None => ReceiveError::Layer { layer, source },
+                })
+            }
+        }
+    }
+
+    /// Records a layer and puts it in its place. The record of the newest one has the artifact.
+    fn place(
+        &mut self,
+        mut half: Half<'a>,
+        dir: &Dir,
+        is_newest: bool,
+    ) -> Result<(), ReceiveError<E>> {
+        self.placed.layers.insert(0, half.id);
+        match self.owner {
+            Owner::Artifact(request) if is_newest => {
+                let state = self.inner.state.lock();
+                let artifact = describe(self.inner, &state, request, &self.placed.layers);
+                drop(state);
+                half.record(dir, &Belongs::Artifact(&artifact))?;
+            }
+            Owner::Artifact(_) => half.record(dir, &Belongs::Older)?,
+            Owner::Claim(claim) => half.record(dir, &Belongs::Claim(claim))?,
+        }
+        point(Point::ReceiveRecorded);
+        half.place()?;
+        point(Point::ReceivePlaced);
+        self.placed.halves.push(half);
+        Ok(())
+    }
+}
+
+/// The artifact as it will be here. Its layers are not among what decides about its name.
+pub(super) fn describe(
+    inner: &Inner,
+    state: &State,
+    request: &ReceiveRequest,
+    layers: &[LayerId],
+) -> Artifact {
+    let now = inner.now();
+    // A copy keeps its time, so that all nodes agree which content is newest. The clock of another
+    // node may be far ahead.
+    let mut created = counted(request.created, inner.time());
+    inner.saw(created);
+    let holder = state.catalog.owner(&request.name);
+    let holder = holder.map(|holder| &holder.artifact);
+    if let Some(holder) = holder
+        && !request.name.reference.first_writer_wins()
+        && holder
+            .sharing
+            .number
+            .is_some_and(|number| Some(number) < request.sharing.number)
+    {
+        // The tier has numbered both, so clocks do not matter.
+        created = created.max(Timestamp(holder.created.0 + 1));
+    }
+    Artifact {
+        id: request.artifact,
+        tenant: request.name.tenant.clone(),
+        reference: request.name.reference.clone(),
+        layers: layers.to_vec(),
+        created,
+        ttl_seconds: request.ttl.map(|ttl| ttl.as_secs()),
+        last_used: now,
+        made_by: request.made_by.clone(),
+        digests: Digests::default(),
+        sharing: request.sharing,
+        // No fence that this node does not know protects content from the next one.
+        fence: request.fence.min(state.fences.newest()),
+    }
+}
+
+/// Deletes a part that is no longer needed.
+fn remove(dir: &Dir, name: &str) -> Result<(), Error> {
+    let deleted = tree::delete(dir, name.as_ref(), &|| false);
+    deleted.map_err(archive::Error::from).context(FINISH)
+}
+
+/// Keeps a layer's table beside its content, as the background job would make it.
+fn keep(layer: &Dir, table: &Table) -> archive::Result<()> {
+    let mut file = File::from(layer.create_file(layout::TABLE)?);
+    table.write_to(&mut file)?;
+    let digest = Sha256(table.digest().sha256).to_string();
+    layer
+        .node(layout::TABLE)?
+        .set_xattr(DIGEST, digest.as_bytes())?;
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! A holder that answers, and then sends a few bytes a second.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use baggageclaim::link::{self, Key};
+use baggageclaim::model::Outcome;
+use baggageclaim::proto::peer::v1 as wire;
+use baggageclaim::server::Drain;
+use futures_util::Stream;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+use wire::get_layer_request::Part;
+use wire::peer_client::PeerClient;
+use wire::peer_server::{Peer, PeerServer};
+
+use crate::nodes::{Node, finish_all, introduce, random, read};
+
+/// What a part has, and the pause before it.
+const PART: usize = 4;
+const PAUSE: Duration = Duration::from_millis(250);
+
+type Chunks = Pin<Box<dyn Stream<Item = Result<wire::Chunk, Status>> + Send>>;
+
+/// A peer that gives what another one has: tables or content in small parts.
+#[derive(Debug, Clone)]
+struct Trickle {
+    of: PeerClient<Channel>,
+    /// Whether it is the content that trickles.
+    content: bool,
+    parts: Arc<AtomicU64>,
+}
+
+#[tonic::async_trait]
+impl Peer for Trickle {
+    async fn get_artifact(
+        &self,
+        request: Request<wire::GetArtifactRequest>,
+    ) -> Result<Response<wire::GetArtifactResponse>, Status> {
+        self.of.clone().get_artifact(request.into_inner()).await
+    }
+
+    type GetLayerStream = Chunks;
+
+    async fn get_layer(
+        &self,
+        request: Request<wire::GetLayerRequest>,
+    ) -> Result<Response<Chunks>, Status> {
+        let request = request.into_inner();
+        let is_content = matches!(request.part, Some(Part::Content(_)));
+        let mut stream = self.of.clone().get_layer(request).await?.into_inner();
+        if is_content != self.content {
+            return Ok(Response::new(Box::pin(stream)));
+        }
+        let (sender, receiver) = mpsc::channel(1);
+        let parts = Arc::clone(&self.parts);
+        tokio::spawn(async move {
+            let mut pause = tokio::time::interval(PAUSE);
+            while let Ok(Some(chunk)) = stream.message().await {
+                for part in chunk.data.chunks(PART) {
+                    pause.tick().await;
+                    let data = part.to_vec();
+                    if sender.send(Ok(wire::Chunk { data })).await.is_err() {
+                        return;
+                    }
+                    parts.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn report_damage(
+        &self,
+        _request: Request<wire::ReportDamageRequest>,
+    ) -> Result<Response<wire::ReportDamageResponse>, Status> {
+        panic!("nothing is damaged")
+    }
+}
+
+/// `to` has it in the place of `from`. Returns how many parts it sent.
+async fn stands_between(from: &Node, to: &Node, content: bool) -> Arc<AtomicU64> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let key = Key::open(&dir.path().join("key")).expect("a key");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let address = listener.local_addr().expect("an address");
+    // The holder takes it for the receiver.
+    from.knows_at(to, address, key.name(), None);
+    to.knows_at(from, address, key.name(), None);
+    let channel = link::connect(&key, from.key.name(), from.address.to_string());
+    let parts = Arc::new(AtomicU64::new(0));
+    let trickle = Trickle {
+        of: PeerClient::new(channel.expect("TLS")),
+        content,
+        parts: Arc::clone(&parts),
+    };
+    let drain = Drain::new(Duration::from_secs(1));
+    let links = link::accept(&key, listener, Arc::new(|_| true), drain).expect("TLS");
+    let served =
+        tonic::transport::Server::builder().serve_with_incoming(PeerServer::new(trickle), links);
+    tokio::spawn(served);
+    parts
+}
+
+#[tokio::test]
+async fn the_next_holder_takes_the_place_of_one_that_sends_a_few_bytes_a_second() {
+    let mut nodes = Vec::new();
+    for id in ["a", "b", "c"] {
+        let Some(node) = Node::new(id).await else {
+            return;
+        };
+        nodes.push(node);
+    }
+    introduce(&nodes);
+    let [a, b, c] = &nodes[..] else {
+        unreachable!("three were made");
+    };
+    for (kind, content) in [("table", false), ("content", true)] {
+        let output = [("type", "output"), ("name", kind)];
+        let from = format!("artifact/{kind}");
+        let input = [("type", "input"), ("from", &*from)];
+        let made = |target: &std::path::Path| {
+            std::fs::write(target.join("random"), random(64 << 10)).expect("write");
+        };
+        a.knows(b);
+        a.commits(&format!("{kind}-made"), &output, made).await;
+        let (copy, reads) = (format!("{kind}-copy"), format!("{kind}-read"));
+        c.publish(&copy, &input).await;
+        b.known_forgets();
+        let parts = stands_between(a, b, content).await;
+        b.knows(c);
+        let began = std::time::Instant::now();
+        b.publish(&reads, &input).await;
+        let took = began.elapsed();
+        assert!(read(&b.bench.target(&reads)) == read(&c.bench.target(&copy)));
+        // It sent all the time, and was given up after 5 s.
+        assert!(parts.load(Ordering::SeqCst) > 5, "{kind}: {parts:?}");
+        assert!(took < Duration::from_secs(15), "{kind}: {took:?}");
+        b.end(&reads, Outcome::Failed).await;
+        c.end(&copy, Outcome::Failed).await;
+    }
+    finish_all(nodes).await;
+}
