@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::distribution::roster::{ClearOrder, Controller, Fencing as _};
+use crate::distribution::roster::{ClearOrder, Controller, Fencing as _, Members as _};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::k8s::mirror::Mirror;
 use crate::model::Fences;
@@ -331,7 +331,7 @@ async fn serve_hub(
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
     let pools = ClusterMembers::new(Arc::clone(&cluster));
-    let pools = Box::new(move || pools.with_pools());
+    let pools = Box::new(move || pools.expected());
     let chain = Arc::new(hub.chain());
     // Several parts read these objects.
     let (policies, watch_policies) = k8s::Watched::open(client.clone(), "CachePolicies");
