@@ -21,9 +21,8 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::distribution::roster::{ClearOrder, Controller, Fencing as _, Members as _};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::k8s::mirror::Mirror;
-use crate::model::Fences;
 use crate::server::{self, Drain, Exited, Part, Routes, Socket};
-use crate::shared::{self, FencesNow, Periodic, Times, Url};
+use crate::shared::{self, Periodic, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{admin, csi, http, hub, k8s, locality, node};
 
@@ -247,17 +246,20 @@ fn serve_people(served: Option<&Served>) -> Routes {
     }))
 }
 
-/// Collects the garbage of a shared tier from now on, and what the catalog's fences clear.
+/// Collects the garbage of a shared tier from now on, and what the catalog's fences clear. The
+/// catalog also tells which names nodes use.
 fn collect(url: &Url, hub: Option<&Served>) -> Result<Periodic, Error> {
     let store = url.open_later(Handle::current(), Times::default());
-    let fences: FencesNow = match hub {
-        Some(served) => {
-            let chain = served.hub.chain();
-            Box::new(move || chain.fences())
+    let catalog = hub.map_or_else(shared::Catalog::default, |served| {
+        let (chain, overview) = (served.hub.chain(), served.hub.overview());
+        let (is_loaded, accounts) = (chain.clone(), Arc::clone(&overview));
+        shared::Catalog {
+            is_known: Box::new(move || is_loaded.is_loaded() && !accounts.is_incomplete()),
+            fences: Box::new(move || chain.fences()),
+            uses: Box::new(move |tenant| overview.uses(tenant)),
         }
-        None => Box::new(Fences::default),
-    };
-    Periodic::start(store, fences).map_err(Error::Collector)
+    });
+    Periodic::start(store, catalog).map_err(Error::Collector)
 }
 
 /// The catalog, and what belongs to it.

@@ -34,7 +34,7 @@ mod upload;
 mod url;
 
 pub use budget::{Budget, Kept, RECENT};
-pub use collect::{Collected, Collector};
+pub use collect::{Collected, Collector, Uses};
 pub use commit::{
     Commit, Committed, Publication, clear, look, report_damage, report_lost_manifest,
 };
@@ -42,7 +42,7 @@ pub use error::{Error, Result};
 pub use fetch::{Destination, Fetched, fetch};
 pub use keys::Keys;
 pub use object::{Footer, Index};
-pub use periodic::{Budgets, FencesNow, Periodic};
+pub use periodic::{Budgets, Catalog, Periodic};
 pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
 pub use source::{Bucket, Content, Found, Frames, Known, Resolved, Source};
