@@ -22,7 +22,7 @@ use crate::distribution::roster::{ClearOrder, Controller, Fencing as _, Members 
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::k8s::mirror::Mirror;
 use crate::server::{self, Drain, Exited, Part, Routes, Socket};
-use crate::shared::{self, Periodic, Times, Url};
+use crate::shared::{self, Periodic, Store, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{admin, csi, http, hub, k8s, locality, node};
 
@@ -138,7 +138,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     let collector = collector.transpose()?.map(Arc::new);
     let webhook = open_webhook(config.webhook, hub.as_ref()).await?;
     let overview = serve_people(hub.as_ref());
-    let tier = collector.as_ref().map(|it| it.budgets());
+    let tier = collector.as_deref().map(Tier::of);
     let figures = Figures {
         cluster: cluster.clone(),
         catalog: hub.as_ref().map(|it| Box::new(it.hub.figures()) as _),
@@ -262,6 +262,21 @@ fn collect(url: &Url, hub: Option<&Served>) -> Result<Periodic, Error> {
     Periodic::start(store, catalog).map_err(Error::Collector)
 }
 
+/// The shared tier whose garbage this process collects.
+struct Tier {
+    store: Store,
+    budgets: shared::Budgets,
+}
+
+impl Tier {
+    fn of(collector: &Periodic) -> Self {
+        Self {
+            store: collector.store(),
+            budgets: collector.budgets(),
+        }
+    }
+}
+
 /// The catalog, and what belongs to it.
 struct Served {
     hub: hub::Hub,
@@ -318,7 +333,7 @@ async fn open_webhook(
 async fn serve_hub(
     served: Served,
     client: kube::Client,
-    tier: Option<shared::Budgets>,
+    tier: Option<Tier>,
     drain: Drain,
 ) -> Result<(), Error> {
     let Served {
@@ -339,7 +354,8 @@ async fn serve_hub(
     let (policies, watch_policies) = k8s::Watched::open(client.clone(), "CachePolicies");
     let (namespaces, watch_namespaces) = k8s::Namespaces::open(client.clone(), "namespaces");
     let seen = namespaces.clone();
-    let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror, seen);
+    let (store, tier) = tier.map(|it| (it.store, it.budgets)).unzip();
+    let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror, seen, store);
     let limits = Arc::new(hub.budgets());
     let seen = policies.clone();
     let budgets = k8s::budgets::keep(client.clone(), seen, limits, usage_interval, budgets, tier);

@@ -38,6 +38,7 @@ mod scale;
 mod shared_budgets;
 mod sidecars;
 mod standard;
+mod tier_clears;
 #[path = "../sanity/tool.rs"]
 mod tool;
 mod two;
