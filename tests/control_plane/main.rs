@@ -12,6 +12,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod away;
 mod budgets;
 mod calls;
 mod clears;
