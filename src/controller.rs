@@ -18,12 +18,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::distribution::roster::{ClearOrder, Controller, Fencing as _};
+use crate::distribution::roster::{ClearOrder, Controller, Fencing as _, Members as _};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::k8s::mirror::Mirror;
-use crate::model::Fences;
 use crate::server::{self, Drain, Exited, Part, Routes, Socket};
-use crate::shared::{self, FencesNow, Periodic, Times, Url};
+use crate::shared::{self, Periodic, Store, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{admin, csi, http, hub, k8s, locality, node};
 
@@ -139,7 +138,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     let collector = collector.transpose()?.map(Arc::new);
     let webhook = open_webhook(config.webhook, hub.as_ref()).await?;
     let overview = serve_people(hub.as_ref());
-    let tier = collector.as_ref().map(|it| it.budgets());
+    let tier = collector.as_deref().map(Tier::of);
     let figures = Figures {
         cluster: cluster.clone(),
         catalog: hub.as_ref().map(|it| Box::new(it.hub.figures()) as _),
@@ -247,17 +246,35 @@ fn serve_people(served: Option<&Served>) -> Routes {
     }))
 }
 
-/// Collects the garbage of a shared tier from now on, and what the catalog's fences clear.
+/// Collects the garbage of a shared tier from now on, and what the catalog's fences clear. The
+/// catalog also tells which names nodes use.
 fn collect(url: &Url, hub: Option<&Served>) -> Result<Periodic, Error> {
     let store = url.open_later(Handle::current(), Times::default());
-    let fences: FencesNow = match hub {
-        Some(served) => {
-            let chain = served.hub.chain();
-            Box::new(move || chain.fences())
+    let catalog = hub.map_or_else(shared::Catalog::default, |served| {
+        let (chain, overview) = (served.hub.chain(), served.hub.overview());
+        let (is_loaded, accounts) = (chain.clone(), Arc::clone(&overview));
+        shared::Catalog {
+            is_known: Box::new(move || is_loaded.is_loaded() && !accounts.is_incomplete()),
+            fences: Box::new(move || chain.fences()),
+            uses: Box::new(move |tenant| overview.uses(tenant)),
         }
-        None => Box::new(Fences::default),
-    };
-    Periodic::start(store, fences).map_err(Error::Collector)
+    });
+    Periodic::start(store, catalog).map_err(Error::Collector)
+}
+
+/// The shared tier whose garbage this process collects.
+struct Tier {
+    store: Store,
+    budgets: shared::Budgets,
+}
+
+impl Tier {
+    fn of(collector: &Periodic) -> Self {
+        Self {
+            store: collector.store(),
+            budgets: collector.budgets(),
+        }
+    }
 }
 
 /// The catalog, and what belongs to it.
@@ -316,7 +333,7 @@ async fn open_webhook(
 async fn serve_hub(
     served: Served,
     client: kube::Client,
-    tier: Option<shared::Budgets>,
+    tier: Option<Tier>,
     drain: Drain,
 ) -> Result<(), Error> {
     let Served {
@@ -331,13 +348,14 @@ async fn serve_hub(
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
     let pools = ClusterMembers::new(Arc::clone(&cluster));
-    let pools = Box::new(move || pools.with_pools());
+    let pools = Box::new(move || pools.expected());
     let chain = Arc::new(hub.chain());
     // Several parts read these objects.
     let (policies, watch_policies) = k8s::Watched::open(client.clone(), "CachePolicies");
     let (namespaces, watch_namespaces) = k8s::Namespaces::open(client.clone(), "namespaces");
     let seen = namespaces.clone();
-    let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror, seen);
+    let (store, tier) = tier.map(|it| (it.store, it.budgets)).unzip();
+    let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror, seen, store);
     let limits = Arc::new(hub.budgets());
     let seen = policies.clone();
     let budgets = k8s::budgets::keep(client.clone(), seen, limits, usage_interval, budgets, tier);

@@ -2,7 +2,7 @@
 //! clear: traits without an implementation. `peer` has the file of a standalone driver, `k8s` has
 //! the API server, and `hub` has the catalog of the controller.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::catalog::{Explained, NameHash, Part};
 use crate::model::{
-    CacheKey, Clear, Coverage, Fence, Fences, Limits, Name, NamespacePolicy, NodeId, Pod, Sha256,
-    SnapshotId, Tenant, VolumeId,
+    CacheKey, Clear, Coverage, Fence, Fences, Limits, Name, NamespacePolicy, NodeId, Pod,
+    Reference, Sha256, SnapshotId, Tenant, VolumeId,
 };
 
 /// Another node.
@@ -135,6 +135,9 @@ pub trait Overview: fmt::Debug + Send + Sync {
 
     /// All that is known of a name.
     fn explain(&self, name: &Name) -> Explained;
+
+    /// How long ago the caches of a namespace were used last on any node, up to 10 minutes late.
+    fn uses(&self, tenant: &Tenant) -> HashMap<Reference, Duration>;
 }
 
 /// Where the controller of a cluster is, and how it is known.

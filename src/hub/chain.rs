@@ -20,6 +20,14 @@ use wire::to_node::Kind as To;
 #[derive(Debug, Clone)]
 pub struct Chain(pub(super) Arc<Inner>);
 
+impl Chain {
+    /// Whether the fences of the API server are known.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.0.state.lock().is_loaded
+    }
+}
+
 impl Fencing for Chain {
     fn load(&self, fences: Fences) {
         let now = self.0.now();

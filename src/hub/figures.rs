@@ -22,6 +22,8 @@ pub struct Figures {
     pub fences: u64,
     /// Those of them that a node with a stream has not applied.
     pub fences_waiting: u64,
+    /// The age of the oldest fence in seconds, without the newest one, which stays; 0: there is none.
+    pub fences_oldest_seconds: u64,
     /// Fence objects that cannot be read.
     pub fences_malformed: u64,
 }
@@ -52,13 +54,18 @@ impl Figures {
             ),
             (
                 "catalog_fences",
-                "Clears of names that the API server has, those of the last week",
+                "Clears of names that the API server has",
                 self.fences,
             ),
             (
                 "catalog_fences_waiting",
                 "Clears that a connected node has not applied",
                 self.fences_waiting,
+            ),
+            (
+                "catalog_fences_oldest_seconds",
+                "The age of the oldest clear that the API server keeps, in seconds",
+                self.fences_oldest_seconds,
             ),
             (
                 "catalog_fences_malformed",

@@ -1,9 +1,12 @@
 //! The catalog for people who ask the controller. Reads in parts, so that streams and questions of
 //! nodes do not wait for a long list.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use crate::catalog::{Catalog, Explained, NameHash, Part};
 use crate::distribution::roster::Overview;
-use crate::model::{Name, Tenant};
+use crate::model::{Name, Reference, Tenant};
 
 use super::service::Service;
 
@@ -25,5 +28,18 @@ impl Overview for Service {
 
     fn explain(&self, name: &Name) -> Explained {
         self.read(|catalog, now| catalog.explain(name, now))
+    }
+
+    fn uses(&self, tenant: &Tenant) -> HashMap<Reference, Duration> {
+        let (time, mut uses, mut after) = (self.time(), HashMap::new(), None);
+        loop {
+            let part = self.caches(Some(tenant), after);
+            let caches = part.caches.into_iter();
+            uses.extend(caches.filter_map(|it| Some((it.name.reference, time.since(it.used?)))));
+            after = part.next;
+            if after.is_none() {
+                return uses;
+            }
+        }
     }
 }

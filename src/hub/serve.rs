@@ -116,7 +116,13 @@ impl Inner {
         let applied = state.streams.values().map(|stream| stream.applied);
         let by_all = applied.min().unwrap_or(u64::MAX);
         let waiting = fences.all().filter(|fence| fence.number > by_all);
+        // A number begins with the time. The newest fence always stays.
+        let old = fences.all().map(|fence| fence.number);
+        let oldest = old.filter(|number| *number < fences.newest()).min();
+        let time = state.clock.time(self.now());
+        let oldest = oldest.map(|number| time.since(Timestamp(number)));
         Figures {
+            fences_oldest_seconds: oldest.unwrap_or_default().as_secs(),
             fences: count(fences.all().count()),
             fences_waiting: count(waiting.count()),
             fences_malformed: count(state.malformed),

@@ -174,6 +174,12 @@ impl Service {
         read(&self.0.state.lock().catalog, self.0.now())
     }
 
+    /// The cluster's time.
+    pub(super) fn time(&self) -> Timestamp {
+        let now = self.0.now();
+        self.0.state.lock().clock.time(now)
+    }
+
     pub(super) fn has_streams(&self) -> bool {
         !self.0.state.lock().streams.is_empty()
     }

@@ -1,6 +1,7 @@
 //! Clears over the whole cluster: namespaces that are gone or were made again, the finalizers of
 //! `Cache` objects, and `Fence` objects that may be deleted. `orders` carries out orders to clear,
-//! and `fencer` reads and makes the `Fence` objects.
+//! `tenants` looks for namespaces that are gone in the shared tier, and `fencer` reads and makes the
+//! `Fence` objects.
 //!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
 //! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::Namespace;
+use futures_util::future::OptionFuture;
 use kube::api::{DeleteParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
@@ -18,14 +19,17 @@ use tokio::sync::{mpsc, watch};
 
 use super::births::{api_time, birth, births, is_older};
 use super::client::has_code;
+use super::ended::Ended;
 use super::fencer::Fencer;
 use super::fences::{Error, failed, may_go};
 use super::mirror::{self, Mirror};
 use super::orders::{Deleted, Orders, enlist};
+use super::tenants::Tenants;
 use super::watched::{self, Namespaces, Watched};
 use crate::api::{self, Cache};
 use crate::distribution::roster::{ClearOrder, Fencing};
-use crate::model::{Coverage, Tenant};
+use crate::model::Tenant;
+use crate::shared::Store;
 
 /// How often the controller looks without a change, and at most, however many changes there are.
 const LOOK: Duration = Duration::from_secs(60);
@@ -35,11 +39,13 @@ const MOST_DELETED: usize = 100;
 /// How many namespaces are cleared in one look because content is older than they.
 const MOST_CLEARED: usize = 16;
 
-/// The nodes that must have applied a fence before it is deleted; `None`: not known yet.
+/// The nodes that must have applied a fence before it is deleted: those that get fences; `None`: not
+/// known yet.
 pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
 
 /// Keeps the chain of fences, until it is dropped. `orders` are those of people who ask the
-/// controller itself. It keeps the mirror of task caches, too: both read the same `Cache` objects.
+/// controller itself. `tier` is the shared tier that this controller collects, if there is one. It
+/// keeps the mirror of task caches, too: both read the same `Cache` objects.
 pub async fn keep(
     client: Client,
     chain: Arc<dyn Fencing>,
@@ -47,6 +53,7 @@ pub async fn keep(
     orders: mpsc::Receiver<ClearOrder>,
     mirror: Mirror,
     namespaces: Namespaces,
+    tier: Option<Store>,
 ) {
     let (change, fences_changed) = watch::channel(());
     // Without the content: one that cannot be read must not hide the others.
@@ -68,9 +75,16 @@ pub async fn keep(
         asked: orders,
         deleted,
     };
+    let ended = Arc::new(Ended::new(client.clone(), Arc::clone(&fencer)));
+    let tenants = tier.map(|store| {
+        let (fencer, ended) = (Arc::clone(&fencer), Arc::clone(&ended));
+        Tenants::new(store, fencer, ended, namespaces.clone())
+    });
+    let tenants = OptionFuture::from(tenants.map(Tenants::run));
     let keeper = Keeper {
         client,
         fencer,
+        ended,
         pools,
         caches,
         namespaces,
@@ -83,6 +97,7 @@ pub async fn keep(
         watch_caches,
         mirror,
         orders.run(),
+        tenants,
         keeper.run(fences_changed)
     );
 }
@@ -90,6 +105,7 @@ pub async fn keep(
 struct Keeper {
     client: Client,
     fencer: Arc<Fencer>,
+    ended: Arc<Ended>,
     pools: Pools,
     caches: Watched<Cache>,
     namespaces: Namespaces,
@@ -162,17 +178,15 @@ impl Keeper {
         let is_gone = |(name, uid): &(&String, &String)| there.get(*name) != Some(*uid);
         let gone = self.known.iter().filter(is_gone);
         let gone: Vec<(String, String)> = gone.map(|(a, b)| (a.clone(), b.clone())).collect();
-        let live: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
         for (name, uid) in gone {
-            let found = live.get_opt(&name).await;
-            let found = found.map_err(failed("read a namespace"))?;
-            let is_it = found.is_some_and(|it| it.uid().as_ref() == Some(&uid));
-            if !is_it && let Ok(tenant) = name.parse() {
-                self.fencer.make(Coverage::Namespace(tenant).into()).await?;
+            let found = self.ended.live(&name).await?.and_then(|it| it.uid());
+            if found.as_ref() == Some(&uid) {
+                continue;
             }
-            if !is_it {
-                self.known.remove(&name);
+            if let Ok(tenant) = name.parse() {
+                self.ended.clear(tenant, Some(uid), found).await?;
             }
+            self.known.remove(&name);
         }
         self.learn_namespaces();
         Ok(())
@@ -198,10 +212,8 @@ impl Keeper {
             is_older(*age, born.copied(), time)
         };
         let suspects = ages.into_iter().filter(is_suspect).take(MOST_CLEARED);
-        let live: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
         for (tenant, age) in suspects.collect::<Vec<_>>() {
-            let found = live.get_opt(&tenant.to_string()).await;
-            let found = found.map_err(failed("read a namespace"))?;
+            let found = self.ended.live(&tenant.to_string()).await?;
             let born = found.as_ref().and_then(birth);
             let is_there = found.is_some();
             if (is_there && born.is_none()) || !is_older(age, born, time) {
@@ -210,7 +222,8 @@ impl Keeper {
             tracing::warn!(%tenant, ?age, is_there,
                 "nodes have content of a namespace that was deleted, or was made again, while no \
                  controller ran: it is cleared");
-            self.fencer.make(Coverage::Namespace(tenant).into()).await?;
+            let there = found.and_then(|it| it.uid());
+            self.ended.clear(tenant, None, there).await?;
         }
         Ok(())
     }

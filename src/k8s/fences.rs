@@ -6,8 +6,9 @@
 //! made, and nodes that miss one clear all they have. One outside of the chain was made by no
 //! controller, and is left out. Both are told in the log and in a metric.
 //!
-//! The oldest fence is deleted after a week, when all nodes with a `Pool` have applied it. The
-//! newest one stays.
+//! The oldest fence is deleted after a week, when all nodes have applied it that have a Node object
+//! and a `Pool` with a peer. Others get no fences: such a node misses them, and drops what it has if
+//! it ever becomes a peer. The newest one stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -36,6 +37,10 @@ pub(super) enum Error {
     Crowded,
     #[error("the API server's clock is not known: {0}")]
     Time(String),
+    #[error("the shared tier: {0}")]
+    Tier(#[from] crate::shared::Error),
+    #[error("no thread for a request to the shared tier: {0}")]
+    Thread(#[source] std::io::Error),
 }
 
 pub(super) fn failed(what: &'static str) -> impl FnOnce(kube::Error) -> Error {

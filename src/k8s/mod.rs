@@ -23,6 +23,8 @@
 //! | `mirror` | the controller's side: the newest task caches as objects, for people |
 //! | `policies` | the controller's side: cache policies, for all nodes |
 //! | `births` | whether content is from before its namespace was made |
+//! | `ended` | clears namespaces that have ended, each once |
+//! | `tenants` | compares the tenants of the shared tier with the namespaces |
 //! | `budgets` | the controller's side: the limits of namespaces |
 //! | `conditions` | the status of a cache policy: its conditions, and how it is written |
 //!
@@ -38,6 +40,7 @@ pub mod clears;
 mod client;
 mod conditions;
 mod config;
+mod ended;
 pub mod endpoint;
 mod events;
 mod fencer;
@@ -51,6 +54,7 @@ mod pod_event;
 pub mod policies;
 #[cfg(test)]
 mod simulation;
+mod tenants;
 mod watched;
 mod watcher;
 

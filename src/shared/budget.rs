@@ -1,6 +1,7 @@
 //! The budget of a tenant in the tier: what its names show together, and which of them show nothing
 //! any more if that is too much. Pure; `collect` reads and writes the records.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ pub(super) struct Shown {
     pub(super) manifest: (ArtifactId, ObjectId),
     /// How long ago its record was written, by the storage's clock.
     pub(super) age: Duration,
+    /// How long ago a node of the cluster used it last. Writing is a use.
+    pub(super) unused: Duration,
     /// Its layers and their bytes. Empty: its manifest is missing or damaged.
     pub(super) layers: Vec<(Layer, u64)>,
 }
@@ -79,8 +82,8 @@ impl Budget {
         }
     }
 
-    /// Which names go, in this order: those whose records were written first, until 95 % of an
-    /// exceeded limit are left. None of them is recent.
+    /// Which names go, in this order: those that were used first, until 95 % of an exceeded limit
+    /// are left. None of them was written recently.
     pub(super) fn evicted<'a>(&self, shown: &'a [Shown]) -> Vec<&'a Shown> {
         let mut sum = Sum::default();
         for name in shown {
@@ -90,7 +93,8 @@ impl Budget {
         let artifacts = sum.kept.artifacts - excess(sum.kept.artifacts, self.artifacts);
         let mut oldest: Vec<&Shown> = shown.iter().filter(|name| name.age >= RECENT).collect();
         // Two collectors choose the same names.
-        oldest.sort_by(|a, b| b.age.cmp(&a.age).then_with(|| a.key.cmp(&b.key)));
+        let order = |name: &Shown| (Reverse(name.unused), Reverse(name.age));
+        oldest.sort_by(|a, b| order(a).cmp(&order(b)).then_with(|| a.key.cmp(&b.key)));
         let mut evicted = Vec::new();
         for name in oldest {
             if sum.kept.bytes <= bytes && sum.kept.artifacts <= artifacts {
@@ -145,6 +149,7 @@ mod tests {
             key: format!("name-{number:03}"),
             manifest: (ArtifactId::from_bits(number), ObjectId::from_bits(number)),
             age: HOUR * hours,
+            unused: HOUR * hours,
             layers: layers.collect(),
         }
     }
@@ -233,6 +238,29 @@ mod tests {
             artifacts: Some(3),
         });
         assert_eq!((both.bytes, both.artifacts), (Some(7), Some(3)));
+    }
+
+    #[test]
+    fn a_name_that_was_used_since_its_write_goes_after_those_that_were_not() {
+        let used = |number: u128, hours: u32, unused: u32| Shown {
+            unused: HOUR * unused,
+            ..name(number, hours, &[])
+        };
+        let names = [used(1, 90, 2), used(2, 9, 9), used(3, 8, 3), used(4, 7, 7)];
+        let most = |artifacts| Budget {
+            bytes: None,
+            artifacts: Some(artifacts),
+        };
+        for (left, gone) in [
+            (4, &[][..]),
+            (3, &["name-002"]),
+            (1, &["name-002", "name-004", "name-003"]),
+        ] {
+            assert_eq!(keys(&most(left).evicted(&names)), gone, "{left}");
+        }
+        // What is in use all the time does not make a budget fail: only a recent write does.
+        let busy = [used(1, 2, 0), used(2, 2, 0)];
+        assert_eq!(keys(&most(0).evicted(&busy)), ["name-001", "name-002"]);
     }
 
     #[test]

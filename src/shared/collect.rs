@@ -17,7 +17,7 @@ use super::record::{
 };
 use super::retire::{delete, enter, evict, withdraw};
 use super::store::{Item, Store, Version};
-use crate::model::{ArtifactId, Fences, Name, Tenant, Timestamp};
+use crate::model::{ArtifactId, Fences, Name, Reference, Tenant, Timestamp};
 use crate::tree::Stop;
 
 /// How long a collector has the lease. It saves double work; nothing else depends on it.
@@ -26,6 +26,9 @@ const LEASE: Duration = Duration::from_hours(2);
 pub(super) const GIVEN_BACK: u64 = 0;
 /// The seconds of a lease after a collection that was stopped: the next collector repeats it.
 const NEARLY_OVER: u64 = 1;
+
+/// How long ago names of a tenant were used last.
+pub type Uses = HashMap<Reference, Duration>;
 
 /// The findings and deletions of a collection. In a dry run: what it would do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -80,6 +83,8 @@ pub struct Collector<'a> {
     /// What was cleared in the cluster. A name expires if its content came before a fence that
     /// covers it.
     pub fences: Fences,
+    /// How long ago nodes of the cluster used names last, as far as that is known. For the budget.
+    pub uses: Uses,
     /// Called now and then with what was done so far.
     pub progress: &'a dyn Fn(&Collected),
 }
@@ -129,6 +134,7 @@ impl<'a> Collector<'a> {
             grace: GRACE,
             budget: None,
             fences: Fences::default(),
+            uses: Uses::default(),
             progress: &|_| {},
         }
     }
@@ -326,6 +332,10 @@ impl<'a> Collector<'a> {
                             key: key.to_owned(),
                             manifest: (artifact, publication),
                             age,
+                            unused: self
+                                .uses
+                                .get(&record.reference)
+                                .map_or(age, |it| age.min(*it)),
                             layers: Vec::new(),
                         });
                     }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
+use super::clusters::ClusterUid;
 use super::record::ObjectId;
 use crate::model::{ArtifactId, Reference, Sha256 as Digest, Tenant};
 
@@ -63,6 +64,12 @@ impl Keys {
     #[must_use]
     pub fn lease(&self) -> String {
         format!("{}/gc", self.base)
+    }
+
+    /// The record of a cluster: which of its namespaces the content is of.
+    #[must_use]
+    pub fn cluster(&self, cluster: &ClusterUid) -> String {
+        format!("{}/clusters/{}", self.base, cluster.as_str())
     }
 
     /// The prefix of all names.

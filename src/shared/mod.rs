@@ -14,6 +14,7 @@
 //! runtime. Nothing here knows of volumes, pools or the engine.
 
 mod budget;
+mod clusters;
 mod collect;
 mod commit;
 pub mod decide;
@@ -34,7 +35,8 @@ mod upload;
 mod url;
 
 pub use budget::{Budget, Kept, RECENT};
-pub use collect::{Collected, Collector};
+pub use clusters::ClusterUid;
+pub use collect::{Collected, Collector, Uses};
 pub use commit::{
     Commit, Committed, Publication, clear, look, report_damage, report_lost_manifest,
 };
@@ -42,7 +44,7 @@ pub use error::{Error, Result};
 pub use fetch::{Destination, Fetched, fetch};
 pub use keys::Keys;
 pub use object::{Footer, Index};
-pub use periodic::{Budgets, FencesNow, Periodic};
+pub use periodic::{Budgets, Catalog, Periodic};
 pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
 pub use source::{Bucket, Content, Found, Frames, Known, Resolved, Source};

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::{Condvar, Mutex};
 
 use super::budget::{Budget, Kept};
-use super::collect::{Collected, Collector, GIVEN_BACK};
+use super::collect::{Collected, Collector, GIVEN_BACK, Uses};
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::record::{Lease, MOST_NAME, ObjectId};
@@ -31,6 +31,9 @@ const EVERY_WITH_BUDGET: Duration = Duration::from_hours(6);
 /// and before a budget counts that changes often.
 const LOOK: Duration = Duration::from_mins(10);
 
+/// How often it is looked whether the names are known.
+const SOON: Duration = Duration::from_secs(1);
+
 /// How often something is done.
 #[derive(Debug, Clone, Copy)]
 struct Intervals {
@@ -45,12 +48,30 @@ const INTERVALS: Intervals = Intervals {
     look: LOOK,
 };
 
-/// What was cleared in the cluster, as it is known at this moment.
-pub type FencesNow = Box<dyn Fn() -> Fences + Send>;
+/// What a cluster knows of its names, at the moment of each question. By default nothing.
+pub struct Catalog {
+    /// Whether it knows them, so far as it can. Nothing is collected before that.
+    pub is_known: Box<dyn Fn() -> bool + Send>,
+    /// What was cleared.
+    pub fences: Box<dyn Fn() -> Fences + Send>,
+    /// When the names of a tenant were used last.
+    pub uses: Box<dyn Fn(&Tenant) -> Uses + Send>,
+}
+
+impl Default for Catalog {
+    fn default() -> Self {
+        Self {
+            is_known: Box::new(|| true),
+            fences: Box::new(Fences::default),
+            uses: Box::new(|_| Uses::default()),
+        }
+    }
+}
 
 /// Collects until it is dropped. A request that hangs then is left to the end of the process.
 #[derive(Debug)]
 pub struct Periodic {
+    store: Store,
     figures: Arc<Figures>,
     budgets: Budgets,
     /// When the thread was started, in seconds since 1970.
@@ -182,29 +203,35 @@ struct Figures {
 }
 
 impl Periodic {
-    /// Starts the thread that collects. Names expire whose content a fence has cleared. The cluster
-    /// keeps a fence for a week, so it need not be known at once.
-    pub fn start(store: Store, fences: FencesNow) -> io::Result<Self> {
-        Self::every(store, INTERVALS, fences)
+    /// Starts the thread that collects. Names expire whose content a fence has cleared.
+    pub fn start(store: Store, catalog: Catalog) -> io::Result<Self> {
+        Self::every(store, INTERVALS, catalog)
     }
 
-    fn every(store: Store, intervals: Intervals, fences: FencesNow) -> io::Result<Self> {
+    fn every(store: Store, intervals: Intervals, catalog: Catalog) -> io::Result<Self> {
         let (figures, budgets) = (Arc::<Figures>::default(), Budgets::default());
         let started = now().0 / 1000;
         let job = Job {
-            store,
+            store: store.clone(),
             intervals,
-            fences,
+            catalog,
             budgets: budgets.clone(),
             figures: Arc::clone(&figures),
         };
         let thread = std::thread::Builder::new().name("shared-collect".to_owned());
         thread.spawn(move || job.run())?;
         Ok(Self {
+            store,
             figures,
             budgets,
             started,
         })
+    }
+
+    /// The tier that is collected.
+    #[must_use]
+    pub fn store(&self) -> Store {
+        self.store.clone()
     }
 
     /// The budgets of the tenants. Until they are set there are none.
@@ -258,7 +285,7 @@ impl Periodic {
 struct Job {
     store: Store,
     intervals: Intervals,
-    fences: FencesNow,
+    catalog: Catalog,
     budgets: Budgets,
     figures: Arc<Figures>,
 }
@@ -272,6 +299,12 @@ fn now() -> Timestamp {
 
 impl Job {
     fn run(&self) {
+        // A collection without fences and uses would not be repeated for hours.
+        while !(self.catalog.is_known)() {
+            if !self.budgets.wait(SOON) {
+                return;
+            }
+        }
         loop {
             match self.round() {
                 Ok(true) => {
@@ -342,7 +375,8 @@ impl Job {
         let budget = self.budgets.get(tenant);
         let collector = Collector {
             budget,
-            fences: (self.fences)(),
+            fences: (self.catalog.fences)(),
+            uses: budget.map_or_else(Uses::default, |_| (self.catalog.uses)(tenant)),
             ..Collector::new(&self.store, tenant, id)
         };
         let done = collector.run(now, &stop);
@@ -383,23 +417,20 @@ fn add(figure: &AtomicU64, more: u64) {
 mod tests {
     use std::fs::File;
     use std::path::Path;
+    use std::sync::atomic::AtomicBool;
 
     use tempfile::TempDir;
     use tokio::runtime::Runtime;
 
     use super::*;
-    use crate::model::{ArtifactId, Sha256};
-    use crate::shared::{Commit, LayerRef, Publication, Root, Times, Url, list, look};
+    use crate::model::{ArtifactId, Coverage, Fence, Sha256};
+    use crate::shared::{Commit, LayerRef, NameState, Publication, Root, Times, Url, list, look};
     use crate::telemetry::metrics;
 
     const TICKS: Intervals = Intervals {
         look: Duration::from_millis(10),
         ..INTERVALS
     };
-
-    fn none() -> FencesNow {
-        Box::new(Fences::default)
-    }
 
     fn value(figure: &AtomicU64) -> u64 {
         figure.load(Ordering::Relaxed)
@@ -472,7 +503,8 @@ mod tests {
             let names = ["task-cache/a", "task-cache/b", "task-cache/c"];
             commit(&store, directory.path(), tenant, &names);
         }
-        let collector = Periodic::every(store.clone(), TICKS, none()).expect("a thread");
+        let collector =
+            Periodic::every(store.clone(), TICKS, Catalog::default()).expect("a thread");
         let figures = &collector.figures;
         eventually("both", || value(&figures.collections) == 2);
         assert_eq!(value(&figures.evicted), 0, "there is no budget yet");
@@ -517,6 +549,43 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_collected_before_the_names_are_known() {
+        let (directory, _runtime, store) = empty_tier();
+        let ci: Tenant = "ci".parse().expect("a label");
+        commit(&store, directory.path(), &ci, &["task-cache/a"]);
+        let mut fences = Fences::default();
+        fences.insert(Fence {
+            number: 5,
+            previous: 0,
+            id: 1,
+            covers: Coverage::Namespace(ci.clone()),
+            repeats: Vec::new(),
+        });
+        let known = Arc::new(AtomicBool::new(false));
+        let is_known = Arc::clone(&known);
+        let (asked, asks) = std::sync::mpsc::channel();
+        let catalog = Catalog {
+            is_known: Box::new(move || {
+                // The test may have ended.
+                let _gone = asked.send(());
+                is_known.load(Ordering::Relaxed)
+            }),
+            fences: Box::new(move || fences.clone()),
+            ..Catalog::default()
+        };
+        let collector = Periodic::every(store.clone(), TICKS, catalog).expect("a thread");
+        asks.recv().expect("it asks");
+        asks.recv().expect("it asks again");
+        assert_eq!(value(&collector.figures.collections), 0);
+        known.store(true, Ordering::Relaxed);
+        let collections = || value(&collector.figures.collections);
+        eventually("it is collected", || collections() == 1);
+        let name = "task-cache/a".parse().expect("a reference");
+        let record = look(&store, &ci, &name).expect("look").expect("a record");
+        assert_eq!(record.state, NameState::Cleared);
+    }
+
+    #[test]
     fn a_collection_that_failed_is_repeated_when_its_lease_is_over() {
         let (directory, _runtime, store) = empty_tier();
         let ci: Tenant = "ci".parse().expect("a label");
@@ -524,7 +593,7 @@ mod tests {
         let part = directory.path().join("v1/ci");
         let newer = part.join("names/task-cache/newer");
         std::fs::write(&newer, "{\"format\":2}").expect("write");
-        let collector = Periodic::every(store, TICKS, none()).expect("a thread");
+        let collector = Periodic::every(store, TICKS, Catalog::default()).expect("a thread");
         let figures = &collector.figures;
         eventually("it fails", || value(&figures.failures) == 1);
         std::fs::remove_file(&newer).expect("unlink");
@@ -552,7 +621,8 @@ mod tests {
         Collector::new(&store, &two, ObjectId::from_bits(2))
             .run(now(), &|| false)
             .expect("collected by another");
-        let collector = Periodic::every(store.clone(), TICKS, none()).expect("a thread");
+        let collector =
+            Periodic::every(store.clone(), TICKS, Catalog::default()).expect("a thread");
         let figures = &collector.figures;
         eventually("a round", || value(&figures.succeeded) > 0);
         assert_eq!(value(&figures.collections), 1, "the other is not due");
@@ -562,7 +632,7 @@ mod tests {
             every: Duration::ZERO,
             ..TICKS
         };
-        let collector = Periodic::every(store, often, none()).expect("a thread");
+        let collector = Periodic::every(store, often, Catalog::default()).expect("a thread");
         let figures = Arc::clone(&collector.figures);
         eventually("both twice", || value(&figures.collections) >= 4);
         assert_eq!(value(&figures.failures), 0);

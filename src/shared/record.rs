@@ -162,6 +162,14 @@ pub(super) struct Format {
     pub(super) format: u64,
 }
 
+/// The namespace of a cluster that the tenant's content is of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NamespaceRecord {
+    pub(super) format: u64,
+    /// Its uid.
+    pub(super) namespace: String,
+}
+
 /// The collector's lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -196,6 +204,12 @@ pub(super) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
 
 pub(super) fn sha256(bytes: &[u8]) -> Sha256 {
     Sha256(Hasher::digest(bytes).into())
+}
+
+impl NamespaceRecord {
+    pub(super) fn parse(key: &str, bytes: &[u8]) -> Result<Self> {
+        parse(key, bytes)
+    }
 }
 
 impl Format {

@@ -249,7 +249,7 @@ impl Store {
         self.put(key, bytes, PutMode::Update(version.of_store.clone()))
     }
 
-    /// Writes an object whose key is random, so no other writer has it.
+    /// Writes an object unconditionally: no other writer has its key, or the last one counts.
     pub(super) fn write(&self, key: &str, bytes: Vec<u8>) -> Result<()> {
         self.put(key, bytes, PutMode::Overwrite)
     }

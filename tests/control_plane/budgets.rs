@@ -182,7 +182,7 @@ async fn goes_unseen(
     commit(plane, kubelet, ("node-2", "last"), ("last", SIZE)).await;
     has(&pools[1], "task-cache/last", true).await;
     controller.kill();
-    the_namespace_goes(plane);
+    the_namespace_goes(plane, "ci");
     controller.start();
     for pool in pools {
         is_told(pool, true).await;

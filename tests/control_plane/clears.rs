@@ -34,7 +34,7 @@ pub(crate) async fn fences(plane: &ControlPlane) -> Vec<Fence> {
 }
 
 /// Makes the handle of some caches, and waits until its deletion is an order.
-async fn handle(plane: &ControlPlane, name: &str, spec: &str) {
+pub(crate) async fn handle(plane: &ControlPlane, name: &str, spec: &str) {
     let text = format!(
         "{{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Cache, \
          metadata: {{name: {name}, namespace: ci}}, spec: {spec}}}"
@@ -62,15 +62,17 @@ fn neither_is_changed(plane: &ControlPlane, fence: &Fence) {
 }
 
 /// There is no controller manager that finishes the deletion.
-pub(crate) fn the_namespace_goes(plane: &ControlPlane) {
-    plane.kubectl(&["delete", "namespace", "ci", "--wait=false"]);
-    let end = "{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {\"name\": \"ci\"}, \
-               \"spec\": {\"finalizers\": []}}";
+pub(crate) fn the_namespace_goes(plane: &ControlPlane, name: &str) {
+    plane.kubectl(&["delete", "namespace", name, "--wait=false"]);
+    let end = format!(
+        "{{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \
+         \"metadata\": {{\"name\": \"{name}\"}}, \"spec\": {{\"finalizers\": []}}}}"
+    );
     let file = plane.directory.path().join("end.json");
     fs::write(&file, end).expect("write");
     let file = file.to_str().expect("text");
-    let of_namespace = "/api/v1/namespaces/ci/finalize";
-    plane.kubectl(&["replace", "--raw", of_namespace, "-f", file]);
+    let of_namespace = format!("/api/v1/namespaces/{name}/finalize");
+    plane.kubectl(&["replace", "--raw", &of_namespace, "-f", file]);
 }
 
 /// A fence that cannot be read, as a person may write it.
@@ -123,10 +125,17 @@ async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
 
 /// So many objects are deleted one after the other, each with one request to clear.
 const TIMED: usize = 50;
+/// So often an administrator clears.
+const ORDERED: usize = 10;
 
-/// Deletes many caches while a node's driver is stopped, and prints how long that takes.
-#[expect(clippy::print_stdout, reason = "a figure for the docs")]
-fn deletions_are_timed(plane: &ControlPlane) {
+/// Clears while the driver of node 2 is stopped, and prints how long that takes. No clear waits for
+/// the node, which the cluster still has: the node cannot answer before the end of this.
+fn clears_are_timed(plane: &ControlPlane, controller: &Process) {
+    let made = "-o=jsonpath={.items[*].metadata.name}";
+    for kind in ["nodes", "pools"] {
+        let there = plane.kubectl(&["get", kind, made]);
+        assert_eq!(there, "node-1 node-2", "{kind}");
+    }
     let text = (0..TIMED).map(|number| {
         format!(
             "---\n{{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Cache, \
@@ -142,10 +151,21 @@ fn deletions_are_timed(plane: &ControlPlane) {
         plane.kubectl(&delete);
         began.elapsed()
     });
-    let mut took: Vec<Duration> = took.collect();
+    says_times("deletions of a Cache", took.collect());
+    let took = (0..ORDERED).map(|number| {
+        let name = format!("task-cache/ordered-{number}");
+        let began = Instant::now();
+        tells(controller, &["clear", &name, "--namespace=ci"]);
+        began.elapsed()
+    });
+    says_times("orders to the controller", took.collect());
+}
+
+#[expect(clippy::print_stdout, reason = "a figure for the docs")]
+fn says_times(of: &str, mut took: Vec<Duration>) {
     took.sort();
-    let (median, most) = (took[TIMED / 2], took[TIMED - 1]);
-    println!("{TIMED} deletions: median {median:?}, at most {most:?}");
+    let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
+    println!("{} {of}: median {median:?}, at most {most:?}", took.len());
 }
 
 /// Steps run on node 2 while its driver is stopped and their caches are cleared. They end as soon
@@ -154,7 +174,7 @@ async fn a_stopped_driver_brings_nothing_back(
     plane: &ControlPlane,
     kubelets: [&Kubelet; 2],
     pools: &[PathBuf; 2],
-    driver: &mut Process,
+    (controller, driver): (&Process, &mut Process),
 ) {
     const STEPS: usize = 10;
     let key = |number: usize| format!("stopped-{number}");
@@ -185,7 +205,7 @@ async fn a_stopped_driver_brings_nothing_back(
     ];
     plane.kubectl(&delete);
     has(&pools[0], "task-cache/stopped-", false).await;
-    deletions_are_timed(plane);
+    clears_are_timed(plane, controller);
     driver.start();
     let again = kubelet(plane, "node-2", driver).await;
     let writer = again.pod_with_uid("ci", "runs", writer.uid());
@@ -271,13 +291,14 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     has(&pools[0], "artifact/built", true).await;
 
     let kubelets = [&kubelet_one, &kubelet_two];
-    a_stopped_driver_brings_nothing_back(&plane, kubelets, &pools, &mut two).await;
+    let drivers = (&controller, &mut two);
+    a_stopped_driver_brings_nothing_back(&plane, kubelets, &pools, drivers).await;
 
-    the_namespace_goes(&plane);
+    the_namespace_goes(&plane, "ci");
     has(&pools[0], "artifact/built", false).await;
     let chain = fences(&plane).await;
     let last = &chain.last().expect("there are some").spec;
-    assert_eq!(chain.len(), 5 + TIMED, "{}", controller.tail());
+    assert_eq!(chain.len(), 5 + TIMED + ORDERED, "{}", controller.tail());
     assert_eq!((&*last.namespace, last.kind), ("ci", None));
 
     // All objects are lost, as with an older etcd. The nodes still know.
@@ -285,7 +306,7 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     eventually("they are made again", async || {
         let fences = fences(&plane).await;
         let repeats: usize = fences.iter().map(|fence| fence.spec.repeats.len()).sum();
-        repeats == 5 + TIMED
+        repeats == 5 + TIMED + ORDERED
     })
     .await;
     for pool in &pools {

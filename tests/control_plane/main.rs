@@ -12,6 +12,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod away;
 mod budgets;
 mod calls;
 mod clears;
@@ -38,6 +39,7 @@ mod scale;
 mod shared_budgets;
 mod sidecars;
 mod standard;
+mod tier_clears;
 #[path = "../sanity/tool.rs"]
 mod tool;
 mod two;

@@ -118,6 +118,31 @@ fn fetches(lab: &Lab, store: &Store, layer: &LayerRef) -> Result<()> {
 }
 
 #[test]
+fn names_that_nodes_use_stay_although_they_were_written_first() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let (store, ci) = (&tier.store, tenant("ci"));
+    for number in 0..4 {
+        publish(store, &ci, &key(number), &held(&lab, number));
+    }
+    order(&tier, &ci, 4);
+    let two = Budget {
+        bytes: None,
+        artifacts: Some(2),
+    };
+    let used = |number: usize, ago: Duration| (reference(&key(number)), ago);
+    let collector = Collector {
+        budget: Some(two),
+        // An older use than its write, and a name that is not in the tier.
+        uses: [used(0, HOUR), used(3, HOUR * 9), used(7, HOUR)].into(),
+        ..Collector::new(store, &ci, id())
+    };
+    let done = collector.run(now(), &never).expect("collect");
+    assert_eq!(done.evicted, 2);
+    assert_eq!(shown(store, &ci), [key(0), key(3)].into());
+}
+
+#[test]
 fn a_namespace_over_its_budget_by_half_loses_what_was_written_first() {
     let lab = require_lab!(Fs::Ext4);
     for tier in Tier::both() {

@@ -27,19 +27,6 @@ impl ClusterMembers {
     }
 }
 
-impl ClusterMembers {
-    /// The nodes that have a `Pool` and a Node object; `None`: not known yet. Nothing waits for one
-    /// that was deleted.
-    #[must_use]
-    pub fn with_pools(&self) -> Option<BTreeSet<String>> {
-        let is_listed = self.0.ready().now_or_never().is_some();
-        let pools = self.0.seen_pools.all();
-        let names = pools.iter().map(|pool| pool.name_any());
-        let there = names.filter(|node| self.0.seen_nodes.get(node).is_some());
-        is_listed.then(|| there.collect())
-    }
-}
-
 impl fmt::Debug for ClusterMembers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterMembers").finish_non_exhaustive()

@@ -1,0 +1,86 @@
+//! The namespace of each cluster that a tenant's part of the tier belongs to: a small record for
+//! each cluster. The controller of the cluster compares it with the namespace that there is, and so
+//! finds a namespace that was deleted while no controller ran.
+
+use super::commit::check_format;
+use super::error::{Error, Result};
+use super::keys::Keys;
+use super::record::{FORMAT, MOST_NAME, NamespaceRecord, encode};
+use super::store::Store;
+use crate::model::Tenant;
+
+/// The uid of a cluster: that of its namespace `kube-system`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterUid(String);
+
+impl ClusterUid {
+    /// `None`: it is no uid, and can be no part of a key.
+    #[must_use]
+    pub fn new(uid: &str) -> Option<Self> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        let is_uid = !uid.is_empty() && uid.len() <= 64 && uid.bytes().all(is_plain);
+        is_uid.then(|| Self(uid.to_owned()))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Store {
+    /// The uid of the cluster's namespace whose content the tenant's part has; `None`: the cluster
+    /// has recorded none. A record that cannot be read counts as none.
+    pub fn namespace_of(&self, tenant: &Tenant, cluster: &ClusterUid) -> Result<Option<String>> {
+        let key = Keys::new(tenant).cluster(cluster);
+        let Some((bytes, _)) = self.get(&key, MOST_NAME)? else {
+            return Ok(None);
+        };
+        match NamespaceRecord::parse(&key, &bytes) {
+            Ok(record) => Ok(Some(record.namespace)),
+            Err(Error::Corrupt { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Records the uid of the cluster's namespace, or that it has none. The controller of the
+    /// cluster is the only writer. Of two of them the last one counts: each reads the record again
+    /// before it clears.
+    pub fn set_namespace_of(
+        &self,
+        tenant: &Tenant,
+        cluster: &ClusterUid,
+        namespace: Option<&str>,
+    ) -> Result<()> {
+        let keys = Keys::new(tenant);
+        check_format(self, &keys, false)?;
+        let key = keys.cluster(cluster);
+        match namespace {
+            Some(namespace) => self.write(
+                &key,
+                encode(&NamespaceRecord {
+                    format: FORMAT,
+                    namespace: namespace.to_owned(),
+                }),
+            ),
+            None => self.delete(&key),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_one_safe_component_of_a_key() {
+        let uid = "6f1c9a3e-5a51-4d5c-8f0e-0a8c1f6d2b7e";
+        let cluster = ClusterUid::new(uid).expect("a uid");
+        let keys = Keys::new(&"ci".parse().expect("a label"));
+        let key = keys.cluster(&cluster);
+        assert_eq!(key, format!("v1/ci/clusters/{uid}"));
+        assert_eq!(keys.parse(&key), None, "the collector leaves it alone");
+        for other in ["", "..", "a/b", "a.condemned", "ü", &"x".repeat(65)] {
+            assert_eq!(ClusterUid::new(other), None, "{other}");
+        }
+    }
+}
