@@ -97,6 +97,14 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     // The metrics say it as long as it is so, also without the Pool.
     assert!(counts("volumes", "node_gone").await);
     assert!(!counts("volumes", "ready").await);
+    // The table says it, beside the node's last answer.
+    let table = || plane.kubectl(&["get", "volumes.baggageclaim.concourse-ci.org"]);
+    let shown = table();
+    let shown: Vec<&str> = shown.split_whitespace().collect();
+    assert!(
+        shown.contains(&"NODE-GONE") && shown.contains(&"true"),
+        "{shown:?}"
+    );
     let clone = request("clone", None, Some(of_volume(bound)));
     let refused = create(&mut client, clone).await.expect_err("gone");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
@@ -114,7 +122,9 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     eventually("the claim works again, the rest are orphans", is_back).await;
     let told = async || {
         let said = events(&plane);
-        said.contains("bound VolumeBack;") && counts("volumes", "ready").await
+        said.contains("bound VolumeBack;")
+            && counts("volumes", "ready").await
+            && !table().contains("true")
     };
     eventually("the claim's event and the metrics say it", told).await;
     let kubelet_two = kubelet(&plane, "node-2", &second).await;
