@@ -1,6 +1,7 @@
 //! Nodes that are gone for good, and one that comes back all the same.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use baggageclaim::api::Phase;
 use kube::ResourceExt as _;
@@ -68,6 +69,7 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     assert_eq!(volumes(&plane).await.len(), 3);
 
     plane.kubectl(&["delete", "node", "node-2"]);
+    let deleted = Instant::now();
     let is_given_up = async || {
         let pools = plane.kubectl(&["get", "pools", "-o=jsonpath={.items[*].metadata.name}"]);
         let left = volumes(&plane).await;
@@ -78,6 +80,8 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
         is_given_up,
     )
     .await;
+    // `--node-grace`, and the goal.
+    assert!(deleted.elapsed() <= Duration::from_secs(3 + 30));
     delete(&mut client, released)
         .await
         .expect("nothing to wait for");
