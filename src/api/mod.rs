@@ -34,7 +34,9 @@ pub use policy::{
     LabelRequirement, NamespaceSelector, PolicyCondition, PolicyRule, ReadRule, SizeLimit, Ttl,
     Used,
 };
-pub use pool::{OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus};
+pub use pool::{
+    OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolState, PoolStatus,
+};
 pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};
 pub use volume::{
     Fetch, Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus,
@@ -45,6 +47,10 @@ pub const GROUP: &str = "baggageclaim.concourse-ci.org";
 
 /// The annotation of a `Volume` that a PersistentVolume has named at some time.
 pub const BOUND: &str = "baggageclaim.concourse-ci.org/bound";
+
+/// The annotation of a `Volume` or `Snapshot` whose node was given up. The controller removes it
+/// when the node is back.
+pub const NODE_GONE: &str = "baggageclaim.concourse-ci.org/node-gone";
 
 /// The definitions of all kinds, in the order of their names.
 #[must_use]

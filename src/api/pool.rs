@@ -29,6 +29,7 @@ use super::volume::{Mutable, Parameters, Source};
     derive = "PartialEq",
     doc = "The pool of a node, as the driver on the node reports it. Its name is the node's.",
     printcolumn = r#"{"name":"Backend","type":"string","jsonPath":".status.topology.topology\\.baggageclaim\\.csi\\.concourse-ci\\.org/backend","description":"How copy-on-write is done"}"#,
+    printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.state","description":"What the driver last said of the pool"}"#,
     printcolumn = r#"{"name":"Bytes","type":"integer","jsonPath":".status.bytes","description":"The size of the pool"}"#,
     printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"What can be written, in steps of a sixteenth of the pool"}"#,
     printcolumn = r#"{"name":"Volumes","type":"integer","jsonPath":".status.volumes","description":"Persistent volumes in the pool"}"#,
@@ -37,7 +38,8 @@ use super::volume::{Mutable, Parameters, Source};
     printcolumn = r#"{"name":"Peers-Away","type":"string","jsonPath":".status.peer.away","description":"Other nodes that did not answer it lately"}"#,
     printcolumn = r#"{"name":"Peer","type":"string","jsonPath":".status.peer.address","description":"Where other nodes get content from it","priority":1}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".status.pool","description":"The id of the pool","priority":1}"#,
-    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why it is not Ready"}"#
 )]
 pub struct PoolSpec {}
 
@@ -47,6 +49,13 @@ pub struct PoolSpec {}
 pub struct PoolStatus {
     /// The id of the pool, from its pool.json
     pub pool: String,
+    /// The state of the pool; absent: an older driver wrote this
+    #[serde(default)]
+    pub state: Option<PoolState>,
+    /// Why the state is not Ready, and what to do
+    // Without one it is written as null: else a merge would keep the last one.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// The labels of the node for the driver
     #[serde(default)]
     pub topology: BTreeMap<String, String>,
@@ -66,6 +75,17 @@ pub struct PoolStatus {
     // Without one it is written as null: else a merge would keep the last one.
     #[serde(default)]
     pub peer: Option<PoolPeer>,
+}
+
+/// The state of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub enum PoolState {
+    /// It takes volumes.
+    Ready,
+    /// Empty volumes are refused, or files cannot be made. What exists works.
+    Full,
+    /// It takes no changes, or does not answer.
+    NotReady,
 }
 
 /// How other nodes reach a node for content.

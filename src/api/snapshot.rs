@@ -29,6 +29,7 @@ use super::phase::{Phase, Refusal, Wanted};
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName","description":"The node with the data"}"#,
     printcolumn = r#"{"name":"Wanted","type":"string","jsonPath":".spec.wanted","description":"The order of the controller"}"#,
     printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.phase","description":"The answer of the node"}"#,
+    printcolumn = r#"{"name":"Node-Gone","type":"string","jsonPath":".metadata.annotations.baggageclaim\\.concourse-ci\\.org/node-gone","description":"true: the node was deleted, and the state is the last that it reported"}"#,
     printcolumn = r#"{"name":"Bytes","type":"integer","jsonPath":".status.members[0].size","description":"The least size of a volume that is restored from it, or from the first member of a group"}"#,
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".spec.sources[*]","description":"The volumes"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,

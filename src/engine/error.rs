@@ -151,6 +151,13 @@ pub enum Error {
     /// No claim of that id.
     #[error("there is no volume {0:?}")]
     NoSuchClaim(String),
+    /// A claim that is to be mounted is not in this pool.
+    #[error(
+        "there is no volume {0:?} in the pool of this node: its PersistentVolume names another \
+         node's volume, or its data is lost; `kubectl get volumes.baggageclaim.concourse-ci.org` \
+         shows its node and its state"
+    )]
+    ClaimNotHere(String),
     /// No snapshot, or group of snapshots, of that id.
     #[error("there is no snapshot or group of snapshots {0:?}")]
     NoSuchSnapshot(String),

@@ -26,6 +26,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::NoSuchArtifact(_)
         | Error::NotPublished { .. }
         | Error::NoSuchClaim(_)
+        | Error::ClaimNotHere(_)
         | Error::NoSuchSnapshot(_)
         | Error::NoSuchNode(_) => Code::NotFound,
         Error::Different { .. }
@@ -209,6 +210,7 @@ mod tests {
             Error::Defect => "Defect",
             Error::Doomed => "Doomed",
             Error::NoSuchClaim(_) => "NoSuchClaim",
+            Error::ClaimNotHere(_) => "ClaimNotHere",
             Error::NoSuchSnapshot(_) => "NoSuchSnapshot",
             Error::Degraded(_) => "Degraded",
             Error::OfGroup { .. } => "OfGroup",
@@ -298,6 +300,7 @@ mod tests {
             Error::Defect,
             Error::Doomed,
             Error::NoSuchClaim("vol-1".into()),
+            Error::ClaimNotHere("vol-1".into()),
             Error::NoSuchSnapshot("snap-1".into()),
             Error::Degraded("write to the index: I/O error".into()),
             Error::OfGroup {

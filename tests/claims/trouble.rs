@@ -362,6 +362,7 @@ fn may_be<T: std::fmt::Debug>(result: Result<T, Error>) -> Option<T> {
             Error::Busy(_)
             | Error::HeldOpen(_)
             | Error::NoSuchClaim(_)
+            | Error::ClaimNotHere(_)
             | Error::NoSuchSnapshot(_)
             | Error::ClaimInUse { .. }
             | Error::Unsupported { .. }

@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::Channel;
 
 use crate::plane::{ControlPlane, Daemon};
+use crate::setting;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -42,7 +43,8 @@ impl Process {
     /// Starts it.
     pub(crate) fn start(&mut self) {
         let log = File::options().create(true).append(true).open(&self.log);
-        let child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        let built = env!("CARGO_BIN_EXE_baggageclaim").to_owned();
+        let child = Command::new(setting("BAGGAGECLAIM_TEST_PROGRAM", built))
             .args(&self.arguments)
             .args(["--end-with-parent", "--grace=5s"])
             .envs(self.environment.iter().map(|(name, value)| (name, value)))

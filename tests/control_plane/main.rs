@@ -34,6 +34,7 @@ mod policies;
 mod programs;
 #[path = "../sanity/report.rs"]
 mod report;
+mod rights;
 mod sanity;
 mod scale;
 mod shared_budgets;
@@ -274,7 +275,7 @@ fn show(plane: &ControlPlane) {
     );
     let pools = table("pools");
     assert!(
-        pools.contains("node-1") && pools.contains("overlay"),
+        pools.contains("node-1") && pools.contains("overlay") && pools.contains("Ready"),
         "{pools}"
     );
 }
@@ -379,11 +380,11 @@ async fn a_silent_node_gives_an_empty_claim_up_and_leaves_nothing() {
     delete(&mut client, &id).await.expect("deleted");
 }
 
-/// A number that the environment sets.
+/// A setting of the environment.
 #[expect(clippy::disallowed_methods, reason = "a setting of these tests only")]
 fn setting<T: std::str::FromStr<Err: std::fmt::Debug>>(name: &str, usual: T) -> T {
     let told = std::env::var(name).ok();
-    told.map_or(usual, |text| text.parse().expect("a number"))
+    told.map_or(usual, |text| text.parse().expect("a valid setting"))
 }
 
 /// Repeats a call as a sidecar does, until it succeeds.

@@ -1,6 +1,7 @@
 //! Nodes that are gone for good, and one that comes back all the same.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use baggageclaim::api::Phase;
 use kube::ResourceExt as _;
@@ -68,6 +69,7 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     assert_eq!(volumes(&plane).await.len(), 3);
 
     plane.kubectl(&["delete", "node", "node-2"]);
+    let deleted = Instant::now();
     let is_given_up = async || {
         let pools = plane.kubectl(&["get", "pools", "-o=jsonpath={.items[*].metadata.name}"]);
         let left = volumes(&plane).await;
@@ -78,6 +80,8 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
         is_given_up,
     )
     .await;
+    // `--node-grace`, and the goal.
+    assert!(deleted.elapsed() <= Duration::from_secs(3 + 30));
     delete(&mut client, released)
         .await
         .expect("nothing to wait for");
@@ -97,6 +101,14 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     // The metrics say it as long as it is so, also without the Pool.
     assert!(counts("volumes", "node_gone").await);
     assert!(!counts("volumes", "ready").await);
+    // The table says it, beside the node's last answer.
+    let table = || plane.kubectl(&["get", "volumes.baggageclaim.concourse-ci.org"]);
+    let shown = table();
+    let shown: Vec<&str> = shown.split_whitespace().collect();
+    assert!(
+        shown.contains(&"NODE-GONE") && shown.contains(&"true"),
+        "{shown:?}"
+    );
     let clone = request("clone", None, Some(of_volume(bound)));
     let refused = create(&mut client, clone).await.expect_err("gone");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
@@ -114,7 +126,9 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     eventually("the claim works again, the rest are orphans", is_back).await;
     let told = async || {
         let said = events(&plane);
-        said.contains("bound VolumeBack;") && counts("volumes", "ready").await
+        said.contains("bound VolumeBack;")
+            && counts("volumes", "ready").await
+            && !table().contains("true")
     };
     eventually("the claim's event and the metrics say it", told).await;
     let kubelet_two = kubelet(&plane, "node-2", &second).await;

@@ -1,4 +1,5 @@
-//! Where empty claims are made, a node without room, and a claim that its ttl deletes.
+//! Where empty claims are made, a node without room, a node that has not got a volume, and a claim
+//! that its ttl deletes.
 //!
 //! All run with a real API server, and drivers on small pools.
 
@@ -9,11 +10,14 @@ use baggageclaim::api::Phase;
 use futures_util::future::join_all;
 use tonic::Code;
 
-use crate::calls::{Client, create, delete, of_volume, request, selected};
+use crate::calls::{
+    Client, create, delete, mount, of_volume, request, selected, try_mount, unmount,
+};
 use crate::common::{Fs, Lab, require_lab};
-use crate::driver::{client, controller, node, node_with};
-use crate::objects::{claim, events, node_object, persistent};
+use crate::driver::{client, controller, kubelet, node, node_with};
+use crate::objects::{claim, events, node_object, persistent, persistent_on};
 use crate::plane::ControlPlane;
+use crate::standard::held;
 use crate::{await_pools, eventually, volumes};
 
 fn ready(plane: &ControlPlane, node: &str, ready: &str) {
@@ -95,9 +99,21 @@ async fn a_full_node_refuses_an_empty_claim_and_keeps_nothing_of_it() {
         Err(reason) => return crate::common::skip(&reason),
     };
     let controller = controller(&plane);
-    let _one = node(&plane, "node-1", &small.dir("pool"));
+    let mut one = node(&plane, "node-1", &small.dir("pool"));
     let mut client = client(&controller).await;
     await_pools(&client, 1).await;
+    let shows = async |words: &str| {
+        eventually(words, async || {
+            let pools = plane.kubectl(&["get", "pools"]);
+            pools
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+                .contains(words)
+        })
+        .await;
+    };
+    shows("overlay Ready").await;
     crate::common::disk::fill(&small.path().join("filler"));
     let asked = request("pvc-1", Some(selected("node-1")), None);
     let full = create(&mut client, asked.clone()).await.expect_err("full");
@@ -108,8 +124,51 @@ async fn a_full_node_refuses_an_empty_claim_and_keeps_nothing_of_it() {
         "{full}"
     );
     assert!(volumes(&plane).await.is_empty());
+    // Reported once a minute, and at the start.
+    one.kill();
+    one.start();
+    shows("overlay Full").await;
+    shows("too little can be written").await;
     fs::remove_file(small.path().join("filler")).expect("space again");
+    one.ready().await;
     create(&mut client, asked).await.expect("there is space");
+
+    // Whether it takes changes is reported at once.
+    small.disk_fails();
+    shows("overlay NotReady").await;
+    shows("change something in the pool").await;
+}
+
+/// As for a PersistentVolume that was written by hand, and says another node.
+#[tokio::test]
+async fn a_node_refuses_a_volume_of_another_node_and_keeps_nothing_of_it() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    let one = node(&plane, "node-1", &lab.dir("one"));
+    let two = node(&plane, "node-2", &lab.dir("two"));
+    let mut client = client(&controller).await;
+    await_pools(&client, 2).await;
+    let asked = request("pvc-1", Some(selected("node-1")), None);
+    let (id, _) = create(&mut client, asked).await.expect("made");
+    persistent_on(&plane, "by-hand", &id, "by-hand", "Retain", "node-2");
+    let kubelet_two = kubelet(&plane, "node-2", &two).await;
+    let refused = try_mount(&kubelet_two, &id).await.expect_err("elsewhere");
+    assert_eq!(refused.code(), Code::NotFound, "{refused}");
+    let told = "in the pool of this node: its PersistentVolume names another node's volume";
+    assert!(refused.message().contains(told), "{refused}");
+    // It goes on where it is.
+    let kubelet_one = kubelet(&plane, "node-1", &one).await;
+    let target = mount(&kubelet_one, &id).await;
+    fs::write(target.join("file"), "content").expect("write");
+    unmount(&kubelet_one, &id).await;
+    drop(two);
+    let left = held(&lab.dir("two")).await;
+    assert!(left.is_empty(), "{left:?}");
+    plane.delete("pv", "by-hand");
+    delete(&mut client, &id).await.expect("deleted");
 }
 
 #[tokio::test]

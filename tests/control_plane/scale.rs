@@ -2,6 +2,7 @@
 //!
 //! The size of the default run fits into CI. `BAGGAGECLAIM_TEST_CLAIMS=5000` and
 //! `BAGGAGECLAIM_TEST_NODES=1000` are for figures, with `-- --nocapture many_claims`: two minutes.
+//! `BAGGAGECLAIM_TEST_PROGRAM=target/release/baggageclaim` takes that program.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::entries::VolumeEntry;
+use super::types::Capacity;
 use crate::engine::error::{Context, Error, Result, Shortage};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
@@ -123,15 +124,12 @@ pub(super) fn refuse_too_large(inner: &Inner, wanted: u64) -> Result<()> {
     Ok(())
 }
 
-/// A pool where that much can be written takes an empty claim of any size up to the pool's.
-const ENOUGH: u64 = 1 << 30;
-
-/// Refuses an empty claim on a full pool: less can be written than its size, than [`ENOUGH`] and
-/// than a sixteenth of the pool. Its size reserves nothing, so a larger claim needs no more. What
+/// Refuses an empty claim on a full pool: less can be written than its size, than 1 GiB and than a
+/// sixteenth of the pool ([`Capacity::needed`]). Its size reserves nothing, so a larger claim needs no more. What
 /// eviction would free can be written. Caches that are not measured yet count as enough.
 pub(super) fn refuse_full(inner: &Inner, wanted: u64) -> Result<()> {
     let space = inner.dirs.root.space().context("ask for the pool's room")?;
-    let needs = wanted.min(ENOUGH).min(space.bytes / 16);
+    let needs = Capacity::needed(space.bytes, wanted);
     let mut free = space.bytes_available;
     if free < needs {
         free = free.saturating_add(space::evictable(inner, needs));

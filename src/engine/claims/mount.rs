@@ -50,7 +50,7 @@ struct Known {
 fn known(inner: &Inner, id: &VolumeId) -> Result<Known> {
     let state = inner.state.lock();
     let held = state.claims.get(id);
-    let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
+    let held = held.ok_or_else(|| Error::ClaimNotHere(id.to_string()))?;
     refuse_broken(held)?;
     Ok(Known {
         claim: held.claim.clone(),

@@ -82,3 +82,20 @@ pub struct Capacity {
     /// The size of the largest claim that can be made.
     pub largest: u64,
 }
+
+/// A pool where that much can be written takes an empty claim of any size up to the pool's.
+const ENOUGH: u64 = 1 << 30;
+
+impl Capacity {
+    /// What a pool of `largest` bytes must have left for an empty claim of `wanted` bytes.
+    pub(super) fn needed(largest: u64, wanted: u64) -> u64 {
+        wanted.min(ENOUGH).min(largest / 16)
+    }
+
+    /// What it lacks to take empty claims of any size, in bytes; `None`: it takes them.
+    #[must_use]
+    pub fn lacks(&self) -> Option<u64> {
+        let lacks = Self::needed(self.largest, self.largest).saturating_sub(self.available);
+        (lacks > 0).then_some(lacks)
+    }
+}

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `decide` | the next step for an object, pure |
 //! | `fetch` | volumes whose content comes from another node |
+//! | `health` | the state of the pool |
 //! | `pool` | the node's `Pool` |
 //!
 //! It needs `get`, `list` and `watch` on `volumes` and `snapshots`, `create` on `pools`, and
@@ -17,6 +18,7 @@
 
 pub(super) mod decide;
 mod fetch;
+mod health;
 mod pool;
 
 use std::fmt;

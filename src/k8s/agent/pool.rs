@@ -10,10 +10,11 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client};
 use serde_json::json;
 
+use super::health::{self, Health};
 use super::{Error, has_code, names};
 use crate::api::{
-    self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolStatus, Volume,
-    number,
+    self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolState, PoolStatus,
+    Volume, number,
 };
 use crate::distribution::Away;
 use crate::distribution::roster::Directory;
@@ -21,8 +22,11 @@ use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
 use crate::model::{Node, PersistentVolume, Snapshot, SnapshotId};
 
-/// How often the pool is looked at. Orphans are reported at once, since a claim may wait for them.
+/// How often orphans are looked for. They are reported at once, since a claim may wait for them.
 const LOOK: Duration = Duration::from_secs(3);
+/// How often the pool's state and room are looked at. That it takes no changes, or takes them
+/// again, is reported at once.
+const LOOK_AT_POOL: Duration = Duration::from_secs(15);
 /// The time between two reports otherwise. Each makes the `Pool` again if it was deleted.
 const REPORT: Duration = Duration::from_secs(60);
 /// The steps in which the free space is reported.
@@ -79,6 +83,7 @@ pub(super) async fn publish(
     let _ = seen.volumes.wait_until_ready().await;
     let _ = seen.snapshots.wait_until_ready().await;
     let mut written: Option<(PoolStatus, Instant)> = None;
+    let mut found: Option<(Health, Instant)> = None;
     let mut turn = 0;
     loop {
         let next = async {
@@ -88,10 +93,17 @@ pub(super) async fn publish(
             if is_due {
                 turn += 1;
             }
-            let status = look(&engine, &node, &pool, peer.as_ref(), &seen, turn).await?;
+            let health = match found.take() {
+                Some((health, at)) if at.elapsed() < LOOK_AT_POOL => (health, at),
+                _ => (health::look(&engine).await?, Instant::now()),
+            };
+            let (health, _) = found.insert(health);
+            let status = look(&engine, health, &node, &pool, peer.as_ref(), &seen, turn)?;
             let is_known = written.as_ref();
             let is_known = is_known.is_some_and(|(before, _)| {
-                before.orphans == status.orphans && reached(before) == reached(&status)
+                before.orphans == status.orphans
+                    && reached(before) == reached(&status)
+                    && takes_changes(before) == takes_changes(&status)
             });
             if is_due || !is_known {
                 write(&pools, node.id.as_str(), &status).await?;
@@ -106,15 +118,20 @@ pub(super) async fn publish(
     }
 }
 
-async fn look(
+fn takes_changes(status: &PoolStatus) -> bool {
+    status.state != Some(PoolState::NotReady)
+}
+
+fn look(
     engine: &Engine,
+    health: &Health,
     node: &Node,
     pool: &str,
     peer: Option<&Peering>,
     seen: &Seen,
     turn: usize,
 ) -> Result<PoolStatus, Error> {
-    let capacity = engine.capacity().await?;
+    let capacity = health.capacity;
     let claims = engine.claims(None, usize::MAX).items;
     let snapshots = engine.snapshots(&SnapshotFilter::default(), None, usize::MAX)?;
     // Read after the engine: the object comes first, and goes last.
@@ -129,6 +146,8 @@ async fn look(
     let step = (capacity.largest / STEPS).max(1);
     Ok(PoolStatus {
         pool: pool.to_owned(),
+        state: Some(health.state),
+        reason: health.reason.clone(),
         topology: node.topology.0.clone(),
         bytes: number(capacity.largest),
         available: number(capacity.available / step * step),

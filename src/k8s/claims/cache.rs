@@ -79,6 +79,11 @@ where
         {}
     }
 
+    /// A number that is another one after each change. It is read before the objects.
+    pub(super) fn version(&self) -> u64 {
+        *self.changed.borrow()
+    }
+
     /// A receiver for changes, which sees each change from now on.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         let mut changed = self.changed.clone();

@@ -8,11 +8,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tonic::Code;
 
 use super::cache::Cache;
-use super::decide::refusal;
+use super::decide::{Place, refusal};
 use super::figures::{Counters, Orders};
 use super::objects::Objects;
 use super::persistent::Persistent;
@@ -43,6 +44,15 @@ pub struct Setup {
     pub node_grace: Duration,
 }
 
+/// The nodes with a pool, as the watches had them at a version. All calls share them: in a cluster
+/// of 1,000 nodes each list takes a MiB, and a call keeps it while it waits for a node.
+#[derive(Default)]
+pub(super) struct Places {
+    /// That of the pools, and of the Nodes.
+    pub(super) version: (u64, u64),
+    pub(super) all: Arc<[Place]>,
+}
+
 /// The persistent volumes of a cluster.
 pub struct Cluster {
     pub(super) client: Client,
@@ -57,6 +67,7 @@ pub struct Cluster {
     pub(super) seen_pools: Cache<Pool>,
     pub(super) seen_nodes: Cache<PartialObjectMeta<ApiNode>>,
     pub(super) place: FindPlace,
+    pub(super) places: Mutex<Places>,
     pub(super) running: Running,
     pub(super) counters: Counters,
     pub(super) orders: Orders,
@@ -97,6 +108,7 @@ impl Cluster {
             seen_pools,
             seen_nodes,
             place: setup.place,
+            places: Mutex::default(),
             running: Running::default(),
             counters,
             orders: Orders::default(),

@@ -10,21 +10,19 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{PersistentVolume as ApiVolume, PersistentVolumeClaim};
-use kube::api::{ListParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::ListParams;
 use kube::runtime::reflector::store::Writer;
 use kube::{Api, ResourceExt as _};
-use serde_json::json;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::objects::failed;
-use super::persistent::Named;
+use super::persistent::{ApiVolume, Named};
 use super::volumes::absent;
 use crate::api::{BOUND, Volume, Wanted};
 use crate::engine::claims::claim_id;
 use crate::engine::{Error, Result};
-use crate::k8s::client::has_code;
 
 /// The shortest and the longest time between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
@@ -104,12 +102,7 @@ impl Cluster {
             None if self.volumes.get(id).await?.is_none() => return Ok(()),
             Some(_) | None => {}
         }
-        let mark = json!({ "metadata": { "annotations": { BOUND: "true" } } });
-        let params = PatchParams::default();
-        match self.volumes.0.patch(id, &params, &Patch::Merge(mark)).await {
-            Err(error) if has_code(&error, 404) => Ok(()),
-            done => done.map(drop).map_err(|error| failed(&error)),
-        }
+        self.volumes.annotate(id, BOUND, Some("true")).await
     }
 
     /// Orders the deletion of leaks that are older than `grace`.

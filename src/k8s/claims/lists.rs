@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kube::ResourceExt as _;
 
-use super::cluster::{Cluster, FindPlace};
+use super::cluster::{Cluster, FindPlace, Places};
 use super::decide::Place;
 use super::temporary;
 use super::volumes::sizes;
@@ -131,13 +131,21 @@ fn page<T>(
 
 impl Cluster {
     /// The nodes with a pool.
-    pub(super) fn places(&self) -> Vec<Place> {
-        let pools = self.seen_pools.all();
-        let places = pools.iter().filter_map(|pool| {
-            let has_node = self.seen_nodes.get(&pool.name_any()).is_some();
-            place(pool, has_node)
-        });
-        places.collect()
+    pub(super) fn places(&self) -> Arc<[Place]> {
+        let version = (self.seen_pools.version(), self.seen_nodes.version());
+        let mut known = self.places.lock();
+        if known.version != version {
+            let pools = self.seen_pools.all();
+            let places = pools.iter().filter_map(|pool| {
+                let has_node = self.seen_nodes.get(&pool.name_any()).is_some();
+                place(pool, has_node)
+            });
+            *known = Places {
+                version,
+                all: places.collect(),
+            };
+        }
+        known.all.clone()
     }
 
     pub(super) fn list_volumes(

@@ -149,8 +149,10 @@ impl Claims for Cluster {
     }
 
     async fn capacity(&self, within: &Topology) -> Result<Capacity> {
-        let places = self.places().into_iter();
-        let inside = places.filter(|place| place.node.topology.is_in(within));
+        let places = self.places();
+        let inside = places
+            .iter()
+            .filter(|place| place.node.topology.is_in(within));
         Ok(inside.fold(Capacity::default(), |sum, place| Capacity {
             available: sum.available.saturating_add(place.available),
             largest: sum.largest.max(place.bytes),

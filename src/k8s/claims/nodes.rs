@@ -2,7 +2,8 @@
 //!
 //! Such a node is given up. Its objects go that order a deletion, or that were never Ready, and its
 //! `Pool` goes last. Objects of Ready volumes stay, since a PersistentVolume may name them: if the
-//! disk comes back, they work again. DeleteVolume and DeleteSnapshot of them succeed.
+//! disk comes back, they work again. They are marked until then, since the state that they show is
+//! the node's last answer. DeleteVolume and DeleteSnapshot of them succeed.
 //!
 //! No state says that a node was given up: it has neither a Node nor a `Pool`, both read live. So
 //! a restart, or a second controller, changes nothing. A node that is only NotReady has both.
@@ -11,14 +12,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as ApiNode;
-use kube::ResourceExt as _;
+use kube::{Resource, ResourceExt as _};
 use tokio::time::Instant;
 use tonic::Code;
 
 use super::cluster::Cluster;
 use super::decide::refusal;
 use super::objects::failed;
-use crate::api::{Phase, Wanted};
+use crate::api::{NODE_GONE, Phase, Wanted};
 use crate::engine::{Error, Result};
 use crate::model::NodeId;
 
@@ -58,8 +59,29 @@ impl Cluster {
                     }
                 }
             }
+            if let Err(error) = self.unmark_nodes_back().await {
+                tracing::warn!(%error, "objects of nodes that are back stay marked; retrying");
+            }
             tokio::time::sleep(pause).await;
         }
+    }
+
+    /// Removes the mark from objects whose node is back.
+    async fn unmark_nodes_back(&self) -> Result<()> {
+        let is_back = |node: &str| self.seen_nodes.get(node).is_some();
+        for volume in self.seen_volumes.all() {
+            if is_marked(&*volume) && is_back(&volume.spec.node_name) {
+                let name = volume.name_any();
+                self.volumes.annotate(&name, NODE_GONE, None).await?;
+            }
+        }
+        for snapshot in self.seen_snapshots.all() {
+            if is_marked(&*snapshot) && is_back(&snapshot.spec.node_name) {
+                let name = snapshot.name_any();
+                self.snapshots.annotate(&name, NODE_GONE, None).await?;
+            }
+        }
+        Ok(())
     }
 
     /// The nodes that have something to give up, and no Node object.
@@ -105,11 +127,17 @@ impl Cluster {
         for volume in &volumes {
             if goes(volume.spec.wanted, volume.phase()) {
                 self.volumes.remove(volume).await?;
+            } else if !is_marked(volume) {
+                let name = volume.name_any();
+                self.volumes.annotate(&name, NODE_GONE, MARK).await?;
             }
         }
         for snapshot in &snapshots {
             if goes(snapshot.spec.wanted, snapshot.phase()) {
                 self.snapshots.remove(snapshot).await?;
+            } else if !is_marked(snapshot) {
+                let name = snapshot.name_any();
+                self.snapshots.annotate(&name, NODE_GONE, MARK).await?;
             }
         }
         if let Some(pool) = pool
@@ -139,6 +167,13 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+/// The value of the mark, as the tables of kubectl show it.
+const MARK: Option<&str> = Some("true");
+
+fn is_marked<K: Resource>(object: &K) -> bool {
+    object.annotations().contains_key(NODE_GONE)
 }
 
 /// Whether a node is Ready and not cordoned.

@@ -1,5 +1,5 @@
 //! Live reads and writes of the objects. Each write is conditional: on the version that was read,
-//! or on the absence of the object.
+//! or on the absence of the object. Only annotations are not: each means the same in any version.
 
 use std::fmt;
 
@@ -63,6 +63,16 @@ where
             Ok(written) => Ok(Some(written)),
             Err(error) if has_code(&error, 409) || has_code(&error, 404) => Ok(None),
             Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// Sets an annotation, or removes it. An object that was deleted meanwhile needs none.
+    pub(super) async fn annotate(&self, name: &str, key: &str, value: Option<&str>) -> Result<()> {
+        let patch = json!({ "metadata": { "annotations": { key: value } } });
+        let params = PatchParams::default();
+        match self.0.patch(name, &params, &Patch::Merge(patch)).await {
+            Err(error) if has_code(&error, 404) => Ok(()),
+            done => done.map(drop).map_err(|error| failed(&error)),
         }
     }
 

@@ -8,11 +8,14 @@ use std::fmt;
 use std::time::Duration;
 
 use futures_util::{FutureExt as _, Stream};
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume as ApiVolume};
-use kube::api::ListParams;
+use k8s_openapi::api::core::v1::{
+    ObjectReference, PersistentVolume, PersistentVolumeStatus, VolumeNodeAffinity,
+};
+use kube::api::{ListParams, ObjectMeta};
 use kube::runtime::reflector::{self, Store, store::Writer};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Deserialize;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tonic::Code;
@@ -26,6 +29,32 @@ use crate::model::NODE_LABEL;
 const PAGE: u32 = 500;
 /// How long the API server has for a page. The client's own limit is minutes.
 const ANSWER: Duration = Duration::from_secs(15);
+
+/// What is read of a PersistentVolume. All of its fields would take several KiB of memory each,
+/// since the type has room for the source of every other driver.
+#[derive(Debug, Clone, Default, Resource, Deserialize)]
+#[resource(inherit = "PersistentVolume")]
+pub(super) struct ApiVolume {
+    metadata: ObjectMeta,
+    spec: Option<ApiSpec>,
+    status: Option<PersistentVolumeStatus>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ApiSpec {
+    claim_ref: Option<ObjectReference>,
+    csi: Option<ApiSource>,
+    node_affinity: Option<VolumeNodeAffinity>,
+    persistent_volume_reclaim_policy: Option<String>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ApiSource {
+    driver: String,
+    volume_handle: String,
+}
 
 /// The facts in a PersistentVolume of the driver.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,7 +72,7 @@ pub(in crate::k8s) struct Named {
 
 impl Named {
     /// The relevant parts; `None`: it is of another driver.
-    pub(in crate::k8s) fn of(volume: &ApiVolume, driver: &str) -> Option<Self> {
+    pub(super) fn of(volume: &ApiVolume, driver: &str) -> Option<Self> {
         let spec = volume.spec.as_ref()?;
         let csi = spec.csi.as_ref()?;
         if csi.driver != driver {
@@ -114,8 +143,16 @@ impl Persistent {
     ) -> impl Stream<Item = watcher::Result<ApiVolume>> + Send + 'static {
         let events = watcher(self.api.clone(), watcher::Config::default());
         let events = events.default_backoff();
-        // Nothing reads who wrote which field.
-        let events = events.modify(|volume| volume.metadata.managed_fields = None);
+        // Nothing reads who wrote which field, nor the rest of the metadata.
+        let events = events.modify(|volume| {
+            let meta = &mut volume.metadata;
+            *meta = ObjectMeta {
+                name: meta.name.take(),
+                uid: meta.uid.take(),
+                resource_version: meta.resource_version.take(),
+                ..ObjectMeta::default()
+            };
+        });
         events.reflect(writer).touched_objects()
     }
 

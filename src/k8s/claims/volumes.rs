@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::cluster::{Cluster, TO_MAKE, deadline, late};
-use super::decide::{self, Aim, Asked, Change, Creation, Deletion, refusal};
+use super::decide::{self, Aim, Asked, Change, Creation, Deletion, Place, refusal};
 use super::nodes::given_up;
 use super::{lists, temporary};
 use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
@@ -64,8 +64,13 @@ impl Cluster {
         loop {
             let volumes = self.volumes.select("spec.name", &request.name).await?;
             let mut places = self.places();
-            for place in &mut places {
-                place.takes_pods &= !passed_over.contains(&place.node.id);
+            if !passed_over.is_empty() {
+                let passed = |place: &Place| passed_over.contains(&place.node.id);
+                let others = places.iter().map(|place| Place {
+                    takes_pods: place.takes_pods && !passed(place),
+                    ..place.clone()
+                });
+                places = others.collect();
             }
             let asked = Asked {
                 request,
@@ -196,10 +201,10 @@ impl Cluster {
             }
         };
         // With all labels, if it has a pool.
-        let mut places = self.places().into_iter();
-        let known = places.find(|place| place.node.id.as_str() == node);
+        let places = self.places();
+        let known = places.iter().find(|place| place.node.id.as_str() == node);
         if let Some(known) = known {
-            return Ok(Some(known.node));
+            return Ok(Some(known.node.clone()));
         }
         // A volume that was made of it needs it no more.
         if let Some(begun) = begun.filter(|it| it.phase() == Some(Phase::Ready)) {

@@ -7,10 +7,12 @@
 //! | `copies` | clones, snapshots, groups of them, generic ephemeral volumes |
 //! | `life` | what is done to a claim, its PersistentVolume and its class by hand |
 //! | `removed` | objects, definitions and the installation are deleted; upgrades |
+//! | `snapshots` | what a cluster needs for snapshots, for a case |
 
 mod copies;
 mod life;
 mod removed;
+mod snapshots;
 
 use serde_json::{Value, json};
 
@@ -20,6 +22,7 @@ use crate::env::{Env, items};
 pub(super) use copies::copies;
 pub(super) use life::life;
 pub(super) use removed::{removed, upgraded};
+pub(super) use snapshots::Snapshots;
 
 const GROUP: &str = "baggageclaim.concourse-ci.org";
 const NODE: &str = "system:serviceaccount:baggageclaim:baggageclaim-node";
@@ -272,12 +275,12 @@ fn class(name: &str, more: &Value) -> String {
 }
 
 /// The controller plugin, which is ready. A case that fails shows its logs.
-struct Controller<'a> {
+pub(super) struct Controller<'a> {
     env: &'a Env<'a>,
 }
 
 impl<'a> Controller<'a> {
-    fn of(env: &'a Env) -> Self {
+    pub(super) fn of(env: &'a Env) -> Self {
         let controller = Self { env };
         controller.ready();
         controller

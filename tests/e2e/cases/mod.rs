@@ -28,7 +28,7 @@ pub(crate) fn of_several_nodes() -> Vec<Case> {
             nodes::stateful_set,
         ),
         case(
-            "50 clones at once: their pods run where the source is",
+            "50 clones and restores at once: their pods run where the source is",
             nodes::clones_follow,
         ),
         case(

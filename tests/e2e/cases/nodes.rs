@@ -6,17 +6,18 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tempfile::NamedTempFile;
 
+use super::claims::{Controller, Snapshots};
 use crate::cluster::{Cluster, eventually, succeed};
 use crate::env::{Env, condition, items};
 
 pub(super) use peers::peers;
 pub(super) use policies::policies;
 pub(crate) use report::report;
+pub(super) use token::one_nodes_token;
 
 const GROUP: &str = "baggageclaim.concourse-ci.org";
 /// The class whose claims wait for their pod.
@@ -26,8 +27,20 @@ const CLONES: &str = "baggageclaim-clone";
 
 /// A claim: empty, or a clone of another.
 fn claim(name: &str, class: &str, source: Option<&str>) -> String {
+    let source = source.map(|source| format!("kind: PersistentVolumeClaim, name: {source}"));
+    claim_of(name, class, source.as_deref())
+}
+
+/// A claim that is restored from a snapshot.
+fn restored(name: &str, snapshot: &str) -> String {
+    let source =
+        format!("apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: {snapshot}");
+    claim_of(name, CLONES, Some(&source))
+}
+
+fn claim_of(name: &str, class: &str, source: Option<&str>) -> String {
     let source = source.map_or_else(String::new, |source| {
-        format!("  dataSource: {{kind: PersistentVolumeClaim, name: {source}}}\n")
+        format!("  dataSource: {{{source}}}\n")
     });
     format!(
         "apiVersion: v1
@@ -85,6 +98,10 @@ spec:
 fn only_on(node: &Cluster) -> String {
     format!("nodeSelector: {{kubernetes.io/hostname: {}}}", node.name())
 }
+
+/// The longest until nothing is left of a deleted node that nothing bound needs: `--node-grace`,
+/// which is 15 s here (`updown.sh`), and 30 s.
+const GIVEN_UP: Duration = Duration::from_secs(15 + 30);
 
 const ENDS: &str = "restartPolicy: Never";
 
@@ -176,18 +193,25 @@ pub(super) fn stateful_set(env: &Env) {
     no_claim_is_left(env);
 }
 
+/// Of each source there are clones, and claims that are restored from its snapshot.
 pub(super) fn clones_follow(env: &Env) {
-    const CLONES_OF_EACH: usize = 25;
+    const COPIES_OF_EACH: usize = 25;
+    let snapshots = Snapshots::install(&Controller::of(env));
     let nodes = [2, 3].map(|number| env.cluster.node(number));
     let mut all = String::new();
     let mut expected = Vec::new();
     for node in &nodes {
         let of = format!("of-{}", node.name());
         source(env, &of, node);
-        for number in 0..CLONES_OF_EACH {
+        snapshots.take(env, &of, &of);
+        for number in 0..COPIES_OF_EACH {
             let name = format!("{of}-{number}");
             let read = format!("grep {of} /claim-0/text");
-            all += &claim(&name, CLONES, Some(&of));
+            all += &if number % 2 == 0 {
+                claim(&name, CLONES, Some(&of))
+            } else {
+                restored(&name, &of)
+            };
             all += &pod(&name, ENDS, &[&name], &read);
             expected.push((name, node.name()));
         }
@@ -208,6 +232,7 @@ pub(super) fn clones_follow(env: &Env) {
         assert_eq!(nodes_of_pods.get(&**name), Some(&&**node), "{name}");
     }
     assert_eq!(nodes_of_pods.len(), expected.len());
+    snapshots.delete_all(env);
     no_claim_is_left(env);
 }
 
@@ -406,11 +431,13 @@ pub(super) fn deleted(env: &Env) {
             && !objects(env.cluster, "pools").iter().any(of_node))
         .then_some(())
     });
-    // `--node-grace` is 15 s here (`updown.sh`).
+    let took = begin.elapsed();
     println!(
-        "  a deleted node is given up after {:.0} s (<= 15 s + 30 s)",
-        begin.elapsed().as_secs_f64()
+        "  a deleted node is given up after {:.0} s (<= {:.0} s)",
+        took.as_secs_f64(),
+        GIVEN_UP.as_secs_f64()
     );
+    assert!(took <= GIVEN_UP, "{took:?}");
     for (claim, told) in [
         (
             "kept",
@@ -448,112 +475,7 @@ spec: {{name: {released}, nodeName: {}, wanted: Absent}}
     no_claim_is_left(env);
 }
 
-pub(super) fn one_nodes_token(env: &Env) {
-    let nodes = [2, 3].map(|number| env.cluster.node(number));
-    for node in &nodes {
-        source(env, &format!("on-{}", node.name()), node);
-    }
-    let volumes = objects(env.cluster, "volumes");
-    let of = |node: &Cluster| {
-        let mut volumes = volumes.iter();
-        let found = volumes.find(|volume| volume["spec"]["nodeName"] == *node.name());
-        let found = found.expect("each node has one");
-        format!(
-            "volumes.{GROUP}/{}",
-            found["metadata"]["name"].as_str().expect("a name")
-        )
-    };
-    let (own, other) = (of(&nodes[0]), of(&nodes[1]));
-    let pool = |node: &Cluster| format!("pools.{GROUP}/{}", node.name());
-    let driver = Driver::of(env, &nodes[0]);
-    let nothing = r#"{"status":{}}"#;
-    let status = "--subresource=status";
-    let patch = |object: &str, patch: &str, more: &[&str]| {
-        let patch = format!("--patch={patch}");
-        driver.kubectl(&[&["patch", "--type=merge", object, &patch], more].concat())
-    };
-    for object in [&own, &pool(&nodes[0])] {
-        patch(object, nothing, &[status]).expect("its own node's");
-    }
-    let finalizer = r#"{"metadata":{"finalizers":["example.org/stay"]}}"#;
-    let pool_of_another = format!(
-        r#"{{"apiVersion":"{GROUP}/v1alpha1","kind":"Pool","metadata":{{"name":"node-9"}},"spec":{{}}}}"#
-    );
-    let pool_file = NamedTempFile::new().expect("a temporary file");
-    fs::write(pool_file.path(), pool_of_another).expect("write");
-    let file = format!("--filename={}", pool_file.path().display());
-    for (what, refused) in [
-        ("another's status", patch(&other, nothing, &[status])),
-        (
-            "another's pool",
-            patch(&pool(&nodes[1]), nothing, &[status]),
-        ),
-        ("a pool of no node", driver.kubectl(&["create", &file])),
-        (
-            "an order",
-            patch(&own, r#"{"spec":{"wanted":"Absent"}}"#, &[]),
-        ),
-        ("a finalizer", patch(&own, finalizer, &[])),
-        ("a deletion", driver.kubectl(&["delete", &own])),
-        ("a secret", driver.kubectl(&["get", "secrets"])),
-    ] {
-        let told = refused.expect_err(what);
-        assert!(told.contains("orbidden"), "{what}: {told}");
-    }
-    // Through the status, metadata cannot be changed.
-    let _ = patch(&own, finalizer, &[status]);
-    let finalizers = env.get(&own)["metadata"]["finalizers"].clone();
-    assert_eq!(finalizers, Value::Null);
-    no_claim_is_left(env);
-}
-
-/// kubectl with the token of a driver, as kubelet gives it to the driver's pod.
-struct Driver<'a> {
-    cluster: &'a Cluster,
-    config: NamedTempFile,
-}
-
-impl<'a> Driver<'a> {
-    fn of(env: &Env<'a>, node: &Cluster) -> Self {
-        let cluster = env.cluster;
-        let namespace = "--namespace=baggageclaim";
-        let pods = cluster.get(&[
-            namespace,
-            "pods",
-            "--selector=app.kubernetes.io/component=node",
-            &format!("--field-selector=spec.nodeName={}", node.name()),
-        ]);
-        let pod = items(&pods).next().expect("a driver")["metadata"]["name"].clone();
-        let token = succeed(&mut cluster.kubectl(&[
-            namespace,
-            "create",
-            "token",
-            "baggageclaim-node",
-            "--bound-object-kind=Pod",
-            &format!("--bound-object-name={}", pod.as_str().expect("a name")),
-        ]));
-        let config = &["config", "view", "--raw", "--minify", "--output=json"];
-        let config = succeed(&mut cluster.kubectl(config));
-        let mut config: Value = serde_json::from_str(&config).expect("kubectl prints JSON");
-        // Not the administrator's certificate.
-        config["users"][0]["user"] = serde_json::json!({ "token": token.trim() });
-        let file = NamedTempFile::new().expect("a temporary file");
-        fs::write(file.path(), config.to_string()).expect("write");
-        Self {
-            cluster,
-            config: file,
-        }
-    }
-
-    fn kubectl(&self, arguments: &[&str]) -> Result<(), String> {
-        let mut kubectl = self.cluster.kubectl(arguments);
-        kubectl.env("KUBECONFIG", self.config.path());
-        let output = kubectl.output().expect("kubectl runs");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        output.status.success().then_some(()).ok_or(told)
-    }
-}
-
 mod peers;
 mod policies;
 mod report;
+mod token;

@@ -17,6 +17,7 @@ build() {
   image_of_busybox
   image_of_debian
   image_of_driver
+  image_of_older_driver
   images_of_sidecars
 }
 
@@ -210,6 +211,13 @@ add_driver() {
   # As in the Dockerfile: without any, no client of a shared tier can be made.
   if [ -e $certificates ]; then install -D -m 644 $certificates "$1$certificates"; fi
 }
+# An older program, built elsewhere, for the case about the upgrade.
+image_of_older_driver() {
+  rm -f "$images/older.tar"
+  [ -z "${BAGGAGECLAIM_TEST_OLDER:-}" ] \
+    || image older docker.io/library/baggageclaim-csi:older '{"Entrypoint": ["/baggageclaim"]}' add_older_driver
+}
+add_older_driver() { mkdir -p "$1" && install "$BAGGAGECLAIM_TEST_OLDER" "$1/baggageclaim"; }
 driver_version() { sed -n 's/^version = "\(.*\)"/\1/p' "$repository/Cargo.toml" | head -1; }
 
 source "$here/image.sh"

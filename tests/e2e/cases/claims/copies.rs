@@ -3,67 +3,18 @@
 
 use serde_json::{Value, json};
 
-use super::{AT_ONCE, Controller, DRIVER, Extra, LATE, bound, claim, class, pod, run};
-use crate::cluster::{eventually, succeed};
+use super::snapshots::{GROUPS, SNAPSHOTS, Snapshots, snapshot};
+use super::{AT_ONCE, Controller, Extra, LATE, bound, claim, class, pod, run};
+use crate::cluster::eventually;
 use crate::env::{Env, items};
 
-const SNAPSHOTS: &str = "snapshot.storage.k8s.io";
-const GROUPS: &str = "groupsnapshot.storage.k8s.io";
 /// A class whose claims are copied while pods write to them.
 const LIVE: &str = "case-live";
-
-/// What a cluster has for snapshots, and the driver's classes of them.
-struct Snapshots<'a> {
-    /// The classes, the controller, the definitions: they go in this order.
-    _all: [Extra<'a>; 3],
-}
-
-impl<'a> Snapshots<'a> {
-    fn install(controller: &Controller<'a>) -> Self {
-        let cluster = controller.env.cluster;
-        let definitions = cluster.built("snapshot-crds.yaml");
-        let definitions = Extra::apply(cluster, definitions);
-        succeed(&mut cluster.kubectl(&[
-            "wait",
-            "--for=condition=Established",
-            "--timeout=60s",
-            "crd",
-            "--all",
-        ]));
-        let manifest = Env::manifest("snapshot-controller.yaml");
-        let programs = Extra::apply(cluster, manifest);
-        // csi-snapshotter looks for groups at its start only.
-        let deployment = "deployment/baggageclaim-controller";
-        controller.kubectl(&["rollout", "restart", deployment]);
-        let wait = ["rollout", "status", "--namespace=kube-system"];
-        let mut wait = cluster.kubectl(&wait);
-        succeed(wait.args(["deployment/snapshot-controller", "--timeout=90s"]));
-        controller.ready();
-        let class = |group: &str, kind: &str| {
-            json!({
-                "apiVersion": format!("{group}/v1"),
-                "kind": kind,
-                "metadata": {"name": "case"},
-                "driver": DRIVER,
-                "deletionPolicy": "Delete",
-            })
-        };
-        let classes = format!(
-            "{}\n---\n{}\n",
-            class(SNAPSHOTS, "VolumeSnapshotClass"),
-            class(GROUPS, "VolumeGroupSnapshotClass")
-        );
-        let classes = Extra::apply(cluster, classes);
-        Self {
-            _all: [classes, programs, definitions],
-        }
-    }
-}
 
 pub(in super::super) fn copies(env: &Env) {
     let controller = Controller::of(env);
     // The driver works without them, and finds them when they come.
-    let _snapshots = Snapshots::install(&controller);
+    let snapshots = Snapshots::install(&controller);
     let live = class(LIVE, &json!({"parameters": {"liveClone": "copy"}}));
     let _class = Extra::apply(env.cluster, live);
 
@@ -84,9 +35,7 @@ pub(in super::super) fn copies(env: &Env) {
 
     // The members of a group are deleted with it.
     env.clear();
-    for kind in ["volumegroupsnapshots", "volumesnapshots"] {
-        env.kubectl(&["delete", kind, "--all", "--wait", "--timeout=60s"]);
-    }
+    snapshots.delete_all(env);
     controller.nothing_is_left();
     let contents = env.cluster.get(&["volumesnapshotcontents"]);
     assert_eq!(items(&contents).count(), 0, "{contents}");
@@ -125,10 +74,11 @@ fn of_claims_at_rest(env: &Env) {
     snapshot(
         env,
         "VolumeSnapshot",
+        "shot",
         &json!({"persistentVolumeClaimName": "base"}),
     );
     let both = json!({"selector": {"matchLabels": {"both": "yes"}}});
-    snapshot(env, "VolumeGroupSnapshot", &both);
+    snapshot(env, "VolumeGroupSnapshot", "shot", &both);
     // It is tried again.
     bound(env, "refused");
     clone(env, "again", "copied");
@@ -158,24 +108,6 @@ fn clone(env: &Env, name: &str, of: &str) {
 fn restore(env: &Env, name: &str, of: &str) {
     let source = json!({"apiGroup": SNAPSHOTS, "kind": "VolumeSnapshot", "name": of});
     claim(env, name, AT_ONCE, &json!({"dataSource": source}));
-}
-
-/// Takes a snapshot `shot`, or a group of that name, and waits until it can be used.
-fn snapshot(env: &Env, kind: &str, source: &Value) {
-    let (group, class) = match kind {
-        "VolumeSnapshot" => (SNAPSHOTS, "volumeSnapshotClassName"),
-        _ => (GROUPS, "volumeGroupSnapshotClassName"),
-    };
-    let object = json!({
-        "apiVersion": format!("{group}/v1"),
-        "kind": kind,
-        "metadata": {"name": "shot"},
-        "spec": {class: "case", "source": source},
-    });
-    env.apply_text(&object.to_string());
-    env.until(&format!("{kind}s.{group}"), "shot", "ready", |object| {
-        object["status"]["readyToUse"] == true
-    });
 }
 
 /// The snapshot of a claim in the group.

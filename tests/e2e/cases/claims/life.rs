@@ -14,6 +14,8 @@ use crate::env::{Env, items};
 
 /// Claims made at once.
 const MANY: usize = 50;
+/// How many of them a pod has.
+const OF_EACH_POD: usize = 5;
 /// Classes of the case: one is deleted while its claims live, the other keeps volumes.
 const SHORT: &str = "case-short";
 const KEPT: &str = "case-kept";
@@ -35,26 +37,41 @@ pub(in super::super) fn life(env: &Env) {
     controller.nothing_is_left();
 }
 
-/// Many claims at once, made before there are pods.
+/// Many claims at once: half of them before there are pods, half of them with their pods.
 fn many(env: &Env) {
     let name = |number: usize| format!("many-{number}");
-    let claims = (0..MANY).map(|number| claim_text(&name(number), AT_ONCE, &Value::Null));
-    env.apply_text(&claims.collect::<Vec<_>>().join("\n---\n"));
-    env.kubectl(&[
-        "wait",
-        "--for=jsonpath={.status.phase}=Bound",
-        "--timeout=120s",
-        "persistentvolumeclaims",
-        "--all",
-    ]);
-    // Those that the scheduler follows.
-    let (first, last) = (name(0), name(MANY - 1));
+    let names: Vec<String> = (0..MANY).map(name).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (early, late) = names.split_at(MANY / 2);
+    let of_class = |names: &[&str], class| -> Vec<String> {
+        let texts = names
+            .iter()
+            .map(|name| claim_text(name, class, &Value::Null));
+        texts.collect()
+    };
+    let write = "for claim in /claim/*; do echo here > $claim/text; done";
+    let pods = late.chunks(OF_EACH_POD);
+    let pods = pods.map(|claims| pod(&format!("with-{}", claims[0]), claims, write));
+    let all = [
+        of_class(early, AT_ONCE),
+        of_class(late, LATE),
+        pods.collect(),
+    ]
+    .concat();
+    env.apply_text(&all.join("\n---\n"));
+    for (kind, phase) in [("persistentvolumeclaims", "Bound"), ("pods", "Succeeded")] {
+        let phase = format!("--for=jsonpath={{.status.phase}}={phase}");
+        env.kubectl(&["wait", &phase, "--timeout=120s", kind, "--all"]);
+    }
+    // The scheduler follows those that were made first.
+    let (first, last) = (names[0], names[MANY - 1]);
     let said = run(
         env,
-        &[&first, &last],
+        &[first, last],
         "echo here > /claim/0/text; ls /claim/1",
     );
-    assert_eq!(said, "");
+    assert_eq!(said, "text\n");
+    env.clear();
     let delete = ["delete", "persistentvolumeclaims", "--all", "--wait=false"];
     env.kubectl(&delete);
 }

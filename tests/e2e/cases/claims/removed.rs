@@ -58,7 +58,8 @@ pub(in super::super) fn removed(env: &Env) {
 }
 
 /// The installation before there was a controller plugin, as it was applied; with it, a pod whose
-/// inline volumes live on.
+/// inline volumes live on. Its program is that of this version. `BAGGAGECLAIM_TEST_OLDER` takes an
+/// older one instead, on an empty pool: `build.sh` makes an image of it.
 pub(in super::super) fn upgraded(env: &Env) {
     let cluster = env.cluster;
     let overlay = deploy("overlays").join(cluster.overlay());
@@ -66,7 +67,12 @@ pub(in super::super) fn upgraded(env: &Env) {
     succeed(cluster.kubectl(&delete).arg(&overlay));
     let image = "baggageclaim-csi:";
     let before = Env::manifest("before-controller.yaml");
-    let tag = format!("{image}{}", env!("CARGO_PKG_VERSION"));
+    let tag = if std::env::var_os("BAGGAGECLAIM_TEST_OLDER").is_some() {
+        cluster.shell("rm -rf /var/lib/baggageclaim/*", true);
+        format!("{image}older")
+    } else {
+        format!("{image}{}", env!("CARGO_PKG_VERSION"))
+    };
     let before = before.replace(&format!("{image}0.1.0"), &tag);
     let apply_it = ["apply", "--filename=-"];
     let applied = feed(&mut cluster.kubectl(&apply_it), &before);

@@ -1,5 +1,5 @@
-//! How long claims take, on three nodes: a pod with an inline volume, with a claim that exists, with
-//! an empty claim that is made with it, and with a clone. A report: people judge it, because they
+//! How long claims take, on three nodes: a pod with an inline volume, with a claim that exists, and
+//! with one that is made with it: empty, a clone, or restored from a snapshot. A report: people judge it, because they
 //! know the machine's load.
 //!
 //! All times are when a watch here receives a change.
@@ -7,7 +7,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::{CLONES, ENDS, LATE, claim, no_claim_is_left, only_on, pod, pod_with, source};
+use super::{
+    CLONES, Controller, ENDS, LATE, Snapshots, claim, no_claim_is_left, node_of, only_on, pod,
+    pod_with, restored, source,
+};
 use crate::cluster::{Cluster, PATIENCE};
 use crate::env::{Env, phase};
 use crate::speed::Spread;
@@ -24,25 +27,30 @@ pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
     for name in ["source", "existing"] {
         source(&env, name, &node);
     }
+    let snapshots = Snapshots::install(&Controller::of(&env));
+    snapshots.take(&env, "shot", "source");
     let there = format!("{ENDS}\n  {}", only_on(&node));
     let scratch =
         "csi: {driver: baggageclaim.csi.concourse-ci.org, volumeAttributes: {type: scratch}}";
     let inline = || [("claim-0".to_owned(), scratch.to_owned())];
     let rounds = if was_asked { MANY_ROUNDS } else { ROUNDS };
-    let kinds = ["inline", "existing", "empty", "clone"];
+    let kinds = ["inline", "existing", "empty", "clone", "restore"];
     let mut times: HashMap<&str, Vec<Times>> = HashMap::new();
     for round in 0..rounds {
         for kind in kinds {
             let name = format!("{kind}-{round}");
-            let with =
-                |class, from| claim(&name, class, from) + &pod(&name, ENDS, &[&name], "true");
+            let with = |claim: String| claim + &pod(&name, ENDS, &[&name], "true");
             let (manifest, has_claim) = match kind {
                 "inline" => (pod_with(&name, &there, inline(), "true"), false),
                 "existing" => (pod(&name, &there, &["existing"], "true"), false),
-                "empty" => (with(LATE, None), true),
-                _ => (with(CLONES, Some("source")), true),
+                "empty" => (with(claim(&name, LATE, None)), true),
+                "clone" => (with(claim(&name, CLONES, Some("source"))), true),
+                _ => (with(restored(&name, "shot")), true),
             };
             let taken = measure(&env, &name, &manifest, has_claim);
+            if ["clone", "restore"].contains(&kind) {
+                assert_eq!(taken.node, node.name(), "{name}");
+            }
             times.entry(kind).or_default().push(taken);
         }
     }
@@ -68,15 +76,20 @@ pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
         ("existing", "inline", ""),
         ("empty", "inline", ""),
         ("clone", "empty", " (<= 2×)"),
+        ("restore", "empty", " (<= 2×)"),
     ] {
         let ratio = median(kind) / median(of);
         println!("  {kind} takes {ratio:.2}× as long as {of}{goal}");
     }
+    snapshots.delete_all(&env);
     no_claim_is_left(&env);
+    drop(snapshots);
     env.close();
 }
 
 struct Times {
+    /// Where the pod ran.
+    node: String,
     /// From the pod's creation to its end; its only step ends at once.
     pod: Duration,
     /// From the scheduler's choice of a node to the end of provisioning. None without a claim that
@@ -92,11 +105,11 @@ fn measure(env: &Env, name: &str, manifest: &str, has_claim: bool) -> Times {
     env.apply_text(manifest);
     let deadline = Instant::now() + PATIENCE;
     let mut made: Option<SystemTime> = None;
-    let pod = loop {
+    let (pod, node) = loop {
         let change = pods.next(deadline).expect("the pod ends");
         let made = *made.get_or_insert(change.seen);
         if phase(&change.object) == "Succeeded" {
-            break since(made, change.seen);
+            break (since(made, change.seen), node_of(&change.object).to_owned());
         }
     };
     let bound = claims.and_then(|claims| {
@@ -113,7 +126,7 @@ fn measure(env: &Env, name: &str, manifest: &str, has_claim: bool) -> Times {
         }
     });
     env.delete(&format!("pod/{name}"));
-    Times { pod, bound }
+    Times { node, pod, bound }
 }
 
 fn since(from: SystemTime, to: SystemTime) -> Duration {
