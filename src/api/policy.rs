@@ -70,11 +70,20 @@ pub struct Budget {
 
 /// Upper bounds of the `ttl` of volumes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Ttl {
-    /// Since the last use of a cache: 14d
+    /// Since the last use of a cache, of a kind without a bound of its own: 14d
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DURATION))]
     pub caches: Option<String>,
+    /// Since the last use of a task cache: 30d
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = DURATION))]
+    pub task_caches: Option<String>,
+    /// Since the last use of a resource cache: 7d
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = DURATION))]
+    pub resource_caches: Option<String>,
     /// Since an output was sealed: 24h
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DURATION))]

@@ -151,7 +151,7 @@ pub(super) fn cut_off(inner: &Arc<Inner>) -> Result<usize> {
 fn evictable(sealed: &Sealed, in_use: &HashSet<ArtifactId>) -> Evictable {
     let artifact = &sealed.artifact;
     Evictable {
-        is_cache: artifact.reference.cache().is_some(),
+        cache: artifact.reference.cache().map(|(kind, _)| kind),
         in_use: !sealed.durable || in_use.contains(&artifact.id),
         last_used: artifact.last_used,
         sealed: artifact.created,

@@ -211,8 +211,10 @@ pub(super) fn cut_off(tenant: &Tenant, cut: &CutOff) -> wire::ToNode {
     to_node(wire::to_node::Kind::CutOff(wire::CutOff {
         tenant: tenant.to_string(),
         unused_before: cut.unused_before.0,
-        caches_before: cut.caches_before.0,
+        caches_before: cut.task_caches_before.min(cut.resource_caches_before).0,
         outputs_before: cut.outputs_before.0,
+        task_caches_before: cut.task_caches_before.0,
+        resource_caches_before: cut.resource_caches_before.0,
     }))
 }
 
@@ -220,9 +222,12 @@ pub(super) fn cut_off(tenant: &Tenant, cut: &CutOff) -> wire::ToNode {
 pub(super) fn received_cut_off(cut: &wire::CutOff) -> Result<(Tenant, CutOff), String> {
     let tenant = cut.tenant.parse();
     let tenant = tenant.map_err(|error: NameError| format!("tenant: {error}"))?;
+    // An older controller tells one time for both kinds of caches.
+    let caches = |before: u64| Timestamp(before.max(cut.caches_before));
     let cut = CutOff {
         unused_before: Timestamp(cut.unused_before),
-        caches_before: Timestamp(cut.caches_before),
+        task_caches_before: caches(cut.task_caches_before),
+        resource_caches_before: caches(cut.resource_caches_before),
         outputs_before: Timestamp(cut.outputs_before),
         over_budget: false,
     };
@@ -519,14 +524,28 @@ mod tests {
 
         let cut = CutOff {
             unused_before: Timestamp(1),
-            caches_before: Timestamp(2),
+            task_caches_before: Timestamp(2),
+            resource_caches_before: Timestamp(4),
             outputs_before: Timestamp(3),
             over_budget: false,
         };
         let Some(wire::to_node::Kind::CutOff(sent)) = cut_off(&tenant, &cut).kind else {
             panic!("a cut-off");
         };
-        assert_eq!(received_cut_off(&sent), Ok((tenant, cut)));
+        assert_eq!(received_cut_off(&sent), Ok((tenant.clone(), cut)));
+        // An older node evicts nothing that may stay.
+        assert_eq!(sent.caches_before, 2);
+        let of_older = wire::CutOff {
+            task_caches_before: 0,
+            resource_caches_before: 0,
+            ..sent
+        };
+        let of_older = received_cut_off(&of_older);
+        let both = CutOff {
+            resource_caches_before: Timestamp(2),
+            ..cut
+        };
+        assert_eq!(of_older, Ok((tenant, both)));
         received_cut_off(&wire::CutOff::default()).expect_err("it is refused");
     }
 

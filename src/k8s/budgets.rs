@@ -303,12 +303,16 @@ fn limits_of(spec: &CachePolicySpec) -> (Limits, Vec<String>) {
         Some(u64::try_from(parsed?.as_millis()).unwrap_or(u64::MAX))
     };
     let ttl = spec.ttl.as_ref();
-    let caches_ttl = time("caches", ttl.and_then(|ttl| ttl.caches.as_ref()));
+    let caches = time("caches", ttl.and_then(|ttl| ttl.caches.as_ref()));
+    let task_caches = time("taskCaches", ttl.and_then(|ttl| ttl.task_caches.as_ref()));
+    let of_resource = ttl.and_then(|ttl| ttl.resource_caches.as_ref());
+    let resource_caches = time("resourceCaches", of_resource);
     let outputs_ttl = time("outputs", ttl.and_then(|ttl| ttl.outputs.as_ref()));
     let limits = Limits {
         bytes,
         artifacts,
-        caches_ttl,
+        task_caches_ttl: task_caches.or(caches),
+        resource_caches_ttl: resource_caches.or(caches),
         outputs_ttl,
     };
     (limits, problems)
@@ -433,10 +437,27 @@ mod tests {
         let expected = Limits {
             bytes: Some(200 << 30),
             artifacts: Some(20),
-            caches_ttl: Some(14 * 24 * hour),
+            task_caches_ttl: Some(14 * 24 * hour),
+            resource_caches_ttl: Some(14 * 24 * hour),
             outputs_ttl: Some(36 * hour),
         };
         assert_eq!(limits_of(&policy(all).spec), (expected, Vec::new()));
+        let of_kinds = |ttl: serde_json::Value| {
+            let limits = limits_of(&policy(json!({"ttl": ttl})).spec).0;
+            let hours = |ttl: Option<u64>| ttl.map(|ttl| ttl / hour);
+            (
+                hours(limits.task_caches_ttl),
+                hours(limits.resource_caches_ttl),
+            )
+        };
+        let both = json!({"caches": "3h", "taskCaches": "5h", "resourceCaches": "1h"});
+        assert_eq!(of_kinds(both), (Some(5), Some(1)));
+        let one = json!({"caches": "3h", "resourceCaches": "7h"});
+        assert_eq!(of_kinds(one), (Some(3), Some(7)));
+        assert_eq!(of_kinds(json!({"taskCaches": "5h"})), (Some(5), None));
+        // A value that cannot be read does not let content stay for ever.
+        let wrong = json!({"caches": "3h", "taskCaches": "0s"});
+        assert_eq!(of_kinds(wrong), (Some(3), Some(3)));
         assert_eq!(limits_of(&policy(json!({})).spec).0, Limits::default());
         let wrong = json!({
             "budget": {"storage": "99999999999Ei", "artifacts": 20},

@@ -1,6 +1,7 @@
 //! Budgets of a namespace over all nodes: what a node reports about its unused content, and the
 //! point in time before which unused content goes. Pure.
 
+use super::name::CacheKind;
 use super::time::Timestamp;
 
 /// The most buckets that a node reports for a namespace.
@@ -92,8 +93,10 @@ pub struct Limits {
     pub bytes: Option<u64>,
     /// Artifacts.
     pub artifacts: Option<u64>,
-    /// The longest time in milliseconds that a cache stays without use.
-    pub caches_ttl: Option<u64>,
+    /// The longest time in milliseconds that a task cache stays without use.
+    pub task_caches_ttl: Option<u64>,
+    /// The same of a resource cache.
+    pub resource_caches_ttl: Option<u64>,
     /// The longest time in milliseconds that an output stays.
     pub outputs_ttl: Option<u64>,
 }
@@ -105,7 +108,8 @@ impl Limits {
         Self {
             bytes: smaller_limit(self.bytes, other.bytes),
             artifacts: smaller_limit(self.artifacts, other.artifacts),
-            caches_ttl: smaller_limit(self.caches_ttl, other.caches_ttl),
+            task_caches_ttl: smaller_limit(self.task_caches_ttl, other.task_caches_ttl),
+            resource_caches_ttl: smaller_limit(self.resource_caches_ttl, other.resource_caches_ttl),
             outputs_ttl: smaller_limit(self.outputs_ttl, other.outputs_ttl),
         }
     }
@@ -148,7 +152,8 @@ impl Limits {
         let before = |ttl: Option<u64>| Timestamp(ttl.map_or(0, |ttl| now.0.saturating_sub(ttl)));
         CutOff {
             unused_before,
-            caches_before: before(self.caches_ttl),
+            task_caches_before: before(self.task_caches_ttl),
+            resource_caches_before: before(self.resource_caches_ttl),
             outputs_before: before(self.outputs_ttl),
             over_budget,
         }
@@ -176,8 +181,10 @@ pub fn excess(used: u64, limit: Option<u64>) -> u64 {
 pub struct CutOff {
     /// Content goes that was last used before this.
     pub unused_before: Timestamp,
-    /// Caches go that were last used before this.
-    pub caches_before: Timestamp,
+    /// Task caches go that were last used before this.
+    pub task_caches_before: Timestamp,
+    /// Resource caches go that were last used before this.
+    pub resource_caches_before: Timestamp,
     /// Outputs go that were sealed before this.
     pub outputs_before: Timestamp,
     /// Content in use alone exceeds the budget.
@@ -196,8 +203,8 @@ pub enum Limit {
 /// Content that a node may evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evictable {
-    /// Whether it is a cache; else it is an output.
-    pub is_cache: bool,
+    /// Its kind, if it is a cache; else it is an output.
+    pub cache: Option<CacheKind>,
     /// Whether a volume is a fork of it.
     pub in_use: bool,
     /// When it was last used.
@@ -210,10 +217,10 @@ impl CutOff {
     /// Why this content goes; `None`: it stays. Content in use stays.
     #[must_use]
     pub fn evicts(&self, content: &Evictable) -> Option<Limit> {
-        let is_expired = if content.is_cache {
-            content.last_used < self.caches_before
-        } else {
-            content.sealed < self.outputs_before
+        let is_expired = match content.cache {
+            Some(CacheKind::Task) => content.last_used < self.task_caches_before,
+            Some(CacheKind::Resource) => content.last_used < self.resource_caches_before,
+            None => content.sealed < self.outputs_before,
         };
         if content.in_use {
             None
@@ -229,7 +236,10 @@ impl CutOff {
     pub fn and(self, other: Self) -> Self {
         Self {
             unused_before: self.unused_before.max(other.unused_before),
-            caches_before: self.caches_before.max(other.caches_before),
+            task_caches_before: self.task_caches_before.max(other.task_caches_before),
+            resource_caches_before: self
+                .resource_caches_before
+                .max(other.resource_caches_before),
             outputs_before: self.outputs_before.max(other.outputs_before),
             over_budget: self.over_budget || other.over_budget,
         }
@@ -239,7 +249,8 @@ impl CutOff {
     #[must_use]
     pub fn latest(&self) -> Timestamp {
         self.unused_before
-            .max(self.caches_before)
+            .max(self.task_caches_before)
+            .max(self.resource_caches_before)
             .max(self.outputs_before)
     }
 }
@@ -328,7 +339,7 @@ mod tests {
         assert!(cut.over_budget);
         assert_eq!(cut.unused_before, Timestamp(4));
         let content = Evictable {
-            is_cache: true,
+            cache: Some(CacheKind::Task),
             in_use: true,
             last_used: Timestamp(0),
             sealed: Timestamp(0),
@@ -388,35 +399,43 @@ mod tests {
         let nodes = [usage(unused(0..100, 1), 0)];
         let few = Limits {
             artifacts: Some(40),
-            caches_ttl: Some(60),
+            task_caches_ttl: Some(60),
+            resource_caches_ttl: Some(90),
             ..Limits::default()
         };
         let both = few.and(Limits {
             artifacts: Some(80),
             outputs_ttl: Some(10),
+            resource_caches_ttl: Some(70),
             ..bytes(1_000)
         });
         assert_eq!(both.artifacts, Some(40));
         let cut = both.cut_off(&nodes, Timestamp(200));
         assert!((62..=76).contains(&cut.unused_before.0), "{cut:?}");
-        assert_eq!((cut.caches_before.0, cut.outputs_before.0), (140, 190));
+        assert_eq!(cut.task_caches_before, Timestamp(140));
+        assert_eq!(cut.resource_caches_before, Timestamp(130));
+        assert_eq!(cut.outputs_before, Timestamp(190));
     }
 
     #[test]
     fn caches_expire_by_their_last_use_and_outputs_by_their_seal() {
         let cut = CutOff {
-            caches_before: Timestamp(100),
+            task_caches_before: Timestamp(100),
+            resource_caches_before: Timestamp(50),
             outputs_before: Timestamp(200),
             ..CutOff::default()
         };
-        for (is_cache, last_used, sealed, expected) in [
-            (true, 99, 300, Some(Limit::Ttl)),
-            (true, 100, 0, None),
-            (false, 0, 200, None),
-            (false, 300, 199, Some(Limit::Ttl)),
+        let (task, resource) = (Some(CacheKind::Task), Some(CacheKind::Resource));
+        for (cache, last_used, sealed, expected) in [
+            (task, 99, 300, Some(Limit::Ttl)),
+            (task, 100, 0, None),
+            (resource, 49, 300, Some(Limit::Ttl)),
+            (resource, 50, 0, None),
+            (None, 0, 200, None),
+            (None, 300, 199, Some(Limit::Ttl)),
         ] {
             let content = Evictable {
-                is_cache,
+                cache,
                 in_use: false,
                 last_used: Timestamp(last_used),
                 sealed: Timestamp(sealed),

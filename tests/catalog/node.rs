@@ -374,7 +374,7 @@ impl Node {
             };
             let in_use = self.is_in_use(name, &content);
             let evictable = Evictable {
-                is_cache: clears.names[name].0.reference.cache().is_some(),
+                cache: clears.names[name].0.reference.cache().map(|it| it.0),
                 in_use: in_use && self.fault != Some(Fault::EvictsWhatIsUsed),
                 last_used: content.last_used,
                 sealed: content.version.stamp,

@@ -144,6 +144,8 @@ async fn caches_go_by_their_last_use_and_outputs_by_their_seal() {
     make(&bench, "cache", &task("cache")).await;
     make(&bench, "output", OUTPUT).await;
     make(&bench, "later", &task("later")).await;
+    let resource = [("type", "resource-cache"), ("key", "fetched")];
+    make(&bench, "fetched", &resource).await;
     let sealed = bench.artifact("artifact/o").expect("sealed").created;
     // Both are used again.
     let read = [("type", "input"), ("from", "artifact/o")];
@@ -151,14 +153,28 @@ async fn caches_go_by_their_last_use_and_outputs_by_their_seal() {
         assert!(bench.look(volume, attributes, "f").await.is_some());
     }
     let cut = CutOff {
-        caches_before: last_used(&bench, "task-cache/later"),
+        task_caches_before: last_used(&bench, "task-cache/later"),
+        resource_caches_before: last_used(&bench, "resource-cache/fetched"),
         outputs_before: sealed,
         ..CutOff::default()
     };
-    let all = ["artifact/o", "task-cache/cache", "task-cache/later"];
+    let all = [
+        "artifact/o",
+        "resource-cache/fetched",
+        "task-cache/cache",
+        "task-cache/later",
+    ];
     assert_eq!(left_after(&bench, cut).await, all);
+    // Each kind has its own time.
+    let used = last_used(&bench, "resource-cache/fetched");
+    let fetched = CutOff {
+        resource_caches_before: Timestamp(used.0 + 1),
+        ..cut
+    };
+    let others = ["artifact/o", "task-cache/cache", "task-cache/later"];
+    assert_eq!(left_after(&bench, fetched).await, others);
     let cut = CutOff {
-        caches_before: last_used(&bench, "task-cache/cache"),
+        task_caches_before: last_used(&bench, "task-cache/cache"),
         outputs_before: Timestamp(sealed.0 + 1),
         ..cut
     };

@@ -116,7 +116,7 @@ async fn content_that_is_older_than_the_time_to_live_goes() {
     nodes[1].commit("output", &output, "output").await;
     hub.knows(2).await;
     let ttl = |caches, outputs| Limits {
-        caches_ttl: caches,
+        task_caches_ttl: caches,
         outputs_ttl: outputs,
         ..Limits::default()
     };
