@@ -161,15 +161,28 @@ async fn the_accounts_that_rules_list_commit_a_name_and_others_run_all_the_same(
     }
     // An input reads in its own namespace whatever the rules say of commits.
     set(&bench, Policies::known([])).await;
-    let output = [("type", "output"), ("name", "made")];
-    step(&bench, "made", &output, None).await;
-    assert_eq!(said(&mut heard, "made").await, None);
+    for (volume, attributes) in [
+        ("made", &[("type", "output"), ("name", "made")][..]),
+        ("kept", &[("type", "task-cache"), ("key", "made")]),
+        ("fetched", &[("type", "resource-cache"), ("key", "made")]),
+    ] {
+        step(&bench, volume, attributes, None).await;
+        assert_eq!(said(&mut heard, volume).await, None);
+    }
+    bench.quiet().await;
     for case in ["no policy", "selected", "listed", "not listed"] {
-        set(&bench, row(case, &["artifact/*"])).await;
-        let input = [("type", "input"), ("from", "artifact/made")];
-        let seen = bench.look(&format!("input-{number}"), &input, "f").await;
-        assert_eq!(seen.as_deref(), Some("made"), "{case}");
-        number += 1;
+        for (kind, text) in [
+            ("artifact", "made"),
+            ("task-cache", "kept"),
+            ("resource-cache", "fetched"),
+        ] {
+            number += 1;
+            set(&bench, row(case, &[&format!("{kind}/*")])).await;
+            let from = format!("{kind}/made");
+            let input = [("type", "input"), ("from", from.as_str())];
+            let seen = bench.look(&format!("input-{number}"), &input, "f").await;
+            assert_eq!(seen.as_deref(), Some(text), "{case} {from}");
+        }
     }
     bench.finish().await;
 }
@@ -510,7 +523,8 @@ async fn another_namespace_reads_what_rules_let_it_and_commits_in_its_own() {
         ("key", "x"),
         ("restoreKeys", "restore"),
     ];
-    let input = [("type", "input"), ("from", "artifact/made")];
+    let empty_task = [("type", "task-cache"), ("key", "y")];
+    let empty_resource = [("type", "resource-cache"), ("key", "y")];
     let all = ["task-cache/*", "resource-cache/*", "artifact/*"];
     let mut number = 0;
     for case in ["no policy", "selected", "listed", "not listed"] {
@@ -518,20 +532,24 @@ async fn another_namespace_reads_what_rules_let_it_and_commits_in_its_own() {
         let reads = case == "listed";
         // With its text, and the name that it has in its own namespace afterwards.
         for (attributes, text, committed) in [
-            (&own[..], "own", Some("task-cache/own")),
-            (&by_restore_key[..], "restore", Some("task-cache/x")),
+            (&own[..], Some("own"), Some("task-cache/own")),
+            (&by_restore_key[..], Some("restore"), Some("task-cache/x")),
+            // Without content there.
+            (&empty_task[..], None, Some("task-cache/y")),
+            (&empty_resource[..], None, Some("resource-cache/y")),
             // One that was found is complete, and is committed nowhere.
             (
                 &resource[..],
-                "own",
+                Some("own"),
                 (!reads).then_some("resource-cache/own"),
             ),
         ] {
             number += 1;
             let context = format!("{case} {attributes:?}");
             let seen = from_other(&bench, &format!("v-{number}"), attributes).await;
-            let expected = reads.then(|| text.to_owned());
-            assert_eq!(seen.expect("it starts"), expected, "{context}");
+            let expected = text.filter(|_| reads);
+            let seen = seen.expect("it starts");
+            assert_eq!(seen.as_deref(), expected, "{context}");
             let names = names_of(&bench, "other");
             assert_eq!(names, Vec::from_iter(committed), "{context}");
             if let Some(name) = committed {
@@ -544,17 +562,29 @@ async fn another_namespace_reads_what_rules_let_it_and_commits_in_its_own() {
                     .expect("gone");
             }
         }
-        number += 1;
-        let seen = from_other(&bench, &format!("v-{number}"), &input).await;
-        if reads {
-            assert_eq!(seen.expect("it starts").as_deref(), Some("made"));
-        } else {
-            // The same as if there were no such content.
-            let unreadable = seen.expect_err("it may not read").to_string();
-            let none = [("type", "input"), ("from", "artifact/none")];
-            let missing = from_other(&bench, "missing", &none).await;
-            let missing = missing.expect_err("there is none").to_string();
-            assert_eq!(unreadable, missing.replace("none", "made"), "{case}");
+        for (kind, name) in [
+            ("artifact", "made"),
+            ("task-cache", "own"),
+            ("resource-cache", "own"),
+        ] {
+            number += 1;
+            let (from, none) = (format!("{kind}/{name}"), format!("{kind}/none"));
+            let input = |from| [("type", "input"), ("from", from)];
+            let seen = from_other(&bench, &format!("v-{number}"), &input(&from)).await;
+            // It fails as if there were no such content, and there is none of this name.
+            let missing = from_other(&bench, "missing", &input(&none)).await;
+            let missing = missing.expect_err("there is none");
+            assert!(matches!(&missing, Error::NoSuchContent(_)), "{missing}");
+            if reads {
+                let seen = seen.expect("it starts");
+                assert_eq!(seen.as_deref(), Some(name), "{case} {from}");
+            } else {
+                let unreadable = seen.expect_err("it may not read");
+                assert!(matches!(&unreadable, Error::NoSuchContent(_)));
+                let missing = missing.to_string().replace("none", name);
+                assert_eq!(unreadable.to_string(), missing, "{case} {from}");
+            }
+            assert_eq!(names_of(&bench, "other"), [""; 0], "{case} {from}");
         }
     }
     assert_eq!(names_of(&bench, "ci").len(), 4, "nothing was changed there");
