@@ -14,7 +14,9 @@ use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
 use crate::sys::printable;
-use crate::{admin as socket, config, controller, driver, engine, link, locality, node, telemetry};
+use crate::{
+    admin as socket, config, controller, driver, engine, k8s, link, locality, node, telemetry,
+};
 
 /// Exit code: the verb failed.
 pub(super) const FAILED: u8 = 1;
@@ -49,6 +51,10 @@ pub(super) enum Failure {
     Interrupted,
     #[error(transparent)]
     NoDriver(#[from] socket::ClientError),
+    #[error(transparent)]
+    NoUser(#[from] k8s::UserError),
+    #[error(transparent)]
+    Order(#[from] k8s::ask::AskError),
     #[error("{}", .0.message())]
     Refused(Box<Status>),
     #[error(

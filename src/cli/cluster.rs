@@ -1,8 +1,8 @@
 //! The verbs that ask the controller of a cluster, at its CSI socket: `caches --cluster`, `explain`
-//! and `clear`.
+//! and `clear`. `clear` also gives its order through the API server, with the rights of its user.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -16,10 +16,15 @@ use super::show::{self, data};
 use super::table::Table;
 use crate::admin as socket;
 use crate::config::{Output, PlainOutput};
+use crate::k8s::ask::{self, Order};
+use crate::k8s::connect_as_user;
 use crate::model::{Reference, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 use admin::{ClusterAnswer, NodeContentState};
+
+/// Where the controller serves in its pod.
+const SOCKET: &str = "/run/csi/csi.sock";
 
 /// The socket of the controller.
 #[derive(Debug, Args)]
@@ -30,9 +35,39 @@ pub(super) struct Controller {
         value_name = "PATH",
         env = "BAGGAGECLAIM_SOCKET",
         hide_env_values = true,
-        default_value = "/run/csi/csi.sock"
+        default_value = SOCKET
     )]
     pub(super) socket: PathBuf,
+}
+
+/// Who gets an order: the controller itself, or the API server.
+#[derive(Debug, Args)]
+struct Through {
+    /// Give the order to the controller at this CSI socket. Without this and --kubeconfig:
+    /// /run/csi/csi.sock if it is there
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "BAGGAGECLAIM_SOCKET",
+        hide_env_values = true
+    )]
+    socket: Option<PathBuf>,
+    /// Give the order through the API server, with the rights of this file's user. Without any of
+    /// these: KUBECONFIG, ~/.kube/config, or the pod's service account
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+impl Through {
+    /// The socket of the controller; `None`: the API server.
+    fn socket(&self) -> Option<&Path> {
+        let usual = Path::new(SOCKET);
+        match (&self.kubeconfig, &self.socket) {
+            (Some(_), _) => None,
+            (None, Some(socket)) => Some(socket),
+            (None, None) => usual.exists().then_some(usual),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -60,26 +95,41 @@ pub(super) struct Clear {
     #[arg(long)]
     prefix: bool,
     #[command(flatten)]
-    controller: Controller,
+    through: Through,
 }
 
 /// Clears names on all nodes.
 pub(super) async fn clear(what: Clear) -> Done {
-    let mut client = socket::connect_to_controller(&what.controller.socket).await?;
-    let tenant = what.namespace.required();
-    let request = admin::ClearRequest {
-        tenant: tenant.to_string(),
-        reference: what.reference.to_string(),
-        prefix: what.prefix,
+    let Clear {
+        reference,
+        namespace,
+        prefix,
+        through,
+    } = what;
+    let tenant = namespace.required();
+    let order = if let Some(socket) = through.socket() {
+        let mut client = socket::connect_to_controller(socket).await?;
+        let request = admin::ClearRequest {
+            tenant: tenant.to_string(),
+            reference: reference.to_string(),
+            prefix,
+        };
+        client.clear(request).await?;
+        Order::Done
+    } else {
+        let client = connect_as_user(through.kubeconfig.as_deref()).await?;
+        ask::clear(client, &tenant, &reference, prefix).await?
     };
-    client.clear(request).await?;
-    let name = printable(&what.reference);
-    let all = if what.prefix { "…" } else { "" };
-    print(|to| {
-        writeln!(
+    let all = if prefix { "…" } else { "" };
+    let name = format!("{}{all} of namespace {tenant}", printable(&reference));
+    print(|to| match &order {
+        Order::Done => writeln!(to, "{name} is cleared on all nodes."),
+        Order::Given { object } => writeln!(
             to,
-            "{name}{all} of namespace {tenant} is cleared on all nodes."
-        )
+            "The order to clear {name} is given. The controller has not carried it out yet. It \
+             does when it runs, and when the namespace has not cleared too many names lately.\n\
+             When it is done, this object is gone: kubectl get cache {object} -n {tenant}"
+        ),
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -308,6 +358,18 @@ mod tests {
         let mut text = Vec::new();
         write(&mut text).expect("memory takes it");
         String::from_utf8(text).expect("text")
+    }
+
+    #[test]
+    fn an_order_goes_to_a_socket_that_is_named_and_a_kubeconfig_comes_first() {
+        let through = |socket: Option<&str>, kubeconfig: Option<&str>| Through {
+            socket: socket.map(PathBuf::from),
+            kubeconfig: kubeconfig.map(PathBuf::from),
+        };
+        let named = through(Some("/csi.sock"), None);
+        assert_eq!(named.socket(), Some(Path::new("/csi.sock")));
+        assert_eq!(through(Some("/csi.sock"), Some("config")).socket(), None);
+        assert_eq!(through(None, Some("config")).socket(), None);
     }
 
     #[test]

@@ -64,10 +64,13 @@ Examples:
 
 const CLEAR_EXAMPLES: &str = "\
 Examples:
-  kubectl exec -n baggageclaim deploy/baggageclaim-controller -c controller -- \\
-    /baggageclaim clear task-cache/main -n ci
+  With your kubeconfig, as kubectl uses it:
+    baggageclaim clear task-cache/main -n ci
   All task caches of pull requests:
-    baggageclaim clear --prefix task-cache/pr- -n ci";
+    baggageclaim clear --prefix task-cache/pr- -n ci
+  As an administrator, in the controller's pod, also for an output:
+    kubectl exec -n baggageclaim deploy/baggageclaim-controller -c controller -- \\
+      /baggageclaim clear artifact/build-42 -n ci";
 
 /// Copy-on-write volumes for the steps of CI pipelines
 #[derive(Debug, Parser)]
@@ -211,12 +214,17 @@ Example:
 
     /// Clear a cache or an output on all nodes of the cluster
     ///
-    /// Asks the controller of a cluster whose nodes are peers, so run it in the controller's pod.
-    /// Users without access to that pod delete a Cache object (docs/catalog.md).
+    /// Give the order through the API server, with your own rights: you may create and delete Cache
+    /// objects in the namespace, as the roles edit and admin allow. `kubectl auth can-i delete
+    /// caches -n NAMESPACE` tells. It makes a Cache object and deletes it: that is the order, and
+    /// the controller carries it out. Only administrators clear outputs, in the controller's pod.
     ///
     /// Nodes with a connection to the controller clear it at once, and the others before their
-    /// content counts again. A step that began before the clear does not commit its content under a
-    /// cleared name.
+    /// content counts again. No node is waited for. A step that began before the clear does not
+    /// commit its content under a cleared name. It does no harm to clear a name twice, or one
+    /// without content.
+    ///
+    /// Needs a cluster whose nodes are peers (docs/peers.md).
     #[command(after_long_help = CLEAR_EXAMPLES)]
     Clear(cluster::Clear),
 

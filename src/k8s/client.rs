@@ -1,8 +1,8 @@
 //! The client of the API server, from the pod's service account or from a kubeconfig. It refuses a
-//! kubeconfig that runs a program for credentials: the driver executes no program. And what an
-//! answer of the API server says.
+//! kubeconfig that runs a program for credentials: the driver executes no program. A person's own
+//! kubeconfig may do that, as with kubectl. And what an answer of the API server says.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kube::Client;
@@ -108,6 +108,51 @@ async fn try_connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
     config.read_timeout = Some(Duration::from_secs(300));
     // Callers retry and need the error. With retries in the client, an API server that is
     // overloaded (429) would look for minutes like one that does not answer.
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
+}
+
+/// Why a person has no client.
+#[derive(Debug, thiserror::Error)]
+pub enum UserError {
+    /// The file cannot be used.
+    #[error("kubeconfig {}: {source}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: kube::config::KubeconfigError,
+    },
+    /// No file is named.
+    #[error(
+        "no API server is known: {0}; name a kubeconfig with --kubeconfig or KUBECONFIG, or run \
+         this in the controller's pod"
+    )]
+    Unknown(#[from] kube::config::InferConfigError),
+    /// What the kubeconfig says cannot be used, such as a missing certificate.
+    #[error("the credentials of the kubeconfig: {0}")]
+    Client(#[from] kube::Error),
+}
+
+/// Makes a client with the rights of a person: from this kubeconfig, else from `KUBECONFIG`,
+/// `~/.kube/config`, or the service account of the pod. Does not test whether the API server
+/// answers.
+pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, UserError> {
+    let mut config = match kubeconfig {
+        None => kube::Config::infer().await?,
+        Some(path) => {
+            let failed = |source| {
+                let path = path.to_owned();
+                UserError::Kubeconfig { path, source }
+            };
+            let read = Kubeconfig::read_from(path).map_err(failed)?;
+            let options = KubeConfigOptions::default();
+            let config = kube::Config::from_custom_kubeconfig(read, &options).await;
+            config.map_err(failed)?
+        }
+    };
+    config.connect_timeout = Some(Duration::from_secs(5));
+    config.read_timeout = Some(Duration::from_secs(10));
     config.default_retry = false;
     Ok(Client::try_from(config)?)
 }

@@ -18,6 +18,7 @@
 //! | `peers` | the other nodes as peers, and the rights of each |
 //! | `checked` | rights of peers that were checked within the last minute |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
+//! | `ask` | orders that a person gives through the API server |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
 //! | `fences` | the chain of `Fence` objects: which can be read, which may be deleted |
 //! | `mirror` | the controller's side: the newest task caches as objects, for people |
@@ -32,6 +33,7 @@
 //! limit that to a node), and `create` and `patch` on `events` of `events.k8s.io`.
 
 pub mod agent;
+pub mod ask;
 mod births;
 pub mod budgets;
 pub mod checked;
@@ -68,7 +70,7 @@ use tokio::sync::mpsc;
 
 use crate::engine::{Engine, Notice};
 
-pub use client::connect;
+pub use client::{UserError, connect, connect_as_user};
 pub use config::{Config, LOOK_AGAIN};
 pub use outcomes::PodOutcomes;
 pub use pod::{OUTCOME, OUTCOME_CONTAINER};

@@ -44,6 +44,7 @@ mod tier_clears;
 #[path = "../sanity/tool.rs"]
 mod tool;
 mod two;
+mod user_clears;
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
