@@ -7,10 +7,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::service::{parse, tenant_filter, time};
+use super::service::{maker, parse, tenant_filter, time};
 use crate::catalog::{Answer, Entry, Listed, OfNode, State};
-use crate::distribution::roster::{ClearOrder, Overview};
-use crate::model::{Coverage, Name, Reference, Tenant};
+use crate::distribution::roster::{ClearOrder, Generation, Overview};
+use crate::model::{Coverage, Name, NodeId, Reference, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::Routes;
 use admin::cluster_server::{self as wire, ClusterServer};
@@ -96,6 +96,21 @@ impl wire::Cluster for Service {
         }))
     }
 
+    async fn log(
+        &self,
+        request: Request<admin::LogRequest>,
+    ) -> Result<Response<admin::LogResponse>, Status> {
+        let request = request.into_inner();
+        let tenant: Tenant = parse("tenant", &request.tenant)?;
+        let reference = parse("reference", &request.reference)?;
+        let name = Name { tenant, reference };
+        let told = self.cluster()?.catalog.generations(&name).await;
+        Ok(Response::new(admin::LogResponse {
+            generations: told.found.into_iter().map(generation).collect(),
+            silent: told.silent.into_iter().collect(),
+        }))
+    }
+
     async fn clear(
         &self,
         request: Request<admin::ClearRequest>,
@@ -135,6 +150,18 @@ fn content(entry: &Entry) -> admin::ClusterContent {
         created_unix_ms: time(entry.version.stamp),
         bytes: entry.bytes,
         layers: entry.layers.into(),
+    }
+}
+
+fn generation((node, told): (NodeId, Generation)) -> admin::Generation {
+    admin::Generation {
+        node: node.into(),
+        id: told.id.to_string(),
+        created_unix_ms: time(told.created),
+        current: told.is_current,
+        bytes: told.bytes,
+        in_use_by: told.in_use_by,
+        made_by: told.made_by.map(maker),
     }
 }
 

@@ -373,13 +373,14 @@ fn text(digest: Option<Sha256>) -> String {
     digest.map(String::from).unwrap_or_default()
 }
 
-fn maker(maker: Maker) -> admin::Maker {
+pub(super) fn maker(maker: Maker) -> admin::Maker {
     admin::Maker {
         pod_name: maker.pod.name,
         pod_uid: maker.pod.uid.to_string(),
         service_account: maker.pod.service_account.unwrap_or_default(),
         images: maker.images,
         node: maker.node.map(String::from).unwrap_or_default(),
+        parent: maker.parent.map(|id| id.to_string()).unwrap_or_default(),
     }
 }
 

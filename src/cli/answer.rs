@@ -66,6 +66,8 @@ pub(super) enum Failure {
     ToldOtherwise { pod: PodUid, before: &'static str },
     #[error("no volume or artifact here has the name or id {}", printable(.0))]
     NothingCalled(String),
+    #[error("no node that has answered has content of the name {}", printable(.0))]
+    NoGeneration(String),
     #[error(
         "{count} volumes and artifacts here match {}: {some}; choose one with -n or a longer id",
         printable(what)

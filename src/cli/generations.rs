@@ -1,5 +1,5 @@
-//! The verbs about the generations of a name on this node: `log` lists them, and `rollback` commits
-//! an earlier one once more.
+//! The verbs about the generations of a name: `log` lists them, on this node or on all nodes of a
+//! cluster, and `rollback` commits an earlier one of this node once more.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -8,9 +8,10 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::answer::{Done, Failure, artifacts, now, only, print};
+use super::cluster::Controller;
 use super::human::bytes;
 use super::namespace::Namespace;
-use super::rows::{Now, Row as _, digits, short};
+use super::rows::{Now, Row as _, digits, made_by, short, time};
 use super::show::{Thing, WIDTH, data};
 use super::table::Table;
 use crate::admin as socket;
@@ -29,8 +30,13 @@ pub(super) struct Log {
     /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: PlainOutput,
+    /// Show those of all nodes of the cluster
+    #[arg(long)]
+    cluster: bool,
     #[command(flatten)]
     pool: config::Pool,
+    #[command(flatten)]
+    controller: Controller,
 }
 
 #[derive(Debug, Args)]
@@ -60,6 +66,9 @@ fn generations(mut all: Vec<admin::Artifact>, reference: &Reference) -> Vec<admi
 
 /// Shows the generations of a name.
 pub(super) async fn log(what: Log) -> Done {
+    if what.cluster {
+        return log_of_cluster(what).await;
+    }
     let mut client = socket::connect(&what.pool.pool).await?;
     let tenant = what.namespace.required();
     let all = artifacts(&mut client, Some(&tenant)).await?;
@@ -72,6 +81,78 @@ pub(super) async fn log(what: Log) -> Done {
         None => table(&mut to, &rows, now()),
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Shows the generations of a name on all nodes.
+async fn log_of_cluster(what: Log) -> Done {
+    let mut client = socket::connect_to_controller(&what.controller.socket).await?;
+    let request = admin::LogRequest {
+        tenant: what.namespace.required().to_string(),
+        reference: what.reference.to_string(),
+    };
+    let answer = client.log(request).await?.into_inner();
+    if !answer.silent.is_empty() {
+        let nodes = printable(answer.silent.join(", "));
+        let _ = writeln!(
+            io::stderr(),
+            "No answer of {nodes}: no connection to the controller, or an older driver."
+        );
+    }
+    let rows = answer.generations;
+    if rows.is_empty() {
+        return Err(Failure::NoGeneration(what.reference.to_string()));
+    }
+    print(|mut to| match what.output.data() {
+        Some(form) => data(&mut to, &rows.iter().map(shown_of_cluster).collect(), form),
+        None => table_of_cluster(&mut to, &rows, now()),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn shown_of_cluster(row: &admin::Generation) -> Value {
+    json!({
+        "node": row.node,
+        "current": row.current,
+        "id": row.id,
+        "created": time(row.created_unix_ms),
+        "bytes": row.bytes,
+        "inUseBy": row.in_use_by,
+        "madeBy": row.made_by.as_ref().map(made_by),
+    })
+}
+
+fn table_of_cluster(to: &mut impl Write, rows: &[admin::Generation], now: Now) -> io::Result<()> {
+    let columns = [
+        ("ON", true),
+        ("ID", false),
+        ("CURRENT", false),
+        ("COMMITTED", false),
+        ("SIZE", false),
+        ("USED BY", false),
+        ("ACCOUNT", true),
+        ("POD", true),
+        ("NODE", true),
+        ("PARENT", false),
+        ("IMAGES", true),
+    ];
+    let mut table = Table::new(columns.to_vec(), Some(WIDTH));
+    for row in rows {
+        let maker = row.made_by.clone().unwrap_or_default();
+        table.row(vec![
+            printable(&row.node),
+            short(&row.id).to_owned(),
+            if row.current { "yes" } else { "no" }.to_owned(),
+            format!("{} ago", now.since(row.created_unix_ms)),
+            row.bytes.map(bytes).unwrap_or_default(),
+            row.in_use_by.to_string(),
+            printable(&maker.service_account),
+            printable(&maker.pod_name),
+            printable(&maker.node),
+            short(&maker.parent).to_owned(),
+            printable(maker.images.join(",")),
+        ]);
+    }
+    table.write(to)
 }
 
 /// Commits an earlier generation once more.
@@ -187,6 +268,29 @@ mod tests {
         table(&mut text, &rows, NOW).expect("memory takes it");
         let text = String::from_utf8(text).expect("text");
         insta::assert_snapshot!("generations", text);
+        let of_cluster = |row: &admin::Artifact, node: &str| admin::Generation {
+            node: node.to_owned(),
+            id: row.id.clone(),
+            created_unix_ms: row.created_unix_ms,
+            current: is_current(row),
+            bytes: row.usage.as_ref().map(|usage| usage.bytes),
+            in_use_by: row.in_use_by,
+            made_by: row.made_by.clone().map(|maker| admin::Maker {
+                parent: "d".repeat(32),
+                ..maker
+            }),
+        };
+        let all = [
+            of_cluster(&rows[0], "node-2"),
+            of_cluster(&rows[1], "node-1"),
+        ];
+        let mut text = Vec::new();
+        table_of_cluster(&mut text, &all, NOW).expect("memory takes it");
+        let text = String::from_utf8(text).expect("text");
+        insta::assert_snapshot!("generations-of-cluster", text);
+        let shown_there = shown_of_cluster(&all[0]);
+        assert_eq!(shown_there["node"], "node-2");
+        assert_eq!(shown_there["madeBy"]["parent"], "d".repeat(32));
         assert_eq!(shown(&rows[0])["current"], true);
         assert_eq!(shown(&rows[1])["current"], false);
         assert_eq!(shown(&rows[1])["id"], "a".repeat(32));

@@ -270,14 +270,7 @@ impl Row for admin::Artifact {
     }
 
     fn shown(&self) -> Value {
-        let made_by = self.made_by.as_ref().map(|maker| {
-            json!({
-                "pod": pod(&maker.pod_name, &maker.pod_uid),
-                "serviceAccount": some(&maker.service_account),
-                "images": maker.images,
-                "node": some(&maker.node),
-            })
-        });
+        let made_by = self.made_by.as_ref().map(made_by);
         let table_digests = self.table_digests.iter().map(|digest| some(digest));
         json!({
             "id": self.id,
@@ -297,6 +290,17 @@ impl Row for admin::Artifact {
             "shared": some(&self.shared),
         })
     }
+}
+
+/// What committed content.
+pub(super) fn made_by(maker: &admin::Maker) -> Value {
+    json!({
+        "pod": pod(&maker.pod_name, &maker.pod_uid),
+        "serviceAccount": some(&maker.service_account),
+        "images": maker.images,
+        "node": some(&maker.node),
+        "parent": some(&maker.parent),
+    })
 }
 
 /// A cache: an artifact whose name is one.

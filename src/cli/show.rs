@@ -425,6 +425,7 @@ mod tests {
                         "registry.example/proxy:1".into(),
                     ],
                     node: "node-2".into(),
+                    parent: "b".repeat(32),
                 }),
                 digest: format!("sha256:{}", "d".repeat(64)),
                 table_digests: vec![format!("sha256:{}", "f".repeat(64))],

@@ -72,6 +72,13 @@ Examples:
     kubectl exec -n baggageclaim deploy/baggageclaim-controller -c controller -- \\
       /baggageclaim clear artifact/build-42 -n ci";
 
+const LOG_EXAMPLES: &str = "\
+Examples:
+  baggageclaim log task-cache/go-build -n ci
+  On all nodes:
+    kubectl exec -n baggageclaim deploy/baggageclaim-controller -c controller -- \\
+      /baggageclaim log --cluster task-cache/go-build -n ci";
+
 /// Copy-on-write volumes for the steps of CI pipelines
 #[derive(Debug, Parser)]
 #[command(
@@ -261,9 +268,11 @@ Examples:
     /// Lists the artifacts that were sealed under the name and are still there, the newest first.
     /// An earlier one is there only while volumes are forks of it. CURRENT tells which one the name
     /// points at.
-    #[command(after_long_help = "\
-Example:
-  baggageclaim log task-cache/go-build -n ci")]
+    ///
+    /// With `--cluster` it lists those of all nodes: ON is the node that has it, NODE the one that
+    /// committed it, and PARENT what it was a fork of. That asks the controller, so run it in the
+    /// controller's pod. The nodes that do not answer are named on stderr.
+    #[command(after_long_help = LOG_EXAMPLES)]
     Log(generations::Log),
 
     /// Commit earlier content of a name once more

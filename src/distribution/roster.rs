@@ -11,8 +11,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::catalog::{Explained, NameHash, Part};
 use crate::model::{
-    CacheKey, Clear, Coverage, Fence, Fences, Limits, Name, NamespacePolicy, NodeId, Pod,
-    Reference, Sha256, SnapshotId, Tenant, VolumeId,
+    ArtifactId, CacheKey, Clear, Coverage, Fence, Fences, Limits, Maker, Name, NamespacePolicy,
+    NodeId, Pod, Reference, Sha256, SnapshotId, Tenant, Timestamp, VolumeId,
 };
 
 /// Another node.
@@ -122,7 +122,34 @@ pub trait Directory: fmt::Debug + Send + Sync {
     async fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<CacheKey>;
 }
 
+/// Content that was committed under a name, and is still on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Generation {
+    /// The artifact's id on its node.
+    pub id: ArtifactId,
+    /// When it was committed.
+    pub created: Timestamp,
+    /// Whether the name points at it there.
+    pub is_current: bool,
+    /// Its size; `None`: not measured yet.
+    pub bytes: Option<u64>,
+    /// How many volumes are forks of it.
+    pub in_use_by: u64,
+    /// What committed it; `None`: not known.
+    pub made_by: Option<Maker>,
+}
+
+/// The generations of a name on all nodes.
+#[derive(Debug, Default)]
+pub struct Generations {
+    /// With the node that has each.
+    pub found: Vec<(NodeId, Generation)>,
+    /// The nodes that have not answered.
+    pub silent: BTreeSet<String>,
+}
+
 /// The catalog of the cluster, as people ask the controller.
+#[async_trait]
 pub trait Overview: fmt::Debug + Send + Sync {
     /// Whether some nodes have not reported all that they have.
     fn is_incomplete(&self) -> bool;
@@ -138,6 +165,9 @@ pub trait Overview: fmt::Debug + Send + Sync {
 
     /// How long ago the caches of a namespace were used last on any node, up to 10 minutes late.
     fn uses(&self, tenant: &Tenant) -> HashMap<Reference, Duration>;
+
+    /// The generations of a name. Asks the nodes, and waits a few seconds for them.
+    async fn generations(&self, name: &Name) -> Generations;
 }
 
 /// Where the controller of a cluster is, and how it is known.

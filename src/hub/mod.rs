@@ -5,14 +5,17 @@
 //! engine names ─▶ node ─▶ TLS, pinned key ─▶ serve ─────▶ Catalog
 //! peer::client ─▶ node ─▶ Find ────────────▶ questions ─▶ Catalog
 //! k8s ─▶ chain, policies, budgets ─▶ serve ─▶ node ─▶ engine
+//! admin ─▶ overview ─▶ generations ─▶ serve ─▶ node ─▶ engine
 //! ```
 //!
 //! `catalog` decides, without I/O. This module has the streams and the clocks.
 
+mod asked;
 mod budgets;
 mod chain;
 mod figures;
 mod find;
+mod generations;
 mod limits;
 mod messages;
 mod node;

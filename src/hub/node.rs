@@ -20,7 +20,7 @@ use tonic::{Status, Streaming};
 
 use super::limits::USAGE;
 use super::limits::{BEAT, MOST_MESSAGE, SENT_ENTRIES};
-use super::{find, messages, policies};
+use super::{find, generations, messages, policies};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
@@ -418,6 +418,7 @@ impl Stream<'_> {
                 Ok((tenant, cut)) => self.engine.cut_off(tenant, cut),
                 Err(why) => tracing::warn!(why, "an order of the controller is malformed"),
             },
+            Some(To::Log(question)) => generations::answer(self.engine, &self.to, question),
             // Of a later version.
             Some(To::Welcome(_)) | None => {}
         }

@@ -4,8 +4,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use async_trait::async_trait;
+
 use crate::catalog::{Catalog, Explained, NameHash, Part};
-use crate::distribution::roster::Overview;
+use crate::distribution::roster::{Generations, Overview};
 use crate::model::{Name, Reference, Tenant};
 
 use super::service::Service;
@@ -13,6 +15,7 @@ use super::service::Service;
 /// How many names are looked at without the others getting their turn.
 const AT_ONCE: usize = 1_000;
 
+#[async_trait]
 impl Overview for Service {
     fn is_incomplete(&self) -> bool {
         self.read(Catalog::is_incomplete)
@@ -41,5 +44,9 @@ impl Overview for Service {
                 return uses;
             }
         }
+    }
+
+    async fn generations(&self, name: &Name) -> Generations {
+        self.inner().generations(name).await
     }
 }

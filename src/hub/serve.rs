@@ -1,6 +1,7 @@
 //! The controller's side: the streams of the nodes, their messages, and the passing of time. It
 //! finds out which node calls from the key of the connection, and passes on what the catalog
-//! decides. `service` has the address and the calls. Parts of what a stream carries have files of their own: `chain`, `policies`, `budgets`.
+//! decides. `service` has the address and the calls. Parts of what a stream carries have files of
+//! their own: `chain`, `policies`, `budgets`, `generations`.
 //! Calls of `Find` are in `questions`.
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status, Streaming};
 
+use super::asked::Questions;
 use super::figures::Figures;
 use super::limits::MOST_ENTRIES;
 use super::messages;
@@ -64,6 +66,8 @@ pub(super) struct State {
     pub(super) policies: Option<Known>,
     /// Fence objects that cannot be read.
     pub(super) malformed: usize,
+    /// Questions of people that wait for nodes.
+    pub(super) questions: Questions,
 }
 
 /// The way to a node.
@@ -95,6 +99,7 @@ impl Inner {
                 unsent: Vec::new(),
                 policies: None,
                 malformed: 0,
+                questions: Questions::default(),
             }),
             chain: watch::Sender::new(()),
             began,
@@ -172,6 +177,7 @@ impl Inner {
         let changes = state.catalog.tick(now);
         self.follow(&mut state, &changes, now);
         state.held.retain(|asker| !asker.is_closed());
+        state.questions.forget();
     }
 
     /// Ends the streams of nodes whose Pool was deleted, or has another key now. The keys are
@@ -214,7 +220,7 @@ impl State {
 /// A stream of a node, until it ends.
 pub(super) struct Attached {
     pub(super) inner: Arc<Inner>,
-    node: NodeId,
+    pub(super) node: NodeId,
     key: Sha256,
     pub(super) orders: mpsc::Sender<Order>,
     ends: CancellationToken,
@@ -277,6 +283,7 @@ impl Attached {
             Some(From::Report(report)) => self.report(&report),
             Some(From::Applied(applied)) => self.applied(applied.fence),
             Some(From::Usage(usage)) => self.usage(&usage),
+            Some(From::Generations(answer)) => self.generations(answer),
             // Of a later version.
             None => Ok(()),
         }

@@ -180,6 +180,10 @@ impl Service {
         self.0.state.lock().clock.time(now)
     }
 
+    pub(super) fn inner(&self) -> &Inner {
+        &self.0
+    }
+
     pub(super) fn has_streams(&self) -> bool {
         !self.0.state.lock().streams.is_empty()
     }

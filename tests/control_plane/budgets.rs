@@ -89,7 +89,11 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
     let target = publish(&user, &read).await;
 
     // A policy without a limit tells what is used, and one with a wrong value does no harm.
-    limit(&plane, "used", "{ttl: {caches: 1d, taskCaches: 2d, resourceCaches: 3d, outputs: 0s}}");
+    limit(
+        &plane,
+        "used",
+        "{ttl: {caches: 1d, taskCaches: 2d, resourceCaches: 3d, outputs: 0s}}",
+    );
     says(&plane, "used", "Valid", "False").await;
     let whole = (MADE * SIZE / 1024).to_string();
     eventually("all is counted", async || {

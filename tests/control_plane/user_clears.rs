@@ -10,12 +10,13 @@ use baggageclaim::api::Cache;
 use baggageclaim::kubelet_double::PublishOptions;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
+use serde_json::json;
 
 use crate::clears::{fences, has};
 use crate::common::{Fs, require_lab};
 use crate::driver::kubelet;
 use crate::eventually;
-use crate::peers::{commit, hub, is_told, nodes, peer};
+use crate::peers::{asked, commit, hub, is_told, nodes, peer};
 use crate::plane::ControlPlane;
 
 /// A user who may clear the caches of the namespace `ci`, as deploy/ grants it, and nothing else.
@@ -107,6 +108,18 @@ async fn a_user_clears_caches_of_the_own_namespace_while_a_node_is_down() {
         commit(&plane, &kubelets[0], ("node-1", key), (key, 1_000)).await;
         has(&pools[0], &format!("task-cache/{key}"), true).await;
     }
+    // Before, people see what there is, and who made it.
+    let log = ["log", "--cluster", "task-cache/go", "--namespace=ci"];
+    let log = asked(&controller, &log);
+    let [generation] = &log.as_array().expect("a list")[..] else {
+        panic!("{log}");
+    };
+    assert_eq!(
+        (&generation["node"], &generation["current"]),
+        (&json!("node-1"), &json!(true))
+    );
+    assert_eq!(generation["madeBy"]["pod"]["name"], "go", "{log}");
+
     // A writer runs on a node that is down when its cache is cleared.
     let writer = kubelets[1].pod("ci", "writer");
     let always = [("type", "task-cache"), ("key", "go"), ("commit", "always")];

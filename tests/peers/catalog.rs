@@ -61,7 +61,7 @@ pub(crate) struct Hub {
     pub(crate) place: watch::Sender<Option<Controller>>,
     runs: Option<(Drain, JoinHandle<()>)>,
     pub(crate) figures: Arc<dyn Fn() -> Figures>,
-    overview: Option<Arc<dyn Overview>>,
+    pub(crate) overview: Option<Arc<dyn Overview>>,
     find: Arc<Find>,
 }
 

@@ -1,0 +1,42 @@
+//! The questions of people that wait for answers of nodes. Who asks, and what is asked, is in
+//! `generations`.
+
+use std::collections::HashMap;
+
+use tokio::sync::mpsc;
+
+use crate::distribution::roster::Generation;
+use crate::model::NodeId;
+
+/// What a node answers.
+pub(super) type Answer = (NodeId, Vec<Generation>);
+
+/// The questions that wait for nodes.
+#[derive(Debug, Default)]
+pub(super) struct Questions {
+    last: u64,
+    waiting: HashMap<u64, mpsc::Sender<Answer>>,
+}
+
+impl Questions {
+    /// A new question for so many nodes: its number, and where their answers come.
+    pub(super) fn ask(&mut self, nodes: usize) -> (u64, mpsc::Receiver<Answer>) {
+        let (answers, received) = mpsc::channel(nodes.max(1));
+        self.last += 1;
+        self.waiting.insert(self.last, answers);
+        (self.last, received)
+    }
+
+    /// An answer has come. The question may have ended.
+    pub(super) fn answered(&self, question: u64, answer: Answer) {
+        if let Some(answers) = self.waiting.get(&question) {
+            // There is space for one answer of each node that was asked.
+            let _answered_before = answers.try_send(answer);
+        }
+    }
+
+    /// Forgets those that have ended.
+    pub(super) fn forget(&mut self) {
+        self.waiting.retain(|_, answers| !answers.is_closed());
+    }
+}
