@@ -118,6 +118,9 @@ impl Bench<'_> {
         if self.wants("peers") {
             self.peers().await;
         }
+        if self.wants("policies") {
+            self.policies().await;
+        }
         if self.wants("headline") {
             self.headline().await;
         }

@@ -37,13 +37,14 @@ struct Objects {
 }
 
 /// An API server for one node.
-struct ApiServer {
+pub struct ApiServer {
     objects: Arc<(Mutex<Objects>, Condvar)>,
     kubeconfig: PathBuf,
 }
 
 impl ApiServer {
-    fn start(dir: &Path, node: &str) -> Self {
+    /// Starts one for the node of this name. It runs until the end of the process.
+    pub fn start(dir: &Path, node: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let kubeconfig = dir.join(format!("{node}.kubeconfig"));
@@ -67,6 +68,11 @@ impl ApiServer {
             objects,
             kubeconfig,
         }
+    }
+
+    /// Its kubeconfig.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
     }
 
     /// Waits until the node has published this.

@@ -190,11 +190,21 @@ impl Driver {
         fill: impl FnOnce(&Path),
     ) -> Duration {
         let pod = self.pod();
-        let (target, _) = self.publish(&pod, attributes);
+        self.seal_as(&pod, attributes, fill).await
+    }
+
+    /// The same for a volume of this pod.
+    pub async fn seal_as(
+        &mut self,
+        pod: &Pod,
+        attributes: &[(&str, &str)],
+        fill: impl FnOnce(&Path),
+    ) -> Duration {
+        let (target, _) = self.publish(pod, attributes);
         fill(&target);
-        self.outcome(&pod, api::Outcome::Succeeded, false).await;
-        let took = self.unpublish(&pod);
-        self.settled(&pod).await;
+        self.outcome(pod, api::Outcome::Succeeded, false).await;
+        let took = self.unpublish(pod);
+        self.settled(pod).await;
         took
     }
 

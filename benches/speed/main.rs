@@ -30,6 +30,7 @@ mod headline;
 mod hub;
 mod nodes;
 mod peers;
+mod policies;
 #[path = "../../tests/shared/server.rs"]
 #[expect(dead_code, reason = "this bench uses a part of it")]
 mod server;
@@ -83,7 +84,7 @@ pub struct Plan {
 const HUB: &str = "hub";
 
 /// Families of rows; arguments select from them.
-const FAMILIES: [&str; 15] = [
+const FAMILIES: [&str; 16] = [
     "fork",
     "scratch",
     "unpublish",
@@ -95,6 +96,7 @@ const FAMILIES: [&str; 15] = [
     "archives",
     "tier",
     "peers",
+    "policies",
     "headline",
     HUB,
     "start",
