@@ -129,6 +129,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         node_grace: config.node_grace,
     };
     let (cluster, work) = Cluster::new(client.clone(), setup);
+    let watch = Part::start("watch over volumes", &drain, until(drain.clone(), work));
     let hub = match config.hub {
         Some(hub) => Some(open_hub(hub, &cluster).await?),
         None => None,
@@ -168,21 +169,16 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         overview,
     );
     let mut parts = vec![
-        Part::start("watch over volumes", &drain, until(drain.clone(), work)),
+        watch,
         Part::start(
             "CSI services",
             &drain,
             csi.map(|it| it.map_err(Error::from)),
         ),
     ];
-    if let Some(served) = hub {
-        let served = serve_hub(served, client, tier, drain.clone());
-        parts.push(Part::start("catalog", &drain, served));
-    }
-    if let Some(webhook) = webhook {
-        let served = webhook.serve(drain.clone()).map(Ok);
-        parts.push(Part::start("locality webhook", &drain, served));
-    }
+    let catalog = hub.map(|hub| serve_hub(hub, client, tier, &drain));
+    parts.extend(catalog);
+    parts.extend(webhook.map(|webhook| serve_webhook(webhook, &drain)));
     tokio::select! {
         () = drain.begun() => {}
         () = cluster.ready() => {
@@ -192,6 +188,22 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     }
     drain.begun().await;
     end(&drain, parts).await
+}
+
+/// Serves the catalog.
+fn serve_hub(
+    hub: Served,
+    client: kube::Client,
+    tier: Option<shared::Budgets>,
+    drain: &Drain,
+) -> Part<Error> {
+    Part::start("catalog", drain, run_hub(hub, client, tier, drain.clone()))
+}
+
+/// Serves the locality webhook.
+fn serve_webhook(webhook: locality::Webhook, drain: &Drain) -> Part<Error> {
+    let served = webhook.serve(drain.clone()).map(Ok);
+    Part::start("locality webhook", drain, served)
 }
 
 /// Does work that may be cut at any time, until the drain begins.
@@ -330,7 +342,7 @@ async fn open_webhook(
 }
 
 /// Serves the catalog, and tells the nodes where it is once the nodes are known.
-async fn serve_hub(
+async fn run_hub(
     served: Served,
     client: kube::Client,
     tier: Option<Tier>,

@@ -187,7 +187,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     }
     let tasks = Tasks {
         kubernetes,
-        orders,
+        orders: orders.map(|kubeconfig| Orders { kubeconfig }),
         id,
         distribution,
         published,
@@ -202,11 +202,16 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     Ok(())
 }
 
+/// How the orders of a controller are read.
+struct Orders {
+    kubeconfig: Option<PathBuf>,
+}
+
 /// What the tasks of a node need.
 struct Tasks {
     kubernetes: Option<(k8s::Config, mpsc::Receiver<Notice>)>,
-    /// The kubeconfig, if the orders of a controller are carried out.
-    orders: Option<Option<PathBuf>>,
+    /// If the orders of a controller are carried out.
+    orders: Option<Orders>,
     id: NodeId,
     distribution: http::FindDistribution,
     published: Option<k8s::agent::Peering>,
@@ -226,7 +231,7 @@ impl Tasks {
                 let report = catalog.map(|it| report(it, engine.clone(), drain.clone()));
                 let (distribution, published) = (self.distribution, self.published);
                 let stop = drain.clone();
-                let obey = orders.map(|kubeconfig| async move {
+                let obey = orders.map(|Orders { kubeconfig }| async move {
                     let stop = stop.begun();
                     k8s::agent::run(kubeconfig, engine, distribution, node, published, stop).await;
                 });

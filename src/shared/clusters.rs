@@ -2,30 +2,13 @@
 //! each cluster. The controller of the cluster compares it with the namespace that there is, and so
 //! finds a namespace that was deleted while no controller ran.
 
+use super::cluster_uid::ClusterUid;
 use super::commit::check_format;
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::record::{FORMAT, MOST_NAME, NamespaceRecord, encode};
 use super::store::Store;
 use crate::model::Tenant;
-
-/// The uid of a cluster: that of its namespace `kube-system`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClusterUid(String);
-
-impl ClusterUid {
-    /// `None`: it is no uid, and can be no part of a key.
-    #[must_use]
-    pub fn new(uid: &str) -> Option<Self> {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        let is_uid = !uid.is_empty() && uid.len() <= 64 && uid.bytes().all(is_plain);
-        is_uid.then(|| Self(uid.to_owned()))
-    }
-
-    pub(super) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
 
 impl Store {
     /// The uid of the cluster's namespace whose content the tenant's part has; `None`: the cluster

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
-use super::clusters::ClusterUid;
+use super::cluster_uid::ClusterUid;
 use super::record::ObjectId;
 use crate::model::{ArtifactId, Reference, Sha256 as Digest, Tenant};
 

@@ -14,6 +14,7 @@
 //! runtime. Nothing here knows of volumes, pools or the engine.
 
 mod budget;
+mod cluster_uid;
 mod clusters;
 mod collect;
 mod commit;
@@ -35,7 +36,7 @@ mod upload;
 mod url;
 
 pub use budget::{Budget, Kept, RECENT};
-pub use clusters::ClusterUid;
+pub use cluster_uid::ClusterUid;
 pub use collect::{Collected, Collector, Uses};
 pub use commit::{
     Commit, Committed, Publication, clear, look, report_damage, report_lost_manifest,
