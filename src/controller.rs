@@ -191,12 +191,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
 }
 
 /// Serves the catalog.
-fn serve_hub(
-    hub: Served,
-    client: kube::Client,
-    tier: Option<shared::Budgets>,
-    drain: &Drain,
-) -> Part<Error> {
+fn serve_hub(hub: Served, client: kube::Client, tier: Option<Tier>, drain: &Drain) -> Part<Error> {
     Part::start("catalog", drain, run_hub(hub, client, tier, drain.clone()))
 }
 

@@ -910,9 +910,9 @@ struct Import {
 /// group for itself. `module` is the file's.
 fn uses(tokens: &[Token], module: &[String]) -> Vec<Import> {
     let at = |index: usize| tokens.get(index).map_or("", |token| token.text.as_str());
-    let declares = |index: &usize| at(*index) == "mod" && at(index + 2) == ";";
-    let declared = (0..tokens.len()).filter(declares);
-    let children: BTreeSet<&str> = declared.map(|index| at(index + 1)).collect();
+    let is_module = |index: &usize| at(*index) == "mod" && at(index + 2) == ";";
+    let modules = (0..tokens.len()).filter(is_module);
+    let children: BTreeSet<&str> = modules.map(|index| at(index + 1)).collect();
     let mut found = Vec::new();
     // The name of the module that each open brace is of, if it is of one.
     let mut braces: Vec<Option<&str>> = Vec::new();
