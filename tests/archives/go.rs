@@ -166,6 +166,9 @@ fn tree_of(said: &[Said]) -> Snapshot {
     snapshot
 }
 
+/// Unpacks what a codec packed.
+type Unpack = fn(&[u8]) -> Vec<u8>;
+
 #[test]
 fn go_reads_what_was_packed() {
     let lab = require_lab!(Fs::Ext4);
@@ -182,7 +185,7 @@ fn go_reads_what_was_packed() {
         }
     }
     // Go's library has no zstd.
-    let unpack: [fn(&[u8]) -> Vec<u8>; 3] = [
+    let unpack: [Unpack; 3] = [
         <[u8]>::to_vec,
         |bytes| {
             let mut plain = Vec::new();
