@@ -166,9 +166,9 @@ async fn the_controller_with_a_tier_keeps_namespaces_within_their_shared_budgets
         assert_eq!(names(&url, namespace), expected, "{namespace}");
     }
     // Nodes keep theirs.
-    let listed = told(&pool, "artifacts");
-    let listed = listed.as_array().expect("a list");
-    assert_eq!(listed.len(), BUDGETS.len() * KEYS.len());
+    let artifacts = told(&pool, "artifacts");
+    let artifacts = artifacts.as_array().expect("a list");
+    assert_eq!(artifacts.len(), BUDGETS.len() * KEYS.len());
     shows(&plane).await;
 }
 

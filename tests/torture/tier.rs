@@ -261,6 +261,7 @@ fn collect(
             grace: GRACE,
             budget: None,
             fences: baggageclaim::model::Fences::default(),
+            uses: baggageclaim::shared::Uses::default(),
             progress: &|_| {},
         };
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

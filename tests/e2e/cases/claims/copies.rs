@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::snapshots::{GROUPS, SNAPSHOTS, Snapshots, snapshot};
+use super::snapshots::{SNAPSHOTS, Snapshots, snapshot};
 use super::{AT_ONCE, Controller, Extra, LATE, bound, claim, class, pod, run};
 use crate::cluster::eventually;
 use crate::env::{Env, items};

@@ -7,7 +7,7 @@ use crate::cluster::succeed;
 use crate::env::Env;
 
 pub(super) const SNAPSHOTS: &str = "snapshot.storage.k8s.io";
-pub(super) const GROUPS: &str = "groupsnapshot.storage.k8s.io";
+const GROUPS: &str = "groupsnapshot.storage.k8s.io";
 
 /// What a cluster has for snapshots, and the driver's classes of them, until this is dropped.
 pub(in crate::cases) struct Snapshots<'a> {
@@ -55,13 +55,16 @@ impl<'a> Snapshots<'a> {
             _all: [classes, programs, definitions],
         }
     }
+
     /// Takes a snapshot of a claim, and waits until it can be used.
+    #[expect(clippy::unused_self, reason = "it needs what is installed")]
     pub(in crate::cases) fn take(&self, env: &Env, name: &str, claim: &str) {
         let source = json!({"persistentVolumeClaimName": claim});
         snapshot(env, "VolumeSnapshot", name, &source);
     }
 
     /// Deletes all snapshots of the case.
+    #[expect(clippy::unused_self, reason = "it needs what is installed")]
     pub(in crate::cases) fn delete_all(&self, env: &Env) {
         for kind in ["volumegroupsnapshots", "volumesnapshots"] {
             env.kubectl(&["delete", kind, "--all", "--wait", "--timeout=60s"]);

@@ -88,15 +88,19 @@ pub(in crate::cases) fn one_nodes_token(env: &Env) {
     let _ = patch(&own, finalizer, &[status]);
     let finalizers = env.get(&own)["metadata"]["finalizers"].clone();
     assert_eq!(finalizers, Value::Null);
-    // Their deletion is ordered; the controller deletes the objects.
-    for node in &nodes {
+    delete_snapshots(env, &nodes.map(|node| shot(&node)));
+    no_claim_is_left(env);
+}
+
+/// Orders their deletion. The controller deletes the objects.
+fn delete_snapshots(env: &Env, snapshots: &[String]) {
+    for snapshot in snapshots {
         let absent = r#"--patch={"spec":{"wanted":"Absent"}}"#;
-        env.kubectl(&["patch", "--type=merge", &shot(node), absent]);
+        env.kubectl(&["patch", "--type=merge", snapshot, absent]);
     }
     eventually("no Snapshot is left", || {
         objects(env.cluster, "snapshots").is_empty().then_some(())
     });
-    no_claim_is_left(env);
 }
 
 /// The order for a snapshot of a volume, as the controller writes it. Its name is the node's.
