@@ -166,11 +166,16 @@ fn room(bytes: u64) -> Result<PathBuf, String> {
 #[tokio::main(flavor = "current_thread")]
 #[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn main() -> ExitCode {
-    if let [serve, members] = &std::env::args().skip(1).collect::<Vec<_>>()[..]
-        && serve == hub::SERVE
-    {
-        hub::serve(members).await;
-        return ExitCode::SUCCESS;
+    match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
+        [serve, members] if serve == hub::SERVE => {
+            hub::serve(members).await;
+            return ExitCode::SUCCESS;
+        }
+        [memory, end, place] if memory == archives::MEMORY_OF => {
+            archives::memory_of(end, Path::new(place));
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
     }
     let mut plan = USUAL;
     let (mut kinds, mut only) = (Vec::new(), Vec::new());

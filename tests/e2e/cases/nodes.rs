@@ -475,6 +475,7 @@ spec: {{name: {released}, nodeName: {}, wanted: Absent}}
     no_claim_is_left(env);
 }
 
+mod fetches;
 mod peers;
 mod policies;
 mod report;

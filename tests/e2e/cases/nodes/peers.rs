@@ -1,7 +1,7 @@
 //! The nodes as peers: deploy/ with the components, as docs/peers.md and docs/locality.md show
 //! them. What a step on one node commits, a step on another node starts from. The controller says
 //! where it is, new pods prefer the node that has it, and a deleted `Cache` is cleared on all
-//! nodes.
+//! nodes. Fetches that are disturbed have a file of their own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,11 @@ use crate::cluster::{Cluster, eventually, feed, succeed};
 use crate::env::Env;
 
 const COMPONENTS: [&str; 2] = ["deploy/components/peers", "deploy/components/locality"];
-/// Where the driver gets a flag more: a cache waits for every answer, however busy the machine is.
+/// Where the driver gets more flags. One of them is that a cache waits for every answer, however
+/// busy the machine is.
 const ENV: &str = "/spec/template/spec/containers/0/env/-";
+/// The `--peer-bandwidth` of the drivers: a large fetch takes seconds, so that it can be disturbed.
+const BANDWIDTH: &str = "8Mi";
 
 pub(in crate::cases) fn peers(env: &Env) {
     let cluster = env.cluster;
@@ -51,6 +54,7 @@ pub(in crate::cases) fn peers(env: &Env) {
     assert_eq!(counted(&one, "refused"), 0);
 
     newest_output(env, &one, &two);
+    super::fetches::disturbed(env, &one, &two, &cluster.node(3));
     preferred_and_cleared(env, &two);
 }
 
@@ -197,6 +201,7 @@ patches:
 - target: {{kind: DaemonSet, name: baggageclaim-node}}
   patch: |
     - {{op: add, path: {ENV}, value: {{name: BAGGAGECLAIM_ASK, value: 60s}}}}
+    - {{op: add, path: {ENV}, value: {{name: BAGGAGECLAIM_PEER_BANDWIDTH, value: {BANDWIDTH}}}}}
 ",
             components.join(", ")
         );
@@ -232,7 +237,7 @@ patches:
 }
 
 /// The counters of a node's peers; null while it has none.
-fn figures(node: &Cluster) -> Value {
+pub(super) fn figures(node: &Cluster) -> Value {
     let status = node.driver(&["status", "--output=json"]);
     let status: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
     status["peers"].clone()
