@@ -136,7 +136,7 @@ fn full(env: &Env, receiver: &Cluster, holder: &Cluster) {
         empty,
     ));
     env.succeeded("reads-too-large");
-    env.event("reads-too-large", &["space"]);
+    env.event("reads-too-large", &["the pool has no room left"]);
 }
 
 /// A node whose pool is full, until this is dropped.
