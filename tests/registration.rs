@@ -115,7 +115,7 @@ async fn a_kubelet_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lo
     let (code, log) = node.ended().await;
     assert_eq!(code, Some(0), "{log}");
     assert!(
-        log.contains("\"part\":\"registration and watch over pods\""),
+        log.contains("\"part\":\"registration with kubelet\""),
         "{log}"
     );
 
