@@ -80,12 +80,14 @@ impl Offered {
     }
 
     /// Whether a peer has this content, in these layers. The id of an artifact is the same on all
-    /// nodes. Its layers are, too, unless a node merged some.
+    /// nodes. Its layers are, too, unless a node merged some. A peer that says another length for a
+    /// layer is no holder of it: none is measured by what another one says.
     pub(super) fn is_held(&self, holding: &Holding) -> bool {
         let theirs = &holding.found.manifest;
-        let digests = theirs.layers.iter().map(|layer| layer.digest);
+        let same = |layer: &LayerRef| (layer.digest, layer.content, layer.table);
+        let layers = theirs.layers.iter().map(same);
         theirs.artifact == self.manifest.artifact
-            && digests.eq(self.manifest.layers.iter().map(|layer| layer.digest))
+            && layers.eq(self.manifest.layers.iter().map(same))
     }
 
     /// The tier shows it, too, with this number. `prefers_tier`: it is asked before the peers.

@@ -63,6 +63,13 @@ impl Parts {
         all.extract_if(.., is_old).collect()
     }
 
+    /// The verified bytes in all of them.
+    pub(super) fn bytes(&self) -> u64 {
+        let all = self.0.lock();
+        all.iter()
+            .fold(0, |sum, part| sum.saturating_add(part.bytes))
+    }
+
     /// Takes all.
     pub(super) fn all(&self) -> Vec<Part> {
         std::mem::take(&mut *self.0.lock())

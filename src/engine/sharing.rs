@@ -132,7 +132,11 @@ pub(super) fn open_layers(inner: &Arc<Inner>, id: ArtifactId) -> Result<Option<O
         sealed.is_some_and(|sealed| sealed.artifact.sharing.is_wanted())
     };
     let recorded = recorded(inner, &open.artifact)?;
-    let Some(recorded) = recorded.filter(|recorded| is_wanted && !recorded.is_wanted()) else {
+    let is_damage_forgotten = !open.artifact.sharing.damaged;
+    let says_more = |recorded: &Sharing| {
+        is_wanted && !recorded.is_wanted() || is_damage_forgotten && recorded.damaged
+    };
+    let Some(recorded) = recorded.filter(says_more) else {
         return Ok(Some(open));
     };
     // An older version of this driver has written the artifact into the index.

@@ -144,6 +144,7 @@ impl Keeper {
     async fn step(&mut self) -> Result<(), Error> {
         // A namespace that goes while there is trouble is cleared later.
         self.learn_namespaces();
+        self.ended.are_there(&self.namespaces_now()).await;
         let objects = self.fencer.read().await?;
         // One object that cannot be changed must not keep the others waiting.
         let mut failure = self.fencer.mend().await.err();

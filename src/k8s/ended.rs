@@ -2,7 +2,7 @@
 //! the controller notices first. A second fence would clear what the next namespace of that name has
 //! made meanwhile.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Namespace;
@@ -37,7 +37,7 @@ struct Done {
 
 impl Done {
     /// Whether the fence cleared all that was made in the namespace `ended`, when there is a
-    /// namespace `there` now. No uid comes back.
+    /// namespace `there` now.
     fn is_of(&self, tenant: &Tenant, ended: &str, there: Option<&str>) -> bool {
         let has_ended = self.ended.as_deref() == Some(ended);
         let is_later = self.there.is_some() && self.there.as_deref() == there;
@@ -52,6 +52,16 @@ impl Ended {
             fencer,
             done: Mutex::default(),
         }
+    }
+
+    /// Forgets the fences of namespaces that are there: an older etcd brings them back, and what is
+    /// made in them from then on needs another fence when they end.
+    pub(super) async fn are_there(&self, namespaces: &BTreeMap<String, String>) {
+        let is_there = |done: &Done| {
+            let now = namespaces.get(&done.tenant.to_string());
+            now.is_some() && now == done.ended.as_ref()
+        };
+        self.done.lock().await.retain(|done| !is_there(done));
     }
 
     /// The namespace of this name, from the API server itself.

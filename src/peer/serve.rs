@@ -386,8 +386,13 @@ impl wire::peer_server::Peer for Service {
         let name = &asked.name;
         // Only what this peer may read.
         let rows = inner.engine.artifacts(Some(&name.tenant));
-        let is_it = |row: &ArtifactRow| row.id == id && row.reference == name.reference;
-        if rows.iter().any(is_it) {
+        let is_it = |row: &&ArtifactRow| row.id == id && row.reference == name.reference;
+        // A second report changes nothing.
+        if rows
+            .iter()
+            .find(is_it)
+            .is_some_and(|row| !row.sharing.damaged)
+        {
             let cause: String = request.cause.chars().take(300).collect();
             add(&inner.counters.damaged, 1);
             tracing::error!(

@@ -12,7 +12,7 @@ use futures_util::stream::{self, BoxStream};
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig,
 };
 
 use super::url::Url;
@@ -21,13 +21,16 @@ use super::url::Url;
 #[derive(Debug)]
 pub(super) struct Later {
     url: Url,
+    retry: RetryConfig,
     opened: OnceLock<Arc<dyn ObjectStore>>,
 }
 
 impl Later {
-    pub(super) fn new(url: Url) -> Self {
+    /// `retry`: how often its client repeats a request.
+    pub(super) fn new(url: Url, retry: RetryConfig) -> Self {
         Self {
             url,
+            retry,
             opened: OnceLock::new(),
         }
     }
@@ -36,7 +39,7 @@ impl Later {
         if let Some(objects) = self.opened.get() {
             return Ok(objects.clone());
         }
-        let objects = self.url.objects()?;
+        let objects = self.url.objects(self.retry.clone())?;
         // Another request may have been faster; one store has the connections of all.
         Ok(self.opened.get_or_init(|| objects).clone())
     }

@@ -300,9 +300,16 @@ fn now() -> Timestamp {
 impl Job {
     fn run(&self) {
         // A collection without fences and uses would not be repeated for hours.
+        let (began, mut is_said) = (Instant::now(), false);
         while !(self.catalog.is_known)() {
             if !self.budgets.wait(SOON) {
                 return;
+            }
+            if !is_said && began.elapsed() >= LOOK {
+                is_said = true;
+                tracing::warn!(tier = %self.store,
+                    "no garbage of the shared tier is collected, and no budget of it kept, before \
+                     the Fence objects are read and the nodes have reported: see earlier errors");
             }
         }
         loop {

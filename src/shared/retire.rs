@@ -75,7 +75,7 @@ pub(super) fn delete(
     if !is_ours || !decide::in_time(begun.elapsed(), decide::DELETE_WITHIN) {
         return Ok(false);
     }
-    store.delete(&key)?;
+    store.delete_once(&key)?;
     Ok(true)
 }
 

@@ -85,6 +85,8 @@ pub(super) enum Answer {
 #[derive(Clone)]
 pub struct Store {
     objects: Arc<dyn ObjectStore>,
+    /// The same, with a client that sends each request once.
+    once: Arc<dyn ObjectStore>,
     prefix: Path,
     /// As messages may show it.
     name: Arc<str>,
@@ -115,12 +117,18 @@ impl Store {
         times: Times,
     ) -> Self {
         Self {
+            once: Arc::clone(&objects),
             objects,
             prefix: prefix.trim_matches('/').into(),
             name: name.trim_end_matches('/').into(),
             runtime,
             times,
         }
+    }
+
+    /// With the store whose client sends each request once.
+    pub(super) fn with_once(self, once: Arc<dyn ObjectStore>) -> Self {
+        Self { once, ..self }
     }
 
     fn path(&self, key: &str) -> Path {
@@ -269,8 +277,18 @@ impl Store {
 
     /// Deletes an object; that it does not exist is no error.
     pub(super) fn delete(&self, key: &str) -> Result<()> {
+        self.delete_by(&self.objects, key)
+    }
+
+    /// Deletes an object with one request. A client that sends it again after an error could delete
+    /// what was written after the first request had its effect.
+    pub(super) fn delete_once(&self, key: &str) -> Result<()> {
+        self.delete_by(&self.once, key)
+    }
+
+    fn delete_by(&self, objects: &Arc<dyn ObjectStore>, key: &str) -> Result<()> {
         let path = self.path(key);
-        match self.wait(key, self.times.request, self.objects.delete(&path)) {
+        match self.wait(key, self.times.request, objects.delete(&path)) {
             Err(Error::Missing { .. }) => Ok(()),
             result => result,
         }

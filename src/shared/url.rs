@@ -153,16 +153,21 @@ impl Url {
 
     /// Opens the tier. Asks nothing of it yet.
     pub fn open(&self, runtime: Handle, times: Times) -> Result<Store> {
-        let objects = self.objects();
-        let objects = objects.map_err(|error| Error::of_store(&self.to_string(), &error))?;
-        Ok(self.store(objects, runtime, times))
+        let open = |retry| {
+            let objects = self.objects(retry);
+            objects.map_err(|error| Error::of_store(&self.to_string(), &error))
+        };
+        let store = self.store(open(retry())?, runtime, times);
+        Ok(store.with_once(open(once())?))
     }
 
     /// The tier, which its first request opens. If that fails, the request does, and the next one
     /// tries again.
     #[must_use]
     pub fn open_later(&self, runtime: Handle, times: Times) -> Store {
-        self.store(Arc::new(Later::new(self.clone())), runtime, times)
+        let later = |retry| Arc::new(Later::new(self.clone(), retry));
+        let store = self.store(later(retry()), runtime, times);
+        store.with_once(later(once()))
     }
 
     fn store(&self, objects: Arc<dyn ObjectStore>, runtime: Handle, times: Times) -> Store {
@@ -173,12 +178,12 @@ impl Url {
         Store::new(objects, prefix, &self.to_string(), runtime, times)
     }
 
-    pub(super) fn objects(&self) -> object_store::Result<Arc<dyn ObjectStore>> {
+    pub(super) fn objects(&self, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
         match self.scheme {
             Scheme::File => file::open(&self.directory()),
-            Scheme::S3 => self.s3(),
-            Scheme::Gs => self.gs(),
-            Scheme::Az => self.az(),
+            Scheme::S3 => self.s3(retry),
+            Scheme::Gs => self.gs(retry),
+            Scheme::Az => self.az(retry),
         }
     }
 
@@ -197,11 +202,11 @@ impl Url {
             .with_allow_http(self.allow_http)
     }
 
-    fn s3(&self) -> object_store::Result<Arc<dyn ObjectStore>> {
+    fn s3(&self, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&self.bucket)
             .with_client_options(self.client())
-            .with_retry(retry());
+            .with_retry(retry);
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_endpoint(endpoint);
         }
@@ -214,11 +219,11 @@ impl Url {
         Ok(Arc::new(builder.build()?))
     }
 
-    fn gs(&self) -> object_store::Result<Arc<dyn ObjectStore>> {
+    fn gs(&self, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
         let builder = GoogleCloudStorageBuilder::from_env()
             .with_bucket_name(&self.bucket)
             .with_client_options(self.client())
-            .with_retry(retry());
+            .with_retry(retry);
         let builder = match &self.endpoint {
             Some(endpoint) => builder.with_base_url(endpoint),
             None => builder,
@@ -226,11 +231,11 @@ impl Url {
         Ok(Arc::new(builder.build()?))
     }
 
-    fn az(&self) -> object_store::Result<Arc<dyn ObjectStore>> {
+    fn az(&self, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
         let mut builder = MicrosoftAzureBuilder::from_env()
             .with_container_name(&self.bucket)
             .with_client_options(self.client())
-            .with_retry(retry());
+            .with_retry(retry);
         if let Some(account) = &self.account {
             builder = builder.with_account(account);
         }
@@ -251,6 +256,14 @@ fn retry() -> RetryConfig {
         },
         max_retries: 3,
         retry_timeout: Duration::from_secs(20),
+    }
+}
+
+/// A request is sent once.
+fn once() -> RetryConfig {
+    RetryConfig {
+        max_retries: 0,
+        ..retry()
     }
 }
 

@@ -84,10 +84,10 @@ pub(super) fn take<'a>(
     inner: &'a Arc<Inner>,
     owner: Owner<'_>,
     missing: &[ReceiveLayer],
-) -> Result<Vec<Made<'a>>, Error> {
+) -> Vec<Made<'a>> {
     // Clones of volumes begin again: their layers belong to no tenant.
     let Owner::Artifact(request) = owner else {
-        return Ok(Vec::new());
+        return Vec::new();
     };
     let tenant = &request.name.tenant;
     let kept = &inner.collector.parts;
@@ -103,14 +103,22 @@ pub(super) fn take<'a>(
     let mut all = Vec::new();
     for part in taken {
         let began = part.began;
-        let made = Made::again(inner, part)?;
+        let id = part.id;
+        let made = match Made::again(inner, part) {
+            Ok(made) => made,
+            Err(error) => {
+                tracing::warn!(layer = %id, %error,
+                    "what came of a layer before cannot be opened: it is fetched again");
+                continue;
+            }
+        };
         // A write-back failed since: it may have lost bytes.
         let is_tainted = inner.state.lock().write_back.is_tainted_since(began);
         if !is_tainted {
             all.push(made);
         }
     }
-    Ok(all)
+    all
 }
 
 /// Layers on their way. `'a` is the engine's, `'j` that of the call.

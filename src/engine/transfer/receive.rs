@@ -135,7 +135,7 @@ pub(in crate::engine) fn receive_layers<'a, E>(
     refuse_too_many(wanted)?;
     let missing = &wanted[..wanted.len() - reused.len()];
     // Taken first: making room deletes parts that no fetch has taken.
-    let taken = making::take(inner, owner, missing)?;
+    let taken = making::take(inner, owner, missing);
     let kept = taken.iter().map(|it| it.bytes).sum();
     let bytes = missing.iter().map(|layer| layer.bytes);
     let bytes = bytes.fold(0, u64::saturating_add);
@@ -266,7 +266,8 @@ fn reuse(inner: &Inner, request: &ReceiveRequest, pins: &mut Pins) -> Vec<LayerI
         let mut best = None;
         inner.look_at_artifacts(|_, sealed| {
             let artifact = &sealed.artifact;
-            if sealed.durable && artifact.tenant == request.name.tenant {
+            let is_good = sealed.durable && !artifact.sharing.damaged;
+            if is_good && artifact.tenant == request.name.tenant {
                 let count = common(inner, &request.layers, &artifact.layers);
                 best = best.max(Some((count, artifact.id)));
             }

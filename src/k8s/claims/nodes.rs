@@ -69,19 +69,22 @@ impl Cluster {
     /// Removes the mark from objects whose node is back.
     async fn unmark_nodes_back(&self) -> Result<()> {
         let is_back = |node: &str| self.seen_nodes.get(node).is_some();
+        let mut failure = None;
         for volume in self.seen_volumes.all() {
             if is_marked(&*volume) && is_back(&volume.spec.node_name) {
                 let name = volume.name_any();
-                self.volumes.annotate(&name, NODE_GONE, None).await?;
+                let unmarked = self.volumes.annotate(&name, NODE_GONE, None).await;
+                failure = unmarked.err().or(failure);
             }
         }
         for snapshot in self.seen_snapshots.all() {
             if is_marked(&*snapshot) && is_back(&snapshot.spec.node_name) {
                 let name = snapshot.name_any();
-                self.snapshots.annotate(&name, NODE_GONE, None).await?;
+                let unmarked = self.snapshots.annotate(&name, NODE_GONE, None).await;
+                failure = unmarked.err().or(failure);
             }
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
     /// The nodes that have something to give up, and no Node object.
@@ -123,13 +126,16 @@ impl Cluster {
         if self.has_node(node).await? {
             return Ok(());
         }
+        // A mark that cannot be written keeps no node.
+        let mut failure = None;
         // Each is deleted as it was read, or stays: a node that is back may have written to it.
         for volume in &volumes {
             if goes(volume.spec.wanted, volume.phase()) {
                 self.volumes.remove(volume).await?;
             } else if !is_marked(volume) {
                 let name = volume.name_any();
-                self.volumes.annotate(&name, NODE_GONE, MARK).await?;
+                let marked = self.volumes.annotate(&name, NODE_GONE, MARK).await;
+                failure = marked.err().or(failure);
             }
         }
         for snapshot in &snapshots {
@@ -137,7 +143,8 @@ impl Cluster {
                 self.snapshots.remove(snapshot).await?;
             } else if !is_marked(snapshot) {
                 let name = snapshot.name_any();
-                self.snapshots.annotate(&name, NODE_GONE, MARK).await?;
+                let marked = self.snapshots.annotate(&name, NODE_GONE, MARK).await;
+                failure = marked.err().or(failure);
             }
         }
         if let Some(pool) = pool
@@ -148,7 +155,7 @@ impl Cluster {
                 "the Node object was missing for --node-grace: the node is given up; volumes with \
                  a PersistentVolume are kept in case its disk returns");
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 
     /// Whether a node was given up, read live: nothing will answer an order for it.
