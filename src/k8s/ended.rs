@@ -43,6 +43,12 @@ impl Done {
         let is_later = self.there.is_some() && self.there.as_deref() == there;
         self.tenant == *tenant && (has_ended || is_later)
     }
+
+    /// Whether the namespace that had ended is there, by the uids of those that are.
+    fn has_come_back(&self, namespaces: &BTreeMap<String, String>) -> bool {
+        let now = namespaces.get(&self.tenant.to_string());
+        now.is_some() && now == self.ended.as_ref()
+    }
 }
 
 impl Ended {
@@ -57,11 +63,8 @@ impl Ended {
     /// Forgets the fences of namespaces that are there: an older etcd brings them back, and what is
     /// made in them from then on needs another fence when they end.
     pub(super) async fn are_there(&self, namespaces: &BTreeMap<String, String>) {
-        let is_there = |done: &Done| {
-            let now = namespaces.get(&done.tenant.to_string());
-            now.is_some() && now == done.ended.as_ref()
-        };
-        self.done.lock().await.retain(|done| !is_there(done));
+        let mut done = self.done.lock().await;
+        done.retain(|it| !it.has_come_back(namespaces));
     }
 
     /// The namespace of this name, from the API server itself.
@@ -128,6 +131,12 @@ mod tests {
         assert!(done(None, Some("2")).is_of(&ci, "1", Some("2")));
         assert!(done(Some("1"), Some("2")).is_of(&ci, "0", Some("2")));
         assert!(!done(None, Some("2")).is_of(&ci, "2", Some("3")));
+        // An older etcd was put back.
+        let there = |uid: &str| BTreeMap::from([("ci".to_owned(), uid.to_owned())]);
+        assert!(done(Some("1"), None).has_come_back(&there("1")));
+        assert!(!done(Some("1"), None).has_come_back(&there("2")));
+        assert!(!done(None, Some("1")).has_come_back(&there("1")));
+        assert!(!done(Some("1"), None).has_come_back(&BTreeMap::new()));
         // "None" may have been before the one that has ended now.
         assert!(!done(None, None).is_of(&ci, "1", None));
     }

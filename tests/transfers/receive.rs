@@ -313,8 +313,23 @@ async fn another_tenants_artifact_is_neither_replaced_nor_used() {
         },
         ..request(&open, 1)
     };
-    let received = receive_but(&other, &open, again, Some(0)).await;
+    let received = receive_but(&other, &open, again.clone(), Some(0)).await;
     assert_eq!(received.expect("it is received").reused, 2);
+    // Nothing is made of content that a peer found damaged.
+    let damaged = [request(&open, 1).artifact, again.artifact];
+    let engine = other.engine.clone();
+    let marked = layers::apart(move || {
+        damaged.map(|id| engine.set_sharing(id, |sharing| sharing.damaged = true))
+    });
+    for marked in marked.await {
+        assert!(marked.expect("it is marked"));
+    }
+    let fresh = ReceiveRequest {
+        artifact: ArtifactId::from_bits(9),
+        ..again
+    };
+    let received = receive_but(&other, &open, fresh, None).await;
+    assert_eq!(received.expect("it is received").reused, 0);
     drop(open);
     source.finish().await;
     other.finish().await;
