@@ -18,6 +18,11 @@ const EACH: [What; 3] = [What::Clone, What::Snapshot, What::Group];
 
 /// Asks for it; tells what the index has then, and last what is deleted to delete all of it.
 async fn ask(pods: &Pods, what: What, source: &PersistentVolume) -> Result<Vec<Change>> {
+    // As for `delete`.
+    bench::again(|| ask_once(pods, what, source)).await
+}
+
+async fn ask_once(pods: &Pods, what: What, source: &PersistentVolume) -> Result<Vec<Change>> {
     let id = source.id.as_str();
     Ok(match what {
         What::Clone => {
@@ -42,7 +47,12 @@ async fn group(pods: &Pods, sources: &[&PersistentVolume]) -> Result<Vec<Change>
     Ok(snapshots.chain([Change::PutGroup(group)]).collect())
 }
 
+/// Deletes it. A process that another test has just started may hold a volume open for a moment.
 async fn delete(pods: &Pods, made: &[Change]) -> Result<()> {
+    bench::again(|| delete_once(pods, made)).await
+}
+
+async fn delete_once(pods: &Pods, made: &[Change]) -> Result<()> {
     match made.last() {
         Some(Change::PutClaim(claim)) => pods.engine.delete_claim(claim.id.as_str()).await,
         Some(Change::PutSnapshot(one)) => pods.engine.delete_snapshot(one.id.as_str()).await,
@@ -186,8 +196,7 @@ async fn what_the_index_may_have_is_there_or_not_after_a_restart_and_made_or_del
             if there {
                 delete(&pods, &made).await.expect("deleted");
             } else {
-                let again = bench::again(|| ask(&pods, what, &source)).await;
-                again.expect("made");
+                ask(&pods, what, &source).await.expect("made");
             }
             assert_there(&pods, &made, !there).await;
             pods.finish().await;
@@ -211,8 +220,7 @@ async fn what_moved_for_something_that_the_index_has_not_is_back_after_a_restart
         delete(&pods, &made).await.expect("deleted");
         pods.write(&source, "file", "more").await;
         let fails = index_fails_at(Point::FreezeSynced, &disk, &pods.config.pool);
-        // A volume that a process of another test holds open is retried.
-        let error = bench::again(|| ask(&pods, what, &source)).await;
+        let error = ask(&pods, what, &source).await;
         let error = error.expect_err("the index fails");
         assert!(matches!(error, Error::Index(_)), "{error}");
         assert_degraded(&pods, &made, &mounted).await;
