@@ -1,7 +1,8 @@
 //! The client of the API server, from the pod's service account or from a kubeconfig. It refuses a
 //! kubeconfig that runs a program for credentials: the driver executes no program. A person's own
-//! kubeconfig may do that, as with kubectl. Also what an answer
-//! of the API server says, and what a deletion names.
+//! kubeconfig may do that, as with kubectl.
+//!
+//! Also what an answer of the API server says, and the parameters of a deletion by uid.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
