@@ -1,5 +1,5 @@
-//! What every service needs beside the request: the driver's name, the features that are on, whether
-//! the engine is available, and the fields of a call's log line.
+//! All services share these: the driver's name, the features that are on, whether the engine is
+//! available, and the fields of a call's log line.
 
 use std::sync::Arc;
 

@@ -11,10 +11,10 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions, WatchEvent, WatchParams};
+use kube::api::{ObjectMeta, PostParams, WatchEvent, WatchParams};
 use kube::{Api, Client, ResourceExt as _};
 
-use super::client::has_code;
+use super::client::{deletion_of, has_code};
 use crate::api::{CLEAR, Cache, CacheSpec, NameKind};
 use crate::model::{CacheKind, Reference, Tenant};
 use crate::sys::printable;
@@ -22,7 +22,7 @@ use crate::sys::printable;
 /// How long an order is watched. With the requests before, the whole takes less than a second.
 const WATCHED: Duration = Duration::from_millis(600);
 
-/// What became of an order.
+/// The state of an order when the command ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
     /// The controller has carried it out.
@@ -99,14 +99,7 @@ pub async fn clear(
     let made = caches.create(&PostParams::default(), &cache).await;
     let made = made.map_err(|error| said("create", namespace, error))?;
     let object = made.name_any();
-    let params = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: made.uid(),
-            resource_version: None,
-        }),
-        ..DeleteParams::default()
-    };
-    let deleted = match caches.delete(&object, &params).await {
+    let deleted = match caches.delete(&object, &deletion_of(made.uid())).await {
         Ok(deleted) => deleted,
         // With its finalizer, it goes only when the order is carried out.
         Err(error) if has_code(&error, 404) => return Ok(Order::Done),

@@ -1,7 +1,7 @@
 //! Clears over the whole cluster: namespaces that are gone or were made again, the finalizers of
 //! `Cache` objects, and `Fence` objects that may be deleted. `orders` carries out orders to clear,
-//! `tenants` looks for namespaces that are gone in the shared tier, and `fencer` reads and makes the
-//! `Fence` objects.
+//! `tenants` finds content of deleted namespaces in the shared tier, `ended` clears a deleted
+//! namespace once, and `fencer` reads and makes the `Fence` objects.
 //!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
 //! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
@@ -12,13 +12,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::StreamExt as _;
 use futures_util::future::OptionFuture;
-use kube::api::{DeleteParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::{mpsc, watch};
 
 use super::births::{api_time, birth, births, is_older};
-use super::client::has_code;
+use super::client::{deletion_of, has_code};
 use super::ended::Ended;
 use super::fencer::Fencer;
 use super::fences::{Error, failed, may_go};
@@ -39,13 +38,14 @@ const MOST_DELETED: usize = 100;
 /// How many namespaces are cleared in one look because content is older than they.
 const MOST_CLEARED: usize = 16;
 
-/// The nodes that must have applied a fence before it is deleted: those that get fences; `None`: not
+/// The nodes that get fences, and so must have applied a fence before it is deleted. `None`: not
 /// known yet.
 pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
 
 /// Keeps the chain of fences, until it is dropped. `orders` are those of people who ask the
-/// controller itself. `tier` is the shared tier that this controller collects, if there is one. It
-/// keeps the mirror of task caches, too: both read the same `Cache` objects.
+/// controller itself. `tier` is the shared tier that this controller collects, if there is one.
+///
+/// It keeps the mirror of task caches, too: both read the same `Cache` objects.
 pub async fn keep(
     client: Client,
     chain: Arc<dyn Fencing>,
@@ -144,7 +144,7 @@ impl Keeper {
     async fn step(&mut self) -> Result<(), Error> {
         // A namespace that goes while there is trouble is cleared later.
         self.learn_namespaces();
-        self.ended.are_there(&self.namespaces_now()).await;
+        self.ended.forget_restored(&self.namespaces.uids()).await;
         let objects = self.fencer.read().await?;
         // One object that cannot be changed must not keep the others waiting.
         let mut failure = self.fencer.mend().await.err();
@@ -157,25 +157,16 @@ impl Keeper {
         failure.map_or(Ok(()), Err)
     }
 
-    /// The namespaces that the watch shows, with their uids.
-    fn namespaces_now(&self) -> BTreeMap<String, String> {
-        let namespaces = self.namespaces.all();
-        let namespaces = namespaces.iter();
-        namespaces
-            .map(|it| (it.name_any(), it.uid().unwrap_or_default()))
-            .collect()
-    }
-
     /// Remembers namespaces that are new.
     fn learn_namespaces(&mut self) {
-        for (name, uid) in self.namespaces_now() {
+        for (name, uid) in self.namespaces.uids() {
             self.known.entry(name).or_insert(uid);
         }
     }
 
     /// Clears the names of namespaces that are gone, or were made again.
     async fn look_at_namespaces(&mut self) -> Result<(), Error> {
-        let there = self.namespaces_now();
+        let there = self.namespaces.uids();
         let is_gone = |(name, uid): &(&String, &String)| there.get(*name) != Some(*uid);
         let gone = self.known.iter().filter(is_gone);
         let gone: Vec<(String, String)> = gone.map(|(a, b)| (a.clone(), b.clone())).collect();
@@ -242,13 +233,7 @@ impl Keeper {
                 break;
             };
             let (name, uid) = (oldest.name_any(), oldest.metadata.uid.clone());
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: uid.clone(),
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
+            let params = deletion_of(uid.clone());
             match self.fencer.fences.delete(&name, &params).await {
                 Err(error) if has_code(&error, 404) || has_code(&error, 409) => break,
                 done => done.map(drop).map_err(failed("delete a Fence"))?,

@@ -1,11 +1,14 @@
 //! The client of the API server, from the pod's service account or from a kubeconfig. It refuses a
 //! kubeconfig that runs a program for credentials: the driver executes no program. A person's own
-//! kubeconfig may do that, as with kubectl. And what an answer of the API server says.
+//! kubeconfig may do that, as with kubectl.
+//!
+//! Also what an answer of the API server says, and the parameters of a deletion by uid.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kube::Client;
+use kube::api::{DeleteParams, Preconditions};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 
 /// Exponential back-off with jitter, so that the nodes of a cluster do not retry all at once.
@@ -48,6 +51,17 @@ fn spread() -> f64 {
     // Without randomness there is no jitter, but retries go on.
     let _ = getrandom::fill(&mut byte);
     f64::from(byte[0]) / 256.0
+}
+
+/// The parameters that delete the object with this uid only, in any version.
+pub(super) fn deletion_of(uid: Option<String>) -> DeleteParams {
+    DeleteParams {
+        preconditions: Some(Preconditions {
+            uid,
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    }
 }
 
 /// Whether the API server has answered with this HTTP status.

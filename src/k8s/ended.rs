@@ -1,6 +1,6 @@
-//! Namespaces that have ended: all their names are cleared, once for each of them, whichever part of
-//! the controller notices first. A second fence would clear what the next namespace of that name has
-//! made meanwhile.
+//! Namespaces that have ended: all their names are cleared, once for each namespace, whichever part
+//! of the controller notices first. A second fence would also clear what the next namespace of that
+//! name has made meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Ended {
 
     /// Forgets the fences of namespaces that are there: an older etcd brings them back, and what is
     /// made in them from then on needs another fence when they end.
-    pub(super) async fn are_there(&self, namespaces: &BTreeMap<String, String>) {
+    pub(super) async fn forget_restored(&self, namespaces: &BTreeMap<String, String>) {
         let mut done = self.done.lock().await;
         done.retain(|it| !it.has_come_back(namespaces));
     }
@@ -77,8 +77,9 @@ impl Ended {
         found.map_err(failed("read a namespace"))
     }
 
-    /// Clears all names that were made before the namespace `there`, or before now if there is none.
-    /// `ended`: the uid of the namespace that has ended; it is not cleared twice.
+    /// Clears all content of the tenant that was made before now. `there`: the uid of the namespace
+    /// that exists now, if there is one. `ended`: the uid of the namespace that has ended; it is
+    /// not cleared twice.
     ///
     /// Returns whether it made a fence.
     pub(super) async fn clear(

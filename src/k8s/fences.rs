@@ -7,8 +7,8 @@
 //! controller, and is left out. Both are told in the log and in a metric.
 //!
 //! The oldest fence is deleted after a week, when all nodes have applied it that have a Node object
-//! and a `Pool` with a peer. Others get no fences: such a node misses them, and drops what it has if
-//! it ever becomes a peer. The newest one stays.
+//! and a `Pool` with a peer. Other nodes get no fences: such a node misses them, and drops its
+//! content if it ever becomes a peer. The newest fence stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

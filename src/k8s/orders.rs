@@ -1,7 +1,7 @@
 //! Orders to clear: those of people who ask the controller itself, and deleted `Cache` objects.
 //!
-//! They have a task of their own. So an order waits for no other work of the controller, but for one
-//! list or one creation of a `Fence`.
+//! They have a task of their own. So an order waits for no other work of the controller, except for
+//! one list or one creation of a `Fence`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 //! or this cluster itself before it was set up again. If there is such a namespace, it gets the
 //! record, and the content is its own.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,13 +91,9 @@ impl Tenants {
         }
     }
 
-    /// Looks at all tenants. One that fails does not keep the others from it.
+    /// Looks at all tenants. One that fails does not stop the look at the others.
     async fn look(&mut self) -> Result<(), Error> {
-        let namespaces = self.namespaces.all();
-        let namespaces = namespaces.iter();
-        let there: HashMap<String, String> = namespaces
-            .filter_map(|it| Some((it.name_any(), it.uid()?)))
-            .collect();
+        let there = self.namespaces.uids();
         let cluster = there.get(OF_CLUSTER).map(String::as_str);
         let Some(cluster) = cluster.and_then(ClusterUid::new) else {
             return Ok(());

@@ -1,6 +1,7 @@
 //! A watch over all objects of one kind, for the parts of the controller that read them: the last
 //! known objects, and a signal for each event. It is opened once. Its clones share the objects.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
@@ -82,6 +83,17 @@ where
     /// A receiver for changes: each event is one.
     pub(super) fn changes(&self) -> watch::Receiver<bool> {
         self.seen.clone()
+    }
+}
+
+impl Namespaces {
+    /// The uids of all namespaces, by their names.
+    pub(super) fn uids(&self) -> BTreeMap<String, String> {
+        let namespaces = self.all();
+        let namespaces = namespaces.iter();
+        namespaces
+            .filter_map(|it| Some((it.name_any(), it.uid()?)))
+            .collect()
     }
 }
 

@@ -82,8 +82,8 @@ impl Budget {
         }
     }
 
-    /// Which names go, in this order: those that were used first, until 95 % of an exceeded limit
-    /// are left. None of them was written recently.
+    /// Which names go, least recently used first, until 95 % of an exceeded limit are left. None of
+    /// them was written recently.
     pub(super) fn evicted<'a>(&self, shown: &'a [Shown]) -> Vec<&'a Shown> {
         let mut sum = Sum::default();
         for name in shown {

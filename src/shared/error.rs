@@ -31,8 +31,8 @@ pub enum Error {
     },
     /// The storage has no space, or its owner no quota.
     #[error(
-        "{object} cannot be written, the shared tier is full: {cause}; make room in the storage, or \
-         raise the quota; uploads wait until then"
+        "{object} cannot be written, the shared tier is full: {cause}; make room in the storage, \
+         or raise the quota; uploads wait until then"
     )]
     Full {
         /// The object.

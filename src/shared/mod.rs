@@ -6,7 +6,7 @@
 //! upload:  toc::Holder ─▶ frames, table, index ─▶ one object        (object, upload)
 //! commit:  layers ─▶ manifest ─▶ name, by conditional writes        (commit, decide)
 //! fetch:   name ─▶ manifest ─▶ table ─▶ ranges ─▶ toc::Receiver      (source, fetch)
-//! collect: names, manifests, layers ─▶ markers ─▶ deletions         (collect, retire, decide, budget)
+//! collect: names, manifests, layers ─▶ markers ─▶ deletions    (collect, retire, decide, budget)
 //! ```
 //!
 //! Every decision is a function without I/O in `decide` or `budget`; `tests/shared` runs those in a

@@ -31,7 +31,7 @@ const EVERY_WITH_BUDGET: Duration = Duration::from_hours(6);
 /// and before a budget counts that changes often.
 const LOOK: Duration = Duration::from_mins(10);
 
-/// How often it is looked whether the names are known.
+/// How often the thread checks [`Catalog::is_known`], until it is true.
 const SOON: Duration = Duration::from_secs(1);
 
 /// How often something is done.

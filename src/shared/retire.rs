@@ -28,6 +28,22 @@ pub(super) fn withdraw(
     replace(store, &expired, version)
 }
 
+/// Lets a name show nothing, because the tenant exceeds its budget. Returns `false` if another
+/// writer was faster.
+pub(super) fn evict(
+    store: &Store,
+    record: NameRecord,
+    version: &Version,
+    write: ObjectId,
+    now: Timestamp,
+) -> Result<bool> {
+    let evicted = NameRecord {
+        evicted: true,
+        ..record
+    };
+    withdraw(store, evicted, version, write, now)
+}
+
 /// Lets a name show nothing, because a fence cleared what it shows. What forked from that does not
 /// come back. Returns `false` if another writer was faster.
 pub(super) fn enter(
@@ -59,8 +75,7 @@ pub(super) fn delete(
     write: ObjectId,
     now: Timestamp,
 ) -> Result<bool> {
-    let keys = Keys::new(&record.tenant);
-    let key = keys.name(&record.reference);
+    let key = Keys::new(&record.tenant).name(&record.reference);
     let begun = Since::now();
     let marked = NameRecord {
         number: record.number.saturating_add(1),
@@ -87,20 +102,4 @@ fn replace(store: &Store, record: &NameRecord, version: &Version) -> Result<bool
         Err(Error::Conflict { .. }) => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// Lets a name show nothing, because the tenant exceeds its budget. Returns `false` if another
-/// writer was faster.
-pub(super) fn evict(
-    store: &Store,
-    record: NameRecord,
-    version: &Version,
-    write: ObjectId,
-    now: Timestamp,
-) -> Result<bool> {
-    let evicted = NameRecord {
-        evicted: true,
-        ..record
-    };
-    withdraw(store, evicted, version, write, now)
 }

@@ -79,7 +79,7 @@ where
         {}
     }
 
-    /// A number that is another one after each change. It is read before the objects.
+    /// The number of changes so far. Read it before the objects.
     pub(super) fn version(&self) -> u64 {
         *self.changed.borrow()
     }

@@ -1,5 +1,5 @@
-//! What the controller knows of a cluster's volumes, the tasks that keep it, and how long a call
-//! waits for a node. The calls are in `volumes` and `snapshots`.
+//! The controller's state of a cluster's volumes, the tasks that keep it current, and how long a
+//! call waits for a node. The calls are in `volumes` and `snapshots`.
 
 use std::fmt;
 use std::sync::Arc;

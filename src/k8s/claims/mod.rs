@@ -5,6 +5,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `cluster` | the state that all calls share, and the tasks that run all the time |
 //! | `decide` | the next step of a call, pure |
 //! | `objects` | live reads, conditional writes |
 //! | `cache` | the watch over one kind |

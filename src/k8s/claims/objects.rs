@@ -1,5 +1,6 @@
 //! Live reads and writes of the objects. Each write is conditional: on the version that was read,
-//! or on the absence of the object. Only annotations are not: each means the same in any version.
+//! or on the absence of the object. Only writes of annotations are unconditional: an annotation
+//! means the same in any version.
 
 use std::fmt;
 

@@ -13,13 +13,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::client::has_code;
+use super::client::{deletion_of, has_code};
 use super::watched::Watched;
 use crate::api::{CLEAR, Cache, CacheStatus};
 use crate::catalog::Listed;
@@ -205,13 +205,7 @@ impl Keeper {
             }
         }
         self.pace.tick().await;
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: cache.uid(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
+        let params = deletion_of(cache.uid());
         match api.delete(&name, &params).await {
             Err(error) if has_code(&error, 404) || has_code(&error, 409) => {
                 if cache.orders() {
