@@ -14,26 +14,26 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`model`] | the words as types: ids, names, attributes, artifacts; pure decisions |
+//! | [`model`] | the domain's types: ids, names, attributes, artifacts; pure decisions |
 //! | [`sys`] | system calls, one idea a file; the only `unsafe` |
 //! | [`tree`] | whole trees of files: walked, copied, measured, merged, deleted |
 //! | [`archive`] | trees as tar streams: packed, read, unpacked |
 //! | [`shared`] | content in object storage: uploaded, found, fetched, collected |
 //! | [`backend`] | how copy-on-write is done on one pool |
-//! | [`store`] | what a pool remembers: index and records |
-//! | [`engine`] | the heart: whether and when something is published, sealed, collected |
+//! | [`store`] | a pool's database: index and records |
+//! | [`engine`] | volumes and artifacts: published, committed, evicted, deleted |
 //! | [`catalog`] | which nodes of a cluster have which content; pure |
-//! | [`distribution`] | content between this node, its peers and the shared tier: fetched, uploaded, cleared |
+//! | [`distribution`] | fetches, uploads and clears between this node, peers and the shared tier |
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`api`] | the objects by which the controller and the nodes talk |
-//! | [`hub`] | what each node has, from the nodes to the controller, and questions about it |
+//! | [`hub`] | nodes report their content to the controller, and ask where content is |
 //! | [`locality`] | a pod prefers the nodes that have its content: a webhook of the controller |
 //! | [`link`] | connections between nodes: TLS with a key for each side |
-//! | [`peer`] | content straight from node to node: server and client |
+//! | [`peer`] | content from node to node: server and client |
 //! | [`kubelet`] | registration with kubelet |
-//! | [`http`] | health and metrics, for those who look after a node |
+//! | [`http`] | health checks and metrics of a node |
 //! | [`k8s`] | pods' outcomes and events, persistent volumes of a cluster |
-//! | [`admin`] | the verbs for people, over the pool's own socket |
+//! | [`admin`] | the commands of users, over the pool's own socket |
 //! | [`server`] | what every gRPC server here shares: sockets, spans, codes |
 //! | [`driver`] | what a role with a pool does, from start to end; roles: [`standalone`], [`node`] |
 //! | [`controller`] | the role without a pool: persistent volumes of a whole cluster |

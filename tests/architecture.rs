@@ -211,8 +211,8 @@ const MOST_OPEN_FIELDS: usize = 12;
 ///
 /// A file uses another if it names a path in that file's module, from `crate`, `super` or `self`
 /// on, or from a child module on. The longest part of the path that is a file's module counts. A
-/// re-export (`pub use`) is a use, so the graph also has the ways through a `mod.rs`. `mod x;` alone
-/// is none. Unit tests do not count.
+/// re-export (`pub use`) is a use, so the graph also has the ways through a `mod.rs`. `mod x;`
+/// alone is none. Unit tests do not count.
 const MOST_IN_CYCLE: usize = 3;
 
 /// The only module where `unsafe` may stand.

@@ -14,7 +14,7 @@
 //! | `sources` | the order of peers and the tier, sources that are left out, and clears of both |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
 //! | `clears` | names that are cleared while steps write, in 100 of 100 clears |
-//! | `generations` | what a person is told of the generations of a name on all nodes |
+//! | `generations` | the list of a name's generations on all nodes, for a user |
 //! | `rights` | how long a publish takes that may not read |
 //! | `budgets` | limits of a namespace over all nodes, and nodes that are gone |
 //! | `drivers` | two standalone drivers; one of them is killed while it fetches |

@@ -8,7 +8,7 @@
 //! | `sharing` | what is known of an artifact in the shared tier is not lost |
 //! | `stall` | callers that stall |
 //! | `tables` | tables of contents of layers |
-//! | `command` | the verbs `export` and `import`: GNU tar, files and pipes, signals, processes that are killed |
+//! | `command` | `export` and `import`: GNU tar, files and pipes, signals, killed processes |
 
 mod common;
 

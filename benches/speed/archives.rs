@@ -167,8 +167,8 @@ impl Bench<'_> {
         fs::remove_file(&held.path).expect("remove");
     }
 
-    /// How far the resident memory rises at each end alone, in a process of its own: the memory that
-    /// other rows gave back would hide it.
+    /// How far the resident memory rises at each end alone, in a process of its own: the memory
+    /// that other rows gave back would hide it.
     fn memory_of_archives(&mut self, tree: &Path) {
         let place = self.lab.dir("archives");
         let _table = Held::of(place.clone(), tree);

@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What a node keeps of the cache policies of a cluster that has none. A node that never had any
 /// holds its commits, and pods that wait for them.
 const POLICIES: &str = r#"{"format":1,"namespaces":{}}"#;
-/// The names of the drivers: of a node alone, and of nodes of a cluster. They are part of the paths of
-/// sockets, which have at most 107 bytes.
+/// The names of the drivers: of a node alone, and of nodes of a cluster. They are part of the paths
+/// of sockets, which have at most 107 bytes.
 const NODES: [&str; 4] = ["off", "solo", "on", "hung"];
 
 /// What an API server has.

@@ -194,9 +194,9 @@ pub struct CachePolicyStatus {
     /// What its names show in the shared tier, if it has a sharedBudget
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_used: Option<Used>,
-    /// `RulesValid`: whether all rules and size limits have effect. `Valid`: whether the budgets and
-    /// ttl have. `OverBudget`: whether content in use exceeds a budget. `SharedOverBudget`: whether
-    /// recent content exceeds the sharedBudget
+    /// `RulesValid`: whether all rules and size limits have effect. `Valid`: whether the budgets
+    /// and ttl have. `OverBudget`: whether content in use exceeds a budget. `SharedOverBudget`:
+    /// whether recent content exceeds the sharedBudget
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -25,7 +25,7 @@ pub enum Error {
     /// The shared tier has no valid URL.
     #[error("the URL of --shared {0}")]
     Shared(UrlError),
-    /// Content is to be served, and to no one.
+    /// The driver is to serve content, and no node may ask for it.
     #[error("--peer-listen needs --peers: the file of the nodes that may ask")]
     NoPeers,
     /// A node without a Pool cannot be found.

@@ -1,5 +1,5 @@
-//! The peers that did not answer lately. `peer` notes it with each question; the `Pool` of this node
-//! shows it. Nothing decides by it.
+//! The peers that did not answer lately. `peer` notes each question and its result; the `Pool` of
+//! this node shows them. It is for display only.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::model::NodeId;
 /// good.
 const LATELY: Duration = Duration::from_secs(10 * 60);
 
-/// The peers whose last answer was none, and since when each is asked in vain.
+/// The peers that did not answer the last question, with the time of that question.
 #[derive(Debug, Default)]
 pub struct Away(Mutex<BTreeMap<String, Instant>>);
 

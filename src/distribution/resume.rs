@@ -1,5 +1,6 @@
-//! Layers that come from peers, and go on when the peers change: one restarts with another key, one
-//! gets the content, or the pod whose right the fetch uses ends. `fetch` is about whole artifacts.
+//! Fetches of single layers from peers. A fetch goes on when a peer restarts with another key, when
+//! another peer gets the content, and when the pod ends whose right the fetch uses. `fetch` is
+//! about whole artifacts.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
@@ -19,11 +20,11 @@ use crate::model::{ArtifactId, Name};
 use crate::shared::{Error, LayerRef, Result, Source};
 
 /// How long all sources may give nothing: while a pod waits, and while none does. Then the fetch
-/// fails, and what came is discarded.
+/// fails. Its verified bytes stay for the next fetch (`engine::parts`).
 const AWAY: Duration = Duration::from_secs(120);
 const UNAWAITED: Duration = Duration::from_secs(15);
-/// How long no node may have the rest, until the pods that can start without it do so. A driver that
-/// restarts is back by then.
+/// How long no node may have the rest, until the pods that can start without it do so. A driver
+/// that restarts is back by then.
 const GONE: Duration = Duration::from_secs(10);
 /// The longest pause between two attempts.
 const LONGEST: Duration = Duration::from_secs(2);

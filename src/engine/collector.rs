@@ -28,7 +28,7 @@ pub(super) struct Collector {
     pub(super) cycles: Rounds,
     pub(super) trash: Trash,
     pub(super) tables: TableDigests,
-    /// What came of fetches that failed.
+    /// Partial layers of failed fetches.
     pub(super) parts: Parts,
     /// The layers that are being merged. Empty: none are, or the merge is to stop because only the
     /// merge still needs them.

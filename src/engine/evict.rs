@@ -33,7 +33,7 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     if missing == 0 && !above(&space, high) {
         return Ok(0);
     }
-    // What came of fetches that failed goes before any artifact; the next round sees what that freed.
+    // Partial layers of failed fetches go before any artifact. The next round sees the freed space.
     let parts = transfer::delete_all(inner);
     if parts > 0 {
         inner.wake_reaper();

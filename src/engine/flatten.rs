@@ -29,7 +29,7 @@ use crate::store::{self, Change};
 /// turn.
 const LONGEST: Duration = Duration::from_secs(15 * 60);
 
-/// What came of a round of merges.
+/// The result of a round of merges.
 #[derive(Default)]
 pub(super) struct Merges {
     /// How many were tried. Each may have left something in the trash.

@@ -1,9 +1,9 @@
-//! What came of layers whose fetch failed. It stays in `incoming/`, and the next fetch of the same
-//! layers goes on with it.
+//! Partial layers of failed fetches. They stay in `incoming/`, and the next fetch of the same
+//! layers goes on with them.
 //!
-//! Each piece in it was verified before it was written, and this process wrote it. It is known in
-//! memory alone: a start deletes all of `incoming/`. It goes after some minutes, and before
-//! anything else when the pool needs space.
+//! This process verified and wrote each piece. The list is in memory alone: a start deletes all of
+//! `incoming/`. Partial layers are deleted after some minutes, and before anything else when the
+//! pool needs space.
 
 use std::time::{Duration, Instant};
 

@@ -186,7 +186,7 @@ async fn rounds(inner: &Arc<Inner>, all: &mut Round) -> Result<()> {
     }
 }
 
-/// What came of a round.
+/// The result of a round.
 #[derive(Default)]
 struct Round {
     done: Reaped,
@@ -197,7 +197,7 @@ struct Round {
 }
 
 impl Round {
-    /// What came of one of its steps.
+    /// Adds the result of one of its steps.
     fn step(&mut self, result: Result<usize>) -> usize {
         result.unwrap_or_else(|error| {
             tracing::debug!(%error, "a step of garbage collection failed");

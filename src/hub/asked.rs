@@ -1,5 +1,4 @@
-//! The questions of people that wait for answers of nodes. Who asks, and what is asked, is in
-//! `generations`.
+//! The questions of users that wait for answers of nodes. `generations` asks them.
 
 use std::collections::HashMap;
 

@@ -22,7 +22,8 @@ pub struct Figures {
     pub fences: u64,
     /// Those of them that a node with a stream has not applied.
     pub fences_waiting: u64,
-    /// The age of the oldest fence in seconds, without the newest one, which stays; 0: there is none.
+    /// The age of the oldest fence in seconds, without the newest one, which stays. 0: there is
+    /// none.
     pub fences_oldest_seconds: u64,
     /// Fence objects that cannot be read.
     pub fences_malformed: u64,

@@ -1,5 +1,6 @@
 //! The calls of `Find` (`proto/hub.proto`): a node's questions where content is, and the answers,
-//! as the types of `catalog` and `distribution`, and back. What the other side sent is checked here.
+//! as the types of `catalog` and `distribution`, and back. What the other side sent is checked
+//! here.
 
 use super::messages::{key, kind, reference};
 use crate::catalog::{Answer, Found};

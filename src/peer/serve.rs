@@ -229,7 +229,7 @@ pub(super) fn gone() -> Status {
     Status::not_found("this node does not have that layer under that name")
 }
 
-/// What a peer is told of a refusal.
+/// The gRPC status for a refusal.
 pub(super) fn status(refusal: Refusal) -> Status {
     match refusal {
         Refusal::Denied(why) => Status::permission_denied(why),

@@ -1,10 +1,13 @@
 //! How the driver ends: one drain with one deadline, which everything long-lived takes part in.
 //!
-//! The deadline is set when the driver is told to end, and never moves back. Before it, the drain
-//! has up to three phases. With a shared tier, content is uploaded while everything serves. Then
-//! what brings calls is withdrawn: kubelet must be able to call until it knows that the driver goes.
-//! Last, the services answer the calls that run, and close. The drain knows every part that was
-//! late.
+//! SIGTERM sets the deadline, which never moves back. Before it, the drain has up to three phases:
+//!
+//! 1. With a shared tier, it uploads waiting content while everything serves.
+//! 2. It withdraws what brings calls. Kubelet must be able to call until it knows that the driver
+//!    ends.
+//! 3. The services answer the calls that run, and close.
+//!
+//! The drain names every part that was late.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -59,8 +62,8 @@ impl Drain {
         }
     }
 
-    /// Sets the deadline, and lets everything serve for `most` yet ([`Drain::serves_for`]), or until
-    /// the drain begins. Only the first call counts.
+    /// Sets the deadline, and lets everything serve for `most` yet ([`Drain::serves_for`]), or
+    /// until the drain begins. Only the first call counts.
     pub fn announce(&self, most: Duration) {
         let until = Instant::now() + most + self.grace;
         self.phase.send_if_modified(|phase| {

@@ -1,5 +1,5 @@
-//! Clears and deleted namespaces in the shared tier: what was cleared comes back through the tier to
-//! no node, not from a writer that forked before, and not from a node that was away.
+//! Clears and deleted namespaces in the shared tier: what was cleared comes back through the tier
+//! to no node, not from a writer that forked before, and not from a node that was away.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -120,7 +120,8 @@ impl Cluster {
         .await;
     }
 
-    /// Has the controller collect the tier now: a namespace that gets a budget is collected at once.
+    /// Has the controller collect the tier now: a namespace that gets a budget is collected at
+    /// once.
     async fn collects(&self) {
         let policy = "{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: CachePolicy, \
                       metadata: {name: limits, namespace: ci}, spec: {sharedBudget: {}}}";

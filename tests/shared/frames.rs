@@ -1,5 +1,6 @@
 //! A source whose frames come in another order, twice, of another layer, or not to their end, and a
-//! tier that stalls within a layer. Peers are sources, too: the engine that takes the frames is one.
+//! tier that stalls within a layer. Peers are sources, too: the engine that takes the frames is
+//! one.
 
 use std::fs;
 use std::io::{Cursor, Read as _};
@@ -20,8 +21,8 @@ use crate::failing::{Failing, Fault, Op};
 use crate::tier::{Held, TIMES, Tier, bucket, down, hold, shown};
 use crate::trips::{large, upload};
 
-/// Bytes of the record before a frame, and of the end record (`docs/layer-format.md`). The last four
-/// bytes of a frame's record are the length of what follows.
+/// Bytes of the record before a frame, and of the end record (`docs/layer-format.md`). The last
+/// four bytes of a frame's record are the length of what follows.
 const RECORD: usize = 65;
 const END: usize = 17;
 /// Where in a frame's record the digest of its table is.

@@ -376,7 +376,7 @@ impl Node {
                 break;
             }
             if !is_waiting {
-                // What came of a fetch that failed is kept for the next one.
+                // Partial layers of a failed fetch are kept for the next one.
                 wire.reap().await?;
             }
             if began.elapsed() > PATIENCE {

@@ -125,8 +125,9 @@ pub(super) fn refuse_too_large(inner: &Inner, wanted: u64) -> Result<()> {
 }
 
 /// Refuses an empty claim on a full pool: less can be written than its size, than 1 GiB and than a
-/// sixteenth of the pool ([`Capacity::needed`]). Its size reserves nothing, so a larger claim needs no more. What
-/// eviction would free can be written. Caches that are not measured yet count as enough.
+/// sixteenth of the pool ([`Capacity::needed`]). Its size reserves nothing, so a larger claim needs
+/// no more. What eviction would free can be written. Caches that are not measured yet count as
+/// enough.
 pub(super) fn refuse_full(inner: &Inner, wanted: u64) -> Result<()> {
     let space = inner.dirs.root.space().context("ask for the pool's room")?;
     let needs = Capacity::needed(space.bytes, wanted);

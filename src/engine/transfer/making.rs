@@ -108,7 +108,7 @@ pub(super) fn take<'a>(
             Ok(made) => made,
             Err(error) => {
                 tracing::warn!(layer = %id, %error,
-                    "what came of a layer before cannot be opened: it is fetched again");
+                    "a partial layer of a failed fetch cannot be opened: the layer is fetched again");
                 continue;
             }
         };
@@ -303,7 +303,7 @@ where
         Ok(())
     }
 
-    /// Has a layer made in `into`, and checks that it is the one that was asked for.
+    /// Has a layer made in `into`, and checks that it is the requested layer.
     fn fill(
         &mut self,
         layer: usize,

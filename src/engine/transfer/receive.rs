@@ -5,12 +5,15 @@
 //! | step | on disk |
 //! |---|---|
 //! | layers that are here are pinned, space is asked for | nothing |
-//! | each missing layer, oldest first: made in `incoming/<layer id>` | incomplete: deleted at start |
+//! | missing layers, oldest first: each in `incoming/<layer id>` | incomplete: see below |
 //! | its table of contents written | the same |
 //! | each: `sealing.json` written | the same |
 //! | each: rename to `layers/<layer id>` (pinned) | not in the index: discarded at start |
 //! | `syncfs`, one index transaction | **an artifact**, or **a persistent volume** |
 //! | `sealing.json` → `layer.json` | the same |
+//!
+//! An incomplete layer is deleted at start. A driver that goes on keeps it for some minutes
+//! (`engine::parts`).
 //!
 //! Where an artifact is a stack, a layer that is here already is used if all below it are here,
 //! too. Elsewhere all layers are applied to one tree.

@@ -130,7 +130,7 @@ impl Node {
         }
     }
 
-    /// A start: everything is listed. What came of a clone is deleted.
+    /// A start: everything is listed. Partial clones are deleted.
     pub(super) fn restart(&mut self, server: &mut Server) {
         self.volumes.restart(server, self.name);
         self.snapshots.restart(server, self.name);

@@ -26,7 +26,7 @@ pub(super) fn pipeline_of_pods(env: &Env) {
         build(1),
         ("fetching\n".into(), "the cache holds 0 objects\n".into())
     );
-    // Everybody is told what became of what he made.
+    // Each author gets an event about the content that the author made.
     env.event(
         "build-amd64",
         &[

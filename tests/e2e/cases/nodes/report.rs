@@ -1,6 +1,6 @@
 //! How long claims take, on three nodes: a pod with an inline volume, with a claim that exists, and
-//! with one that is made with it: empty, a clone, or restored from a snapshot. A report: people judge it, because they
-//! know the machine's load.
+//! with one that is made with it: empty, a clone, or restored from a snapshot. A report: people
+//! judge it, because they know the machine's load.
 //!
 //! All times are when a watch here receives a change.
 
