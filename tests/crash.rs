@@ -222,10 +222,10 @@ fn is_passed_again(point: Point) -> bool {
             | Point::RecoverIndexed
             | Point::ReserveMade
             | Point::ReserveGivenBack
-            | Point::DoomHeard
-            | Point::DoomNoted
-            | Point::DoomMarked
-            | Point::DoomFinished
+            | Point::WritebackFailureHeard
+            | Point::WritebackFailureNoted
+            | Point::WritebackFailureMarked
+            | Point::WritebackFailureFinished
             // Passed where nothing is changed.
             | Point::TableWritten
             | Point::TablePlaced

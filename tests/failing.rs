@@ -50,7 +50,7 @@ use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
     ClaimSource, LayerRecord, MutableChange, MutableParameters, Outcome, PersistentVolume, Snapshot,
 };
-use baggageclaim::store::{self, Change, Doom, Index};
+use baggageclaim::store::{self, Change, Index, WritebackFailure};
 use baggageclaim::sys::Dir;
 use bench::{Bench as Pods, OVERLAY, request};
 use common::bench::{Bench, Ground, NEVER, eventually, names};
@@ -736,18 +736,18 @@ async fn a_lost_write_is_acted_upon_by_the_next_start_if_not_by_this_one() {
     let base = pods.create("base").await;
     pods.write(&base, "file", "text").await;
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot");
-    let doom = Doom {
+    let failure = WritebackFailure {
         boot: boot.trim().to_owned(),
         until: base.created,
         unfinished: true,
     };
     let root = Dir::open(&pods.config.pool).expect("the pool");
-    store::write_doom(&root, &doom).expect("written");
+    store::record_writeback_failure(&root, &failure).expect("written");
     let pods = pods.restart().await;
     let taken = bench::again(|| pods.engine.create_snapshot("t", base.id.as_str())).await;
     assert!(matches!(taken, Err(Error::ClaimInUse { .. })), "{taken:?}");
-    let done = store::read_doom(&root, &doom.boot).expect("read");
-    assert!(done.is_some_and(|doom| !doom.unfinished));
+    let done = store::read_writeback_failure(&root, &failure.boot).expect("read");
+    assert!(done.is_some_and(|failure| !failure.unfinished));
     drop(root);
     pods.finish().await;
     closed(disk);

@@ -15,7 +15,7 @@
 //! - `find`: the answer for a name.
 //! - `newest`: the newest of all task caches whose key begins in one way.
 //! - `list`: what people ask for: all caches, and every node that has a name.
-//! - `held`: questions that wait for another answer.
+//! - `waiting`: questions that wait for another answer.
 //! - `usage`: what namespaces use on the nodes, and what goes for their limits.
 //! - `names`: the names of caches, and who committed them.
 //! - `name`: names as digests. `packed`: an entry in few bytes.
@@ -23,7 +23,6 @@
 mod apply;
 mod entry;
 mod find;
-mod held;
 mod list;
 mod name;
 mod names;
@@ -31,17 +30,18 @@ mod newest;
 mod packed;
 mod state;
 mod usage;
+mod waiting;
 
 pub use apply::{Changes, Hello, Report, Supersede};
 pub use entry::{Entry, Kind, SessionId, State, Version};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
-pub use held::Held;
 pub use list::{Explained, Listed, OfNode, Part};
 pub use name::NameHash;
 pub use names::{Author, MAX_NAMED, ToldCache};
 pub use newest::Newest;
 pub use state::{Catalog, KEEP, MAX_INCOMPLETE};
 pub use usage::{MOST_NAMESPACES, Within};
+pub use waiting::WaitingQuestions;
 
 #[cfg(test)]
 mod tests;

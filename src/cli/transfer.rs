@@ -148,7 +148,7 @@ pub(super) async fn export(flags: Export) -> Done {
     // Signals are handled from here on: from here on there is a file to remove.
     let interrupted = interrupted()?;
     let output = Output::open(&flags.output, flags.force)?;
-    let is_stdout = matches!(output.place, Place::Stdout);
+    let is_stdout = matches!(output.place, Sink::Stdout);
     let mut bar = Bar::new(None);
     bar.say(&format!("exporting {what}"));
     let request = admin::ExportRequest {
@@ -288,10 +288,10 @@ fn begin(bar: &mut Bar, head: &admin::ExportHead) {
 /// Where an archive goes.
 struct Output {
     path: PathBuf,
-    place: Place,
+    place: Sink,
 }
 
-enum Place {
+enum Sink {
     Stdout,
     /// A pipe or a device that is there.
     AsItIs(File),
@@ -318,7 +318,7 @@ impl Output {
                 let hint = "give a file with -o, or a pipe";
                 return Err(Failure::Terminal("stdout", hint));
             }
-            return Ok(opened(Place::Stdout));
+            return Ok(opened(Sink::Stdout));
         }
         match std::fs::metadata(path) {
             Ok(there) if there.is_file() && !force => {
@@ -326,7 +326,7 @@ impl Output {
             }
             Ok(there) if there.file_type().is_fifo() || there.file_type().is_char_device() => {
                 let file = File::options().write(true).open(path).map_err(write)?;
-                return Ok(opened(Place::AsItIs(file)));
+                return Ok(opened(Sink::AsItIs(file)));
             }
             Ok(there) if there.is_dir() => {
                 return Err(write(ErrorKind::IsADirectory.into()));
@@ -341,7 +341,7 @@ impl Output {
         hidden.push(format!(".{}.part", std::process::id()));
         let temporary = path.with_file_name(hidden);
         let file = File::create_new(&temporary).map_err(write)?;
-        Ok(opened(Place::Temporary {
+        Ok(opened(Sink::Temporary {
             file,
             path: temporary,
             replaces: force,
@@ -351,14 +351,14 @@ impl Output {
     /// What is written to.
     fn file(&self) -> io::Result<File> {
         match &self.place {
-            Place::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
-            Place::AsItIs(file) | Place::Temporary { file, .. } => file.try_clone(),
+            Sink::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
+            Sink::AsItIs(file) | Sink::Temporary { file, .. } => file.try_clone(),
         }
     }
 
     fn failed(&self, source: io::Error) -> Failure {
         match self.place {
-            Place::Stdout if source.kind() == ErrorKind::BrokenPipe => Failure::Cut,
+            Sink::Stdout if source.kind() == ErrorKind::BrokenPipe => Failure::Cut,
             _ => Failure::Write {
                 path: self.path.clone(),
                 source,
@@ -368,7 +368,7 @@ impl Output {
 
     /// Gives the file its name.
     fn complete(self) -> Result<(), Failure> {
-        let Place::Temporary {
+        let Sink::Temporary {
             file,
             path,
             replaces,
@@ -394,7 +394,7 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        if let Place::Temporary { path, .. } = &self.place {
+        if let Sink::Temporary { path, .. } = &self.place {
             // It has its name, or is not wanted.
             let _gone = std::fs::remove_file(path);
         }

@@ -15,7 +15,7 @@ use super::offered::Offered;
 use super::work::Workers;
 use crate::model::{ArtifactId, Name};
 use crate::shared::{
-    Bucket, Error, Found, Known, NameState, ObjectId, Resolved, Result, Source as _, look,
+    Bucket, Error, Found, LastSeen, NameState, ObjectId, Resolved, Result, Source as _, look,
     report_lost_manifest,
 };
 
@@ -102,7 +102,7 @@ struct Memory {
 
 #[derive(Debug, Clone)]
 struct Shown {
-    known: Known,
+    known: LastSeen,
     number: u64,
     cleared: u64,
     artifact: ArtifactId,
@@ -203,7 +203,7 @@ impl Asker {
         // Only where nothing is to be done if the name did not change.
         let shown = shown.filter(|shown| here == Some(shown.artifact));
         let known = shown.as_ref().map(|shown| shown.known.clone());
-        let known = known.or(here.map(Known::artifact));
+        let known = known.or(here.map(LastSeen::artifact));
         let bucket = Bucket::new(self.context.store().clone());
         let resolve = || bucket.resolve(&name.tenant, &name.reference, known.as_ref());
         let resolved = match resolve() {

@@ -69,7 +69,7 @@ impl Candidate {
 }
 
 /// Where content is that a cache may start from.
-enum Place {
+enum StartFrom {
     /// It has this name.
     Name(Name),
     /// It has this name: that of the newest content on this node of the keys that begin so.
@@ -283,10 +283,10 @@ impl Bringer {
         let until = Instant::now() + patience;
         let reader = &reader(request);
         let questions = options.into_iter().map(|(place, here)| async move {
-            let is_newest_here = matches!(place, Place::Newest(_));
+            let is_newest_here = matches!(place, StartFrom::Newest(_));
             let name = match place {
-                Place::Name(name) | Place::Newest(name) => name,
-                Place::Elsewhere(tenant, prefix) => self.newest(tenant, &prefix, until).await?,
+                StartFrom::Name(name) | StartFrom::Newest(name) => name,
+                StartFrom::Elsewhere(tenant, prefix) => self.newest(tenant, &prefix, until).await?,
             };
             let found = if question(want, here.is_some()) == Question::None {
                 nothing()
@@ -320,7 +320,7 @@ impl Bringer {
         &self,
         request: &PublishRequest,
         TenantOrigin { tenant, origin }: TenantOrigin,
-    ) -> (Place, Option<Here>) {
+    ) -> (StartFrom, Option<Here>) {
         match origin {
             Origin::Name(reference) => {
                 let mut name = Name { tenant, reference };
@@ -328,17 +328,17 @@ impl Bringer {
                     name = decoy(&name);
                 }
                 let here = self.here(&name);
-                (Place::Name(name), here)
+                (StartFrom::Name(name), here)
             }
             Origin::Newest(prefix) => {
                 let policies = self.context.engine.policies();
                 if !policies.may_read_all(&tenant, &prefix, &request.tenant) {
-                    return (Place::Elsewhere(tenant, none_key()), None);
+                    return (StartFrom::Elsewhere(tenant, none_key()), None);
                 }
                 let newest = self.context.engine.newest(&tenant, &prefix);
                 match newest {
-                    Some((name, local)) => (Place::Newest(name), Some(Here::of(&local))),
-                    None => (Place::Elsewhere(tenant, prefix), None),
+                    Some((name, local)) => (StartFrom::Newest(name), Some(Here::of(&local))),
+                    None => (StartFrom::Elsewhere(tenant, prefix), None),
                 }
             }
         }

@@ -423,7 +423,7 @@ mod tests {
     use super::*;
     use crate::backend::BackendKind;
     use crate::distribution::roster::Reader;
-    use crate::distribution::{Distribution, Patience, PeerFigures, Settings, Told};
+    use crate::distribution::{Distribution, Patience, PeerAnswer, PeerFigures, Settings};
     use crate::engine::{Config, Engine};
     use crate::model::{CacheKey, ClaimParameters, MutableParameters, Name};
 
@@ -433,7 +433,13 @@ mod tests {
 
     #[async_trait]
     impl Peers for Panics {
-        fn find(&self, _: &Name, _: &Reader, _: Duration, _: Patience) -> mpsc::Receiver<Told> {
+        fn find(
+            &self,
+            _: &Name,
+            _: &Reader,
+            _: Duration,
+            _: Patience,
+        ) -> mpsc::Receiver<PeerAnswer> {
             mpsc::channel(1).1
         }
 

@@ -223,7 +223,7 @@ pub(super) fn created(
 
 /// What an error means for the queue of uploads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Setback {
+pub(super) enum UploadRetry {
     /// The publication begins again at once.
     Again,
     /// The storage is away: all uploads wait.
@@ -238,38 +238,38 @@ pub(super) enum Setback {
     Stopped,
 }
 
-pub(super) fn setback(error: &Error) -> Setback {
+pub(super) fn setback(error: &Error) -> UploadRetry {
     match error {
-        Error::Late { .. } => Setback::Again,
+        Error::Late { .. } => UploadRetry::Again,
         Error::Away { .. } | Error::Full { .. } | Error::Conflict { .. } | Error::Leased { .. } => {
-            Setback::Storage
+            UploadRetry::Storage
         }
-        Error::SlowDown { .. } => Setback::Busy,
-        Error::Permanent { .. } => Setback::Permanent,
+        Error::SlowDown { .. } => UploadRetry::Busy,
+        Error::Permanent { .. } => UploadRetry::Permanent,
         Error::Missing { .. }
         | Error::Deleting { .. }
         | Error::Corrupt { .. }
         | Error::Newer { .. }
         | Error::Layer(_)
-        | Error::System(_) => Setback::Artifact,
-        Error::Stopped => Setback::Stopped,
+        | Error::System(_) => UploadRetry::Artifact,
+        Error::Stopped => UploadRetry::Stopped,
     }
 }
 
 /// How long all uploads wait, or one artifact. `random`: spreads the nodes, any number.
-pub(super) fn pause(setback: Setback, failures: u32, random: u64) -> Duration {
+pub(super) fn pause(setback: UploadRetry, failures: u32, random: u64) -> Duration {
     let (first, longest) = match setback {
-        Setback::Again | Setback::Stopped => return Duration::ZERO,
-        Setback::Storage => (1, 60),
-        Setback::Busy => (5, 120),
-        Setback::Permanent => (300, 300),
-        Setback::Artifact => (5, 1800),
+        UploadRetry::Again | UploadRetry::Stopped => return Duration::ZERO,
+        UploadRetry::Storage => (1, 60),
+        UploadRetry::Busy => (5, 120),
+        UploadRetry::Permanent => (300, 300),
+        UploadRetry::Artifact => (5, 1800),
     };
     let whole = first * 1000 * 2_u64.saturating_pow(failures.min(16));
     let whole = whole.min(longest * 1000);
     // Permanent errors are tried again after at least that time.
     let spread = whole / 4;
-    let less = if setback == Setback::Permanent {
+    let less = if setback == UploadRetry::Permanent {
         0
     } else {
         random % spread.max(1)
@@ -484,13 +484,13 @@ mod tests {
     #[test]
     fn pauses_grow_and_are_bounded() {
         let seconds = |setback, failures| pause(setback, failures, 0).as_secs();
-        let storage: Vec<u64> = (0..8).map(|n| seconds(Setback::Storage, n)).collect();
+        let storage: Vec<u64> = (0..8).map(|n| seconds(UploadRetry::Storage, n)).collect();
         assert_eq!(storage, [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!(seconds(Setback::Busy, 0), 5);
-        assert_eq!(seconds(Setback::Artifact, 40), 1800);
+        assert_eq!(seconds(UploadRetry::Busy, 0), 5);
+        assert_eq!(seconds(UploadRetry::Artifact, 40), 1800);
         for random in [0, 1, u64::MAX] {
-            assert_eq!(pause(Setback::Permanent, 3, random).as_secs(), 300);
-            let waited = pause(Setback::Storage, 9, random);
+            assert_eq!(pause(UploadRetry::Permanent, 3, random).as_secs(), 300);
+            let waited = pause(UploadRetry::Storage, 9, random);
             assert!(waited > Duration::from_secs(44) && waited <= Duration::from_secs(60));
         }
     }

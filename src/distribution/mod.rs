@@ -55,7 +55,7 @@ use std::time::Duration;
 pub use away::Away;
 pub use clones::{CloneRequest, Cloned, IsWanted};
 pub use pace::Pace;
-pub use peers::{Frozen, Holding, NoSnapshot, Patience, PeerFigures, Peers, Told};
+pub use peers::{Frozen, Holding, NoSnapshot, Patience, PeerAnswer, PeerFigures, Peers};
 pub use sources::Sources;
 pub use types::{Drained, Fetched, Fetches, Metrics, Moving, Settings, Status};
 pub use waiting::{Entered, Waiting, WaitingVolume};

@@ -28,7 +28,7 @@ pub trait Peers: fmt::Debug + Send + Sync {
         reader: &Reader,
         within: Duration,
         patience: Patience,
-    ) -> mpsc::Receiver<Told>;
+    ) -> mpsc::Receiver<PeerAnswer>;
 
     /// The key of the newest commit on peers of all task caches whose key begins so. `None`: there
     /// is none, or it is not known.
@@ -55,7 +55,7 @@ pub enum Patience {
 
 /// What is known of a name on another node.
 #[derive(Debug)]
-pub enum Told {
+pub enum PeerAnswer {
     /// It has content.
     Holds(Box<Holding>),
     /// It has none, but a volume there may become it.

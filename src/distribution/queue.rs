@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use super::context::{Context, count, random, value};
-use super::decide::{Setback, pause, setback};
+use super::decide::{UploadRetry, pause, setback};
 use super::types::Drained;
 use super::upload::{Outcome, Uploader};
 use super::work::Workers;
@@ -211,12 +211,12 @@ impl Queue {
             }
         };
         let setback = setback(&error);
-        if !matches!(setback, Setback::Stopped | Setback::Again) {
+        if !matches!(setback, UploadRetry::Stopped | UploadRetry::Again) {
             count(&self.context.counters.upload_failures);
         }
         match setback {
-            Setback::Again | Setback::Stopped => None,
-            Setback::Artifact => {
+            UploadRetry::Again | UploadRetry::Stopped => None,
+            UploadRetry::Artifact => {
                 tracing::warn!(
                     tenant = %artifact.tenant, reference = %artifact.reference, %error,
                     "an artifact could not be uploaded; retrying"
@@ -224,7 +224,7 @@ impl Queue {
                 memory.put_off(artifact);
                 None
             }
-            Setback::Permanent => {
+            UploadRetry::Permanent => {
                 // A credential may be valid for some tenants only.
                 let until = Instant::now() + pause(setback, 0, random());
                 memory.tenants.insert(artifact.tenant.clone(), until);
@@ -232,7 +232,7 @@ impl Queue {
                 memory.wait(artifact, Duration::ZERO);
                 None
             }
-            Setback::Storage | Setback::Busy => {
+            UploadRetry::Storage | UploadRetry::Busy => {
                 let pause = pause(setback, memory.failures, random());
                 memory.failures += 1;
                 memory.wait(artifact, Duration::ZERO);
@@ -324,7 +324,7 @@ impl Memory {
     /// The artifact waits for longer after each failure.
     fn put_off(&mut self, artifact: &Artifact) {
         let failures = self.waiting.get(&artifact.id).map_or(0, |it| it.failures);
-        let waiting = self.wait(artifact, pause(Setback::Artifact, failures, random()));
+        let waiting = self.wait(artifact, pause(UploadRetry::Artifact, failures, random()));
         waiting.failures = failures + 1;
     }
 

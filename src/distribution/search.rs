@@ -11,7 +11,7 @@ use super::ask::{Answer, Asker, Detail};
 use super::context::Context;
 use super::decide::There;
 use super::offered::Offered;
-use super::peers::{Candidate, Choice, Holding, Patience, Told, choose};
+use super::peers::{Candidate, Choice, Holding, Patience, PeerAnswer, choose};
 use super::roster::Reader;
 use super::sources::Sources;
 use crate::model::{ArtifactId, Name, NodeId};
@@ -76,11 +76,11 @@ pub(super) async fn search(
     while tier.is_none() || !asked_all {
         tokio::select! {
             told = answers.recv(), if !asked_all => match told {
-                Some(Told::Holds(holding)) => {
+                Some(PeerAnswer::Holds(holding)) => {
                     holdings.push(*holding);
                     until = moment(until);
                 }
-                Some(Told::Makes(node)) => makers.push(node),
+                Some(PeerAnswer::Makes(node)) => makers.push(node),
                 None => asked_all = true,
             },
             answer = &mut ask, if tier.is_none() => {
@@ -122,7 +122,7 @@ pub(super) async fn holders(
         let mut answers = peers.find(name, reader, within, Patience::Now);
         let mut holders = Vec::new();
         while let Ok(Some(told)) = timeout_at(until, answers.recv()).await {
-            if let Told::Holds(holding) = told
+            if let PeerAnswer::Holds(holding) = told
                 && offered.is_held(&holding)
             {
                 holders.push(*holding);

@@ -14,15 +14,15 @@ use super::shared::Inner;
 use super::target::Target;
 use crate::backend::Start;
 use crate::model::{VolumeId, VolumeRecord, layout};
-use crate::store::{self, Doom};
+use crate::store::{self, WritebackFailure};
 use crate::sys::Errno;
 
 /// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes.
 /// None of it is sealed.
 pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
-    let (mut doom, keys, artifacts) = {
+    let (mut failure, keys, artifacts) = {
         let mut state = inner.state.lock();
-        // Under the lock: a fork of doomed content is made either before this, and is doomed too,
+        // Under the lock: a fork of tainted content is made either before this, and is tainted too,
         // or not at all.
         let until = inner.now();
         state.write_back.taint(until);
@@ -45,18 +45,18 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         }
         let boot = inner.boot().to_owned();
         let unfinished = true;
-        let doom = Doom {
+        let failure = WritebackFailure {
             boot,
             until,
             unfinished,
         };
-        (doom, keys, artifacts)
+        (failure, keys, artifacts)
     };
-    point(Point::DoomHeard);
+    point(Point::WritebackFailureHeard);
     // Before everything else, even before a log line: the kernel reports the error once, and this
     // process may be killed.
-    let noted = inner.with_reserve(|| store::write_doom(&inner.dirs.root, &doom));
-    point(Point::DoomNoted);
+    let noted = inner.with_reserve(|| store::record_writeback_failure(&inner.dirs.root, &failure));
+    point(Point::WritebackFailureNoted);
     tracing::error!(%error, seals = keys.len(),
         "the disk failed to write back data: no volume that existed until now will be sealed");
     if let Err(error) = noted {
@@ -70,14 +70,14 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         return;
     }
     taint_claims(inner);
-    point(Point::DoomMarked);
-    doom.unfinished = false;
-    if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
+    point(Point::WritebackFailureMarked);
+    failure.unfinished = false;
+    if let Err(error) = store::record_writeback_failure(&inner.dirs.root, &failure) {
         tracing::warn!(%error,
             "could not record that all persistent volumes are marked as damaged; the next start \
              marks them again");
     }
-    point(Point::DoomFinished);
+    point(Point::WritebackFailureFinished);
     for key in keys {
         if let Some((_, record)) = inner.seal_intent(key) {
             let notices = inner.config.notices.as_ref();
@@ -127,13 +127,13 @@ pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: Borro
 }
 
 /// Records an error that an overlay remembers. The pool is synced first, so that a pending report
-/// of this error arrives now and does not doom later content.
+/// of this error arrives now and does not taint later content.
 fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
     let syncing = inner.durability.lock();
     if is_noted() {
         return;
     }
-    let _dooms_if_it_fails = inner.sync(&syncing);
+    let _taints_if_it_fails = inner.sync(&syncing);
     if !is_noted() {
         taint(inner, error);
     }
@@ -149,13 +149,14 @@ pub(super) fn note_unnoted(inner: &Inner) {
 /// Completes the work of a process that recorded a write-back error in this boot and then died.
 pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
     let root = &inner.dirs.root;
-    let doom =
-        store::read_doom(root, inner.boot()).context("read the record of a write-back error")?;
-    if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
+    let failure = store::read_writeback_failure(root, inner.boot())
+        .context("read the record of a write-back error")?;
+    if let Some(mut failure) = failure.filter(|failure| failure.unfinished) {
         taint_claims(inner);
-        point(Point::DoomMarked);
-        doom.unfinished = false;
-        store::write_doom(root, &doom).context("write the record of a write-back error")?;
+        point(Point::WritebackFailureMarked);
+        failure.unfinished = false;
+        store::record_writeback_failure(root, &failure)
+            .context("write the record of a write-back error")?;
     }
     Ok(())
 }

@@ -144,7 +144,7 @@ pub enum Error {
     SealIntentStays(Name),
     /// The disk failed to write back data that the operation was about.
     #[error("the disk failed to write back data")]
-    Doomed,
+    WritebackFailed,
     /// A defect of the engine: the operation ended in a panic, which the log has.
     #[error("a defect of the driver ended this operation; the driver's log shows where")]
     Defect,

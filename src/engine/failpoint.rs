@@ -46,13 +46,13 @@ points! {
     /// The reserve is deleted; the operation that needs its space is not done.
     ReserveGivenBack = "reserve-given-back",
     /// The kernel has reported a write-back error, which it does once. The error is not noted yet.
-    DoomHeard = "doom-heard",
+    WritebackFailureHeard = "failure-heard",
     /// That the disk lost something is written down, and nothing is done about it.
-    DoomNoted = "doom-noted",
+    WritebackFailureNoted = "failure-noted",
     /// Claims say that they may be damaged; that is not written down as done.
-    DoomMarked = "doom-marked",
+    WritebackFailureMarked = "failure-marked",
     /// It is; what is not to be sealed is in its place still.
-    DoomFinished = "doom-finished",
+    WritebackFailureFinished = "failure-finished",
     /// The mount point is made, nothing else.
     PublishTargetMade = "publish-target-made",
     /// `volumes/<id>` is made.

@@ -13,14 +13,14 @@ pub(super) struct KeptPolicies {
     /// Held while the policies are changed.
     pub(super) change: Mutex<()>,
     /// Held while they are written to the pool.
-    pub(super) file: tokio::sync::Mutex<Kept>,
+    pub(super) file: tokio::sync::Mutex<FileState>,
     /// It was said that commits wait for the policies.
     pub(super) missing: OnceLock<()>,
 }
 
 /// What is known of the file in the pool.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct FileState {
     /// The policies that this process wrote last.
     pub(super) policies: Weak<Policies>,
     /// The last write failed, which was said.

@@ -229,12 +229,12 @@ fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
     let clock = Clock::default();
     let written = boot_id().and_then(|boot| {
         let until = clock.now();
-        let doom = store::Doom {
+        let failure = store::WritebackFailure {
             boot,
             until,
             unfinished: true,
         };
-        let write = || store::write_doom(&dirs.root, &doom);
+        let write = || store::record_writeback_failure(&dirs.root, &failure);
         let written = match write() {
             // The reserve is made again by a round that finds room.
             Err(error) if error.is_full() && dirs.root.remove_file(layout::RESERVE).is_ok() => {
@@ -244,7 +244,7 @@ fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
         };
         written.context("write the record of a write-back error")
     });
-    point(Point::DoomNoted);
+    point(Point::WritebackFailureNoted);
     tracing::error!(%error, "the disk failed to write back data while no driver was running");
     if let Err(error) = written {
         tracing::error!(%error,

@@ -53,7 +53,7 @@ pub(super) async fn report(
 
 /// The result of one look.
 #[derive(Debug, Default)]
-struct Look {
+struct OutcomePass {
     /// How many volumes learned the outcome.
     news: usize,
     /// Live volumes whose directory is not in its place.
@@ -61,8 +61,8 @@ struct Look {
 }
 
 /// Tells all volumes of the pod that were not told, each in its place.
-fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Look> {
-    let (mut told, mut failure) = (Look::default(), None);
+fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<OutcomePass> {
+    let (mut told, mut failure) = (OutcomePass::default(), None);
     for location in untold(inner, pod) {
         // On disk first: a crash must not forget an outcome that was acted upon. On a full disk
         // it may be the seal that frees space.

@@ -88,11 +88,11 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
         policies: policies::found(inner).into(),
         ..State::default()
     };
-    if let Some(doom) = store::read_doom(&inner.dirs.root, inner.boot())
+    if let Some(failure) = store::read_writeback_failure(&inner.dirs.root, inner.boot())
         .context("read the record of a write-back error")?
     {
-        state.write_back.taint(doom.until);
-        inner.saw(doom.until);
+        state.write_back.taint(failure.until);
+        inner.saw(failure.until);
     }
     sweep_spares(inner)?;
     point(Point::RecoverSwept);

@@ -108,7 +108,7 @@ mod tests {
         for (looked, wait) in [
             (Ok(HashSet::new()), config.check_interval),
             (Ok(HashSet::from([finding])), config.first_check),
-            (Err(Error::Doomed), config.first_check),
+            (Err(Error::WritebackFailed), config.first_check),
         ] {
             assert_eq!(until_next(&config, &looked), wait, "{looked:?}");
         }
@@ -117,7 +117,7 @@ mod tests {
             ..config
         };
         assert_eq!(
-            until_next(&often, &Err(Error::Doomed)),
+            until_next(&often, &Err(Error::WritebackFailed)),
             often.check_interval
         );
     }

@@ -441,7 +441,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         let mut state = inner.state.lock();
         if state.write_back.is_tainted(record) {
             // The disk failed during the seal. The caller tries again, and gives the volume up.
-            return Err(Error::Doomed);
+            return Err(Error::WritebackFailed);
         }
         // A fence may have been applied during the seal.
         let name = artifact.name();

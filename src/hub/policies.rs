@@ -33,13 +33,13 @@ pub struct PolicyBook(pub(super) Arc<Inner>);
 
 /// The policies that the nodes should have.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct PolicySet {
     policies: BTreeMap<Tenant, NamespacePolicy>,
     /// All of them as messages, once a stream needed that.
     parts: OnceCell<Vec<Arc<wire::ToNode>>>,
 }
 
-impl Known {
+impl PolicySet {
     fn new(policies: BTreeMap<Tenant, NamespacePolicy>) -> Self {
         Self {
             policies,
@@ -57,7 +57,7 @@ impl Known {
 impl Policing for PolicyBook {
     fn set(&self, policies: BTreeMap<Tenant, NamespacePolicy>) {
         let mut state = self.0.state.lock();
-        let now = Known::new(policies);
+        let now = PolicySet::new(policies);
         let before = state.policies.take();
         let changed = before.map(|it| changes(&it.policies, &now.policies));
         let messages = match changed {
@@ -81,7 +81,7 @@ impl Policing for PolicyBook {
 impl State {
     /// Sends all policies to a stream that begins, if they are known. Else it gets them later.
     pub(super) fn send_policies(&mut self, session: SessionId) {
-        let parts = self.policies.as_ref().map(Known::parts);
+        let parts = self.policies.as_ref().map(PolicySet::parts);
         for part in parts.unwrap_or_default() {
             self.send(session, part);
         }

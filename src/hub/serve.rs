@@ -19,8 +19,10 @@ use super::asked::Questions;
 use super::figures::Figures;
 use super::limits::MOST_ENTRIES;
 use super::messages;
-use super::policies::Known;
-use crate::catalog::{Answer, Catalog, Changes, Held, Hello, MAX_INCOMPLETE, SessionId};
+use super::policies::PolicySet;
+use crate::catalog::{
+    Answer, Catalog, Changes, Hello, MAX_INCOMPLETE, SessionId, WaitingQuestions,
+};
 use crate::distribution::roster::Members;
 use crate::link::Who;
 use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
@@ -55,7 +57,7 @@ pub(super) struct Inner {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) catalog: Catalog,
-    pub(super) held: Held<oneshot::Sender<Answer>>,
+    pub(super) held: WaitingQuestions<oneshot::Sender<Answer>>,
     pub(super) clock: ClusterClock,
     pub(super) streams: BTreeMap<SessionId, Way>,
     /// The fences of the API server are known.
@@ -63,7 +65,7 @@ pub(super) struct State {
     /// Fences that the streams get when nothing is owed.
     pub(super) unsent: Vec<Fence>,
     /// The cache policies, once they are known.
-    pub(super) policies: Option<Known>,
+    pub(super) policies: Option<PolicySet>,
     /// Fence objects that cannot be read.
     pub(super) malformed: usize,
     /// Questions of people that wait for nodes.
@@ -92,7 +94,7 @@ impl Inner {
             members,
             state: Mutex::new(State {
                 catalog: Catalog::new(Fences::default(), began.0),
-                held: Held::default(),
+                held: WaitingQuestions::default(),
                 clock: ClusterClock::default(),
                 streams: BTreeMap::new(),
                 is_loaded: false,

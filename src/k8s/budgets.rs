@@ -22,7 +22,7 @@ use super::watched::Watched;
 use crate::api::{self, CachePolicy, CachePolicySpec, CachePolicyStatus, number};
 use crate::distribution::roster::{Budgets, Used};
 use crate::model::{Limits, Tenant, parse_bytes, quantity};
-use crate::shared::{self, Kept};
+use crate::shared::{self, TierUse};
 use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
 
 /// How often the controller looks in the time in which a node reports once.
@@ -36,18 +36,18 @@ const MOST_SHOWN: usize = 100;
 
 /// What namespaces with a policy use, for metrics. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Figures(Arc<Mutex<Vec<(Tenant, Known)>>>);
+pub struct Figures(Arc<Mutex<Vec<(Tenant, NamespaceUse)>>>);
 
 /// What is known of a namespace with a policy.
 #[derive(Debug, Clone, Copy, Default)]
-struct Known {
+struct NamespaceUse {
     limits: Limits,
     /// What it uses on all nodes.
     used: Used,
     /// Its budget in the shared tier, if it has one that has effect.
     shared: Option<shared::Budget>,
     /// What it has there; `None`: not known yet.
-    kept: Option<Kept>,
+    kept: Option<TierUse>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -56,8 +56,8 @@ struct OfNamespace {
 }
 
 impl Figures {
-    fn set(&self, all: &BTreeMap<Tenant, Known>) {
-        let mut most: Vec<(&Tenant, &Known)> = all.iter().collect();
+    fn set(&self, all: &BTreeMap<Tenant, NamespaceUse>) {
+        let mut most: Vec<(&Tenant, &NamespaceUse)> = all.iter().collect();
         most.sort_by_key(|(_, known)| std::cmp::Reverse(known.used.bytes));
         most.truncate(MOST_SHOWN);
         let most = most.into_iter();
@@ -68,7 +68,7 @@ impl Figures {
     /// Adds them to the controller's metrics.
     pub fn register(&self, registry: &mut Registry) {
         let all = self.0.lock();
-        let mut gauges = |name, help, value: fn(&Known) -> Option<u64>| {
+        let mut gauges = |name, help, value: fn(&NamespaceUse) -> Option<u64>| {
             let family = Family::<OfNamespace, Gauge>::default();
             for (namespace, known) in &*all {
                 let namespace = namespace.to_string();
@@ -178,7 +178,7 @@ impl Keeper {
 
     async fn look(&mut self) {
         let policies = self.policies.all();
-        let mut known: BTreeMap<Tenant, Known> = BTreeMap::new();
+        let mut known: BTreeMap<Tenant, NamespaceUse> = BTreeMap::new();
         for policy in &policies {
             if let Some(tenant) = tenant(policy) {
                 let all = known.entry(tenant).or_default();
@@ -224,7 +224,7 @@ impl Keeper {
     fn news(
         &self,
         policy: &CachePolicy,
-        known: &Known,
+        known: &NamespaceUse,
         is_incomplete: bool,
     ) -> Option<CachePolicyStatus> {
         let now = conditions::now();
@@ -319,7 +319,12 @@ fn limits_of(spec: &CachePolicySpec) -> (Limits, Vec<String>) {
 }
 
 /// The status that a policy should have, except for what the nodes report.
-fn status_of(policy: &CachePolicy, known: &Known, has_tier: bool, now: &str) -> CachePolicyStatus {
+fn status_of(
+    policy: &CachePolicy,
+    known: &NamespaceUse,
+    has_tier: bool,
+    now: &str,
+) -> CachePolicyStatus {
     let condition = |of: &str, is_true: bool, reason: &str, message: &str| {
         conditions::condition(policy, of, is_true, reason, message, now)
     };
@@ -356,11 +361,16 @@ fn status_of(policy: &CachePolicy, known: &Known, has_tier: bool, now: &str) -> 
 }
 
 /// Adds what all nodes report together.
-fn tell_used(policy: &CachePolicy, status: &mut CachePolicyStatus, known: &Known, now: &str) {
+fn tell_used(
+    policy: &CachePolicy,
+    status: &mut CachePolicyStatus,
+    known: &NamespaceUse,
+    now: &str,
+) {
     let condition = |of: &str, is_true: bool, reason: &str, message: &str| {
         conditions::condition(policy, of, is_true, reason, message, now)
     };
-    let Known { limits, used, .. } = known;
+    let NamespaceUse { limits, used, .. } = known;
     status.used = Some(used_of(used.bytes, used.artifacts));
     if limits.bytes.is_none() && limits.artifacts.is_none() {
         status.conditions.retain(|one| one.of != OVER_BUDGET);
@@ -473,9 +483,9 @@ mod tests {
         };
         assert_eq!(limits, expected);
         assert_eq!(problems.len(), 2);
-        let known = Known {
+        let known = NamespaceUse {
             limits,
-            ..Known::default()
+            ..NamespaceUse::default()
         };
         let status = status_of(&policy, &known, true, NOW);
         let [valid] = &status.conditions[..] else {
@@ -497,20 +507,20 @@ mod tests {
             artifacts: None,
         };
         assert_eq!((budget, problems), (Some(expected), Vec::new()));
-        let known = |shared, kept: Option<(u64, u64, bool)>| Known {
+        let known = |shared, kept: Option<(u64, u64, bool)>| NamespaceUse {
             shared,
-            kept: kept.map(|(bytes, artifacts, over_budget)| Kept {
+            kept: kept.map(|(bytes, artifacts, over_budget)| TierUse {
                 bytes,
                 artifacts,
                 over_budget,
             }),
-            ..Known::default()
+            ..NamespaceUse::default()
         };
         let of = |status: &CachePolicyStatus, of: &str| {
             let condition = status.conditions.iter().find(|one| one.of == of);
             condition.map(|one| one.status.clone())
         };
-        let now = |policy: &CachePolicy, known: &Known| status_of(policy, known, true, NOW);
+        let now = |policy: &CachePolicy, known: &NamespaceUse| status_of(policy, known, true, NOW);
         let unknown = now(&policy, &known(budget, None));
         assert_eq!((&unknown.shared_used, unknown.conditions.len()), (&None, 1));
         let within = now(&policy, &known(budget, Some((20 << 20, 3, false))));
@@ -544,10 +554,10 @@ mod tests {
         let mut policy = policy(json!({"budget": {"storage": "1Gi"}}));
         let limits = limits_of(&policy.spec).0;
         let told = |policy: &CachePolicy, used: Option<Used>, now: &str| {
-            let known = Known {
+            let known = NamespaceUse {
                 limits,
                 used: used.unwrap_or_default(),
-                ..Known::default()
+                ..NamespaceUse::default()
             };
             let mut status = status_of(policy, &known, false, now);
             if used.is_some() {
@@ -606,14 +616,14 @@ mod tests {
         };
         let all = (0..200).map(|number: u64| {
             let tenant = format!("ci-{number}").parse().expect("a label");
-            let known = Known {
+            let known = NamespaceUse {
                 limits,
                 used: used(number, 1, false),
                 shared: Some(shared::Budget {
                     bytes: Some(7),
                     artifacts: Some(8),
                 }),
-                kept: Some(Kept::default()),
+                kept: Some(TierUse::default()),
             };
             (tenant, known)
         });

@@ -143,23 +143,23 @@ impl PodOutcomes {
         });
     }
 
-    fn look(&self, uid: &PodUid) -> Look {
+    fn look(&self, uid: &PodUid) -> PodState {
         let mut pods = self.pods.lock();
         let Some(entry) = pods.get_mut(uid) else {
-            return Look::Unknown;
+            return PodState::Unknown;
         };
         match entry.decision {
-            Decision::Decided(outcome, _) => Look::Decided(outcome),
+            Decision::Decided(outcome, _) => PodState::Decided(outcome),
             Decision::Undecided => {
                 let said = std::mem::replace(&mut entry.problem_said, true);
-                Look::Undecided(entry.problem.clone().filter(|_| !said))
+                PodState::Undecided(entry.problem.clone().filter(|_| !said))
             }
         }
     }
 }
 
 /// The state of one pod.
-enum Look {
+enum PodState {
     Unknown,
     /// It has not ended. Contains a mistake in its annotations that was not reported yet.
     Undecided(Option<String>),
@@ -313,8 +313,8 @@ impl Outcomes<'_> {
         for awaited in awaited {
             let uid = &awaited.pod.uid;
             match self.known.look(uid) {
-                Look::Decided(outcome) => self.tell(uid, outcome).await,
-                Look::Undecided(problem) => {
+                PodState::Decided(outcome) => self.tell(uid, outcome).await,
+                PodState::Undecided(problem) => {
                     if let Some(problem) = problem {
                         // Dropped if the queue is full, like every event.
                         let _ = self
@@ -326,7 +326,7 @@ impl Outcomes<'_> {
                         return;
                     }
                 }
-                Look::Unknown => {
+                PodState::Unknown => {
                     if !self.ask(awaited).await {
                         return;
                     }

@@ -22,8 +22,8 @@ mod server;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::claims::decide::{self, Asked, Creation, Deletion, Place};
-use super::claims::leaks::{Known, is_leak};
+use super::claims::decide::{self, Asked, Candidate, Creation, Deletion};
+use super::claims::leaks::{ApiClaims, is_leak};
 use super::claims::{name_on, nodes, orphans};
 use crate::api::{Phase, Snapshot, Volume, VolumeSpec, Wanted, number};
 use crate::engine::Error;
@@ -113,8 +113,8 @@ struct Kind {
     has_clones: bool,
 }
 
-fn place(name: &str) -> Place {
-    Place {
+fn place(name: &str) -> Candidate {
+    Candidate {
         node: Arc::new(ModelNode {
             id: NodeId::new(name).expect("an id"),
             topology: Topology([(NODE_LABEL.to_owned(), name.to_owned())].into()),
@@ -273,7 +273,7 @@ impl World {
             requisite: vec![selected.clone()],
             preferred: vec![selected],
         };
-        let places: Vec<Place> = self
+        let candidates: Vec<Candidate> = self
             .server
             .now
             .pools
@@ -283,7 +283,7 @@ impl World {
         let asked = Asked {
             request: &life.request,
             at: &at,
-            places: &places,
+            candidates: &candidates,
             source,
             overdue: life.overdue,
         };
@@ -378,7 +378,7 @@ impl World {
         let bound = self.lives.iter();
         let bound =
             bound.filter_map(|life| Some((life.request.name.clone(), life.bound.clone()?.id)));
-        let known = Known {
+        let known = ApiClaims {
             claims: claims.map(|(number, _)| uid(number)).collect(),
             persistent: bound.collect(),
         };

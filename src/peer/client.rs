@@ -15,10 +15,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::counters::{Counters, add};
-use super::held::Held;
 use super::messages;
+use super::source::PeerSource;
 use crate::distribution::roster::{AskedClone, Directory, Located, Peer, Reader, Roster};
-use crate::distribution::{Frozen, Holding, NoSnapshot, Patience, PeerFigures, Peers, Told};
+use crate::distribution::{Frozen, Holding, NoSnapshot, Patience, PeerAnswer, PeerFigures, Peers};
 use crate::link::{Key, connect};
 use crate::model::{ArtifactId, CacheKey, Name, NodeId, Sha256, Tenant};
 use crate::proto::peer::v1 as wire;
@@ -102,7 +102,7 @@ impl Client {
             Located::Coming(makers) => {
                 for maker in makers {
                     // Without a receiver the answer came too late.
-                    let _late = sender.send(Told::Makes(maker)).await;
+                    let _late = sender.send(PeerAnswer::Makes(maker)).await;
                 }
                 Vec::new()
             }
@@ -134,7 +134,10 @@ impl Client {
                 if let Some(mut holding) = node.ask(&client, &asked, until).await {
                     holding.rank = rank;
                     // Without a receiver the answer came too late.
-                    let _late = asked.sender.send(Told::Holds(Box::new(holding))).await;
+                    let _late = asked
+                        .sender
+                        .send(PeerAnswer::Holds(Box::new(holding)))
+                        .await;
                 }
             });
         }
@@ -176,7 +179,7 @@ impl Client {
 struct Question {
     name: Name,
     reader: Reader,
-    sender: mpsc::Sender<Told>,
+    sender: mpsc::Sender<PeerAnswer>,
 }
 
 /// The peers of this node, as the distribution asks them.
@@ -191,7 +194,7 @@ impl Peers for Asking {
         reader: &Reader,
         within: Duration,
         patience: Patience,
-    ) -> mpsc::Receiver<Told> {
+    ) -> mpsc::Receiver<PeerAnswer> {
         let (sender, told) = mpsc::channel(HOLDINGS);
         let asked = Question {
             name: name.clone(),
@@ -367,7 +370,7 @@ impl Node {
                  hinders it"
             ))),
             State::Here => {
-                let held = Held {
+                let held = PeerSource {
                     client: Arc::clone(client),
                     node: self.name.clone(),
                     artifact: None,
@@ -406,7 +409,7 @@ impl Node {
             rank: 0,
             found,
             sharing,
-            source: Arc::new(Held {
+            source: Arc::new(PeerSource {
                 client: Arc::clone(client),
                 node: self.name.clone(),
                 artifact: Some(artifact),

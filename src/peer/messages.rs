@@ -11,7 +11,7 @@ use crate::model::{
 };
 use crate::proto::peer::v1 as wire;
 use crate::shared::{
-    FORMAT, Found, Known, LayerRef, Manifest, NameRecord, NameState, ObjectId, Source,
+    FORMAT, Found, LastSeen, LayerRef, Manifest, NameRecord, NameState, ObjectId, Source,
 };
 
 /// The most layers of an artifact, and the most wants of a request.
@@ -220,7 +220,7 @@ pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sha
             parent: None,
             fence: artifact.fence,
         },
-        known: Known::artifact(id),
+        known: LastSeen::artifact(id),
     };
     let sharing = Sharing {
         number: artifact.number,

@@ -15,13 +15,13 @@ mod client;
 mod clones;
 mod counters;
 mod flow;
-mod held;
 mod lease;
 mod list;
 mod messages;
 mod refusals;
 mod sent;
 mod serve;
+mod source;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;

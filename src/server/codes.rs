@@ -59,7 +59,7 @@ pub fn code_of(error: &Error) -> Code {
         Error::Remote { code, .. } => Code::from_i32(*code),
         Error::ShuttingDown | Error::Degraded(_) => Code::Unavailable,
         Error::Defect
-        | Error::Doomed
+        | Error::WritebackFailed
         | Error::Index(_)
         | Error::System { .. }
         | Error::Backend { .. } => Code::Internal,
@@ -208,7 +208,7 @@ mod tests {
             Error::InUse { .. } => "InUse",
             Error::SealIntentStays(_) => "SealIntentStays",
             Error::Defect => "Defect",
-            Error::Doomed => "Doomed",
+            Error::WritebackFailed => "WritebackFailed",
             Error::NoSuchClaim(_) => "NoSuchClaim",
             Error::ClaimNotHere(_) => "ClaimNotHere",
             Error::NoSuchSnapshot(_) => "NoSuchSnapshot",
@@ -298,7 +298,7 @@ mod tests {
                 volumes: 2,
             },
             Error::Defect,
-            Error::Doomed,
+            Error::WritebackFailed,
             Error::NoSuchClaim("vol-1".into()),
             Error::ClaimNotHere("vol-1".into()),
             Error::NoSuchSnapshot("snap-1".into()),

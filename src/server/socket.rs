@@ -102,7 +102,7 @@ impl Socket {
         let name = SocketName {
             path: path.clone(),
             inode,
-            held: Some(Held {
+            held: Some(Entry {
                 dir,
                 name: name.to_owned(),
             }),
@@ -220,11 +220,11 @@ pub(super) struct SocketName {
     path: PathBuf,
     inode: Option<(u64, u64)>,
     /// `None` while it is being removed.
-    held: Option<Held>,
+    held: Option<Entry>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct Entry {
     dir: Dir,
     name: OsString,
 }
@@ -246,7 +246,7 @@ impl SocketName {
 
     /// The work that removes the name; `None` the second time.
     fn removal(&mut self) -> Option<impl FnOnce() + Send + use<>> {
-        let Held { dir, name } = self.held.take()?;
+        let Entry { dir, name } = self.held.take()?;
         let (path, inode) = (self.path.clone(), self.inode);
         Some(move || {
             let ours =

@@ -22,7 +22,7 @@ pub struct Budget {
 
 /// What the names of a tenant show.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct TierUse {
     /// Bytes of layers, as they are stored. A layer of several names counts once.
     pub bytes: u64,
     /// Names with content.
@@ -54,7 +54,7 @@ pub(super) struct Shown {
 struct Sum {
     /// How many names show the layer, and its bytes.
     layers: HashMap<Layer, (u64, u64)>,
-    kept: Kept,
+    kept: TierUse,
 }
 
 impl Budget {
@@ -68,7 +68,7 @@ impl Budget {
     }
 
     /// What these names show together.
-    pub(super) fn kept<'a>(&self, shown: impl IntoIterator<Item = &'a Shown>) -> Kept {
+    pub(super) fn kept<'a>(&self, shown: impl IntoIterator<Item = &'a Shown>) -> TierUse {
         let mut sum = Sum::default();
         for name in shown {
             sum.add(name);
@@ -76,7 +76,7 @@ impl Budget {
         let exceeds = |used: u64, limit: Option<u64>| limit.is_some_and(|limit| used > limit);
         let over_budget =
             exceeds(sum.kept.bytes, self.bytes) || exceeds(sum.kept.artifacts, self.artifacts);
-        Kept {
+        TierUse {
             over_budget,
             ..sum.kept
         }

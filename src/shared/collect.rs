@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::budget::{Budget, Kept, Shown};
+use super::budget::{Budget, Shown, TierUse};
 use super::commit::check_format;
 use super::decide::{self, GRACE, LIST_WITHIN, NameVerdict, Seen, Verdict};
 use super::error::{Error, Result};
@@ -63,7 +63,7 @@ pub struct Collected {
     pub unknown: u64,
     /// With a budget: what the names show after the collection.
     #[serde(skip)]
-    pub kept: Option<Kept>,
+    pub kept: Option<TierUse>,
 }
 
 /// A collection of one tenant.

@@ -35,7 +35,7 @@ mod store;
 mod upload;
 mod url;
 
-pub use budget::{Budget, Kept, RECENT};
+pub use budget::{Budget, RECENT, TierUse};
 pub use cluster_uid::ClusterUid;
 pub use collect::{Collected, Collector, Uses};
 pub use commit::{
@@ -48,7 +48,7 @@ pub use object::{Footer, Index};
 pub use periodic::{Budgets, Catalog, Periodic};
 pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
-pub use source::{Bucket, Content, Found, Frames, Known, Resolved, Source};
+pub use source::{Bucket, Content, Found, Frames, LastSeen, Resolved, Source};
 pub use store::{Item, Store, Times, Version};
 pub use upload::{Upload, upload};
 pub use url::{Url, UrlError};

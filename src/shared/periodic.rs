@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::budget::{Budget, Kept};
+use super::budget::{Budget, TierUse};
 use super::collect::{Collected, Collector, GIVEN_BACK, Uses};
 use super::error::{Error, Result};
 use super::keys::Keys;
@@ -105,7 +105,7 @@ struct Tried {
     /// The budget; `None`: it failed.
     within: Option<Budget>,
     /// What the last one that worked has left.
-    kept: Option<Kept>,
+    kept: Option<TierUse>,
 }
 
 impl Budgets {
@@ -122,7 +122,7 @@ impl Budgets {
 
     /// What was last left of a tenant with a budget; `None`: not known yet.
     #[must_use]
-    pub fn kept(&self, tenant: &Tenant) -> Option<Kept> {
+    pub fn kept(&self, tenant: &Tenant) -> Option<TierUse> {
         self.0.state.lock().tried.get(tenant)?.kept
     }
 
@@ -146,7 +146,7 @@ impl Budgets {
     }
 
     /// Notes a try. `kept`: what it left, if it worked.
-    fn tried(&self, tenant: &Tenant, budget: Budget, kept: Option<Kept>) {
+    fn tried(&self, tenant: &Tenant, budget: Budget, kept: Option<TierUse>) {
         let mut state = self.0.state.lock();
         if state.budgets.contains_key(tenant) {
             let before = state.tried.get(tenant).and_then(|tried| tried.kept);

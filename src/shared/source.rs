@@ -34,13 +34,13 @@ const AHEAD: usize = 8 << 20;
 /// The caller's knowledge of a name: the request is cheap if the name still shows that. Kept in
 /// memory only: a bucket that was restored may show other content with the same version.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct LastSeen {
     artifact: ArtifactId,
     /// The record's, if it was read.
     version: Option<Version>,
 }
 
-impl Known {
+impl LastSeen {
     /// The caller has this artifact, and has not read the record that shows it.
     #[must_use]
     pub fn artifact(artifact: ArtifactId) -> Self {
@@ -59,7 +59,7 @@ pub struct Found {
     /// The manifest.
     pub manifest: Manifest,
     /// For the next question.
-    pub known: Known,
+    pub known: LastSeen,
 }
 
 /// The answer to a question about a name.
@@ -72,7 +72,7 @@ pub enum Resolved {
         /// The record.
         record: Box<NameRecord>,
         /// For the next question.
-        known: Known,
+        known: LastSeen,
     },
     /// The record is the known one.
     NotModified,
@@ -97,7 +97,7 @@ pub trait Source: Send + Sync {
         &self,
         tenant: &Tenant,
         reference: &Reference,
-        known: Option<&Known>,
+        known: Option<&LastSeen>,
     ) -> Result<Resolved>;
 
     /// Opens a layer and writes its table into this empty file.
@@ -157,7 +157,7 @@ impl Source for Bucket {
         &self,
         tenant: &Tenant,
         reference: &Reference,
-        known: Option<&Known>,
+        known: Option<&LastSeen>,
     ) -> Result<Resolved> {
         let keys = Keys::new(tenant);
         let key = keys.name(reference);
@@ -178,7 +178,7 @@ impl Source for Bucket {
             };
             let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;
             let artifact = record.content().map(|(artifact, ..)| artifact);
-            let known = |artifact| Known {
+            let known = |artifact| LastSeen {
                 artifact,
                 version: Some(now),
             };

@@ -16,8 +16,9 @@ pub use index::{Index, NewIndex};
 pub use policies::{read_policies, write_policies};
 pub use pool::{PoolDirs, PoolIdentity, PoolView};
 pub use records::{
-    Doom, Unreadable, Wait, confirm_layer, note_sharing, read_claim, read_doom, read_due,
-    read_layer, read_outcome, read_sealing, read_volume, waiting_since, waits_no_more, write_claim,
-    write_doom, write_due, write_outcome, write_sealing, write_volume,
+    Unreadable, Wait, WritebackFailure, confirm_layer, note_sharing, read_claim, read_due,
+    read_layer, read_outcome, read_sealing, read_volume, read_writeback_failure,
+    record_writeback_failure, waiting_since, waits_no_more, write_claim, write_due, write_outcome,
+    write_sealing, write_volume,
 };
 pub use tables::{Change, Contents};

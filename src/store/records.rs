@@ -13,7 +13,7 @@ const LIMIT: usize = 256 * 1024;
 const OUTCOME: &str = "outcome";
 /// In a volume to be sealed: when its commit became due.
 const DUE: &str = "due";
-const DOOMED: &str = "doomed";
+const WRITEBACK_FAILURE: &str = "doomed";
 
 /// Why a directory has no valid record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -222,7 +222,7 @@ pub fn waits_no_more(volume: &Dir, wait: Wait) -> sys::Result<()> {
 
 /// A write-back error: existing volumes may have silently lost data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Doom {
+pub struct WritebackFailure {
     /// The boot in which it happened.
     pub boot: String,
     /// Volumes made up to this time are not sealed any more.
@@ -233,18 +233,18 @@ pub struct Doom {
 }
 
 /// Records a write-back error for later processes of this boot.
-pub fn write_doom(root: &Dir, doom: &Doom) -> sys::Result<()> {
+pub fn record_writeback_failure(root: &Dir, failure: &WritebackFailure) -> sys::Result<()> {
     root.replace(
-        DOOMED,
-        &serde_json::to_vec(doom).expect("plain data serialises"),
+        WRITEBACK_FAILURE,
+        &serde_json::to_vec(failure).expect("plain data serialises"),
     )
 }
 
 /// This boot's write-back error, if there was one.
-pub fn read_doom(root: &Dir, boot: &str) -> sys::Result<Option<Doom>> {
-    Ok(read(root, DOOMED)?
+pub fn read_writeback_failure(root: &Dir, boot: &str) -> sys::Result<Option<WritebackFailure>> {
+    Ok(read(root, WRITEBACK_FAILURE)?
         .ok()
-        .filter(|doom: &Doom| doom.boot == boot))
+        .filter(|failure: &WritebackFailure| failure.boot == boot))
 }
 
 fn read<T: DeserializeOwned>(dir: &Dir, name: &str) -> sys::Result<Result<T, Unreadable>> {
@@ -368,26 +368,28 @@ mod tests {
     }
 
     #[test]
-    fn doom_is_of_its_boot() {
+    fn a_writeback_failure_is_of_its_boot() {
         let (_folder, dir) = scratch();
-        write_doom(
+        record_writeback_failure(
             &dir,
-            &Doom {
+            &WritebackFailure {
                 boot: "a".to_owned(),
                 until: Timestamp(9),
                 unfinished: false,
             },
         )
         .expect("written");
-        assert_eq!(read_doom(&dir, "b").expect("read"), None);
+        assert_eq!(read_writeback_failure(&dir, "b").expect("read"), None);
         assert_eq!(
-            read_doom(&dir, "a").expect("read").map(|doom| doom.until),
+            read_writeback_failure(&dir, "a")
+                .expect("read")
+                .map(|failure| failure.until),
             Some(Timestamp(9))
         );
         // As older versions wrote it, without `unfinished`.
         let older = br#"{"boot":"a","until":9}"#;
-        dir.replace(DOOMED, older).expect("written");
-        let doom = read_doom(&dir, "a").expect("read");
-        assert!(doom.is_some_and(|doom| !doom.unfinished));
+        dir.replace(WRITEBACK_FAILURE, older).expect("written");
+        let failure = read_writeback_failure(&dir, "a").expect("read");
+        assert!(failure.is_some_and(|failure| !failure.unfinished));
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use baggageclaim::catalog::{
-    Asked, Catalog, Entry, Held, Hello, Kind, NameHash, Report, SessionId, State, Version,
+    Asked, Catalog, Entry, Hello, Kind, NameHash, Report, SessionId, State, Version,
+    WaitingQuestions,
 };
 use baggageclaim::model::{Fences, Name, Timestamp};
 
@@ -96,7 +97,7 @@ struct Cluster {
     random: Random,
     catalog: Catalog,
     /// Each waits until this time.
-    held: Held<Timestamp>,
+    held: WaitingQuestions<Timestamp>,
     /// For each node its stream, its number in versions, and its names.
     nodes: Vec<(SessionId, u32, Vec<u64>)>,
     next: u64,
@@ -112,7 +113,7 @@ impl Cluster {
         let mut cluster = Self {
             random: Random::new(7),
             catalog,
-            held: Held::default(),
+            held: WaitingQuestions::default(),
             nodes: Vec::new(),
             next: 0,
             finds: Vec::new(),

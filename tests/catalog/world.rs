@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use baggageclaim::catalog::{
-    Answer, Asked, Catalog, Changes, Held, Hello, Report, SessionId, Supersede,
+    Answer, Asked, Catalog, Changes, Hello, Report, SessionId, Supersede, WaitingQuestions,
 };
 use baggageclaim::model::{
     Clear, ClusterClock, CutOff, Fence, Fences, Name, NamespaceUsage, Timestamp,
@@ -112,7 +112,7 @@ struct Controller {
     accounts: [bool; NODES.len()],
     clock: ClusterClock,
     catalog: Catalog,
-    held: Held<u64>,
+    held: WaitingQuestions<u64>,
     /// Each with its first answer, and the end of its time.
     questions: Vec<(u64, Asked, Answer, Timestamp)>,
     hellos: u64,
@@ -237,7 +237,7 @@ impl World {
             accounts: [false; NODES.len()],
             clock,
             catalog,
-            held: Held::default(),
+            held: WaitingQuestions::default(),
             questions: Vec::new(),
             hellos: 0,
             asked: 0,

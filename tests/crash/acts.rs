@@ -133,10 +133,10 @@ impl Act {
             | Point::RecoverIndexed
             | Point::ReserveMade
             | Point::ReserveGivenBack
-            | Point::DoomHeard
-            | Point::DoomNoted
-            | Point::DoomMarked
-            | Point::DoomFinished
+            | Point::WritebackFailureHeard
+            | Point::WritebackFailureNoted
+            | Point::WritebackFailureMarked
+            | Point::WritebackFailureFinished
             // `days` visits the points that no call waits for or that run without a driver.
             | Point::RebuildMade
             | Point::RebuildCleared

@@ -204,10 +204,10 @@ fn a_reserve_that_was_given_back_by_a_process_that_dies_is_made_again() {
 #[test]
 fn a_lost_write_is_handled_by_the_process_that_lives_long_enough() {
     for point in [
-        Point::DoomHeard,
-        Point::DoomNoted,
-        Point::DoomMarked,
-        Point::DoomFinished,
+        Point::WritebackFailureHeard,
+        Point::WritebackFailureNoted,
+        Point::WritebackFailureMarked,
+        Point::WritebackFailureFinished,
     ] {
         let (disk, lab): (SmallDisk, Lab) = match SmallDisk::make() {
             Ok(made) => made,
@@ -252,19 +252,19 @@ fn a_lost_write_is_handled_by_the_process_that_lives_long_enough() {
         );
         broken.heals();
         let doomed = place.pool.join("doomed");
-        let unfinished = if point == Point::DoomHeard {
+        let unfinished = if point == Point::WritebackFailureHeard {
             // The kernel does not say it again; the overlay that is mounted still remembers it.
             assert!(!doomed.exists());
-            dies_at(&place, Point::DoomHeard);
+            dies_at(&place, Point::WritebackFailureHeard);
             true
         } else {
             let doomed = fs::read_to_string(doomed).expect("it is written down");
             doomed.contains("\"unfinished\":true")
         };
-        assert_eq!(unfinished, point != Point::DoomFinished);
+        assert_eq!(unfinished, point != Point::WritebackFailureFinished);
         if unfinished {
             // The start that goes on with it may die, too.
-            dies_at(&place, Point::DoomMarked);
+            dies_at(&place, Point::WritebackFailureMarked);
         }
 
         let (driver, mut on) = starts(&place);

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use baggageclaim::model::{Tenant, Timestamp};
 use baggageclaim::shared::{
-    Budget, Collected, Collector, Error, Found, Kept, LayerRef, NameState, Publication, Resolved,
+    Budget, Collected, Collector, Error, Found, TierUse, LayerRef, NameState, Publication, Resolved,
     Result, Source as _, Store, list, usage,
 };
 
@@ -83,7 +83,7 @@ fn collect(store: &Store, of: &Tenant, budget: Budget, at: Timestamp) -> Result<
     collector.run(at, &never)
 }
 
-fn kept(collected: &Collected) -> Kept {
+fn kept(collected: &Collected) -> TierUse {
     collected.kept.expect("there is a budget")
 }
 

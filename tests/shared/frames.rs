@@ -12,7 +12,7 @@ use std::time::Duration;
 use baggageclaim::archive::toc::{Want, end_record};
 use baggageclaim::model::{Reference, Tenant};
 use baggageclaim::shared::{
-    Bucket, Content, Error, Frames, Known, LayerRef, Resolved, Result, Source, Store, Times,
+    Bucket, Content, Error, Frames, LastSeen, LayerRef, Resolved, Result, Source, Store, Times,
 };
 
 use crate::common::random::Random;
@@ -50,7 +50,7 @@ impl Source for Odd {
         &self,
         tenant: &Tenant,
         name: &Reference,
-        known: Option<&Known>,
+        known: Option<&LastSeen>,
     ) -> Result<Resolved> {
         self.0.resolve(tenant, name, known)
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use baggageclaim::archive::toc::Want;
 use baggageclaim::model::{ArtifactId, Reference, Tenant};
 use baggageclaim::shared::{
-    Committed, Content, Error, Frames, Known, LayerRef, Publication, Resolved, Result, Source,
+    Committed, Content, Error, Frames, LastSeen, LayerRef, Publication, Resolved, Result, Source,
 };
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 
@@ -99,7 +99,7 @@ fn ten_generations_go_up_and_come_down_as_they_were() {
             (found.manifest.artifact, true),
             (ArtifactId::from_bits(1), false),
         ] {
-            let again = source.resolve(&tenant(), &name, Some(&Known::artifact(has)));
+            let again = source.resolve(&tenant(), &name, Some(&LastSeen::artifact(has)));
             let again = again.expect("resolve");
             let same = matches!(&again, Resolved::Same { record, .. } if **record == found.record);
             assert_eq!(same, is_same, "{again:?}");
@@ -269,7 +269,7 @@ impl<S: Source> Source for Weak<S> {
         &self,
         tenant: &Tenant,
         name: &Reference,
-        known: Option<&Known>,
+        known: Option<&LastSeen>,
     ) -> Result<Resolved> {
         self.inner.resolve(tenant, name, known)
     }

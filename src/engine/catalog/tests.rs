@@ -33,11 +33,11 @@ fn commit(catalog: &mut Catalog, ids: &[&Artifact]) {
 }
 
 /// The owner of the name after a write-back error has taken everything that is not durable.
-fn holder_after_doom(catalog: &mut Catalog, name: &Name) -> Option<ArtifactId> {
+fn holder_after_failure(catalog: &mut Catalog, name: &Name) -> Option<ArtifactId> {
     let artifacts = catalog.artifacts.values();
-    let doomed = artifacts.filter(|sealed| !sealed.durable);
-    let doomed: Vec<ArtifactId> = doomed.map(|sealed| sealed.artifact.id).collect();
-    for id in &doomed {
+    let tainted = artifacts.filter(|sealed| !sealed.durable);
+    let tainted: Vec<ArtifactId> = tainted.map(|sealed| sealed.artifact.id).collect();
+    for id in &tainted {
         catalog.remove_artifact(*id).expect("it was added");
     }
     catalog.give_name_back(name);
@@ -85,7 +85,7 @@ fn a_name_goes_back_to_whom_it_was_taken_from_and_to_nobody_who_lost_it() {
                 assert_eq!(catalog.take_name(&name), Some(artifact.id));
             }
         }
-        holder_after_doom(&mut catalog, &name)
+        holder_after_failure(&mut catalog, &name)
     };
     let whose = holder(&[(&a, true), (&b, false)], None);
     assert_eq!(whose, Some(a.id));
@@ -146,7 +146,7 @@ fn the_index_names_the_newest_that_is_durable_in_whatever_order_they_are_made() 
                     let is_superseded = |id: u128| catalog.is_superseded(&made(id));
                     assert!(!is_superseded(index.expect("some").bits()), "{what}");
                 }
-                let holder = holder_after_doom(&mut catalog, &name);
+                let holder = holder_after_failure(&mut catalog, &name);
                 assert_eq!(
                     holder, index,
                     "{reference} {added:?} {committed:?} {durable}"
@@ -189,7 +189,7 @@ fn what_could_not_be_deleted_has_its_name_again_if_it_had_it() {
     let (taken, had_name) = catalog.take_out(old.id).expect("it is there");
     catalog.put_back(taken, had_name);
     assert!(!catalog.is_named(&old) && catalog.artifacts.contains_key(&old.id));
-    // Who took a name while it was to be deleted keeps it, as long as he is not doomed.
+    // Who took a name while it was to be deleted keeps it, as long as it is not tainted.
     catalog.put_name_back(name.clone(), old.id);
     let deleted = catalog.take_name(&name).expect("it has it");
     catalog.add_artifact(new.clone());
@@ -233,7 +233,7 @@ fn an_import_takes_its_name_only_with_the_index_and_from_no_later_owner_there() 
         catalog.add_indexed(imported.clone(), true);
         assert!(catalog.is_named(&sealed) && catalog.is_name_indexed(&sealed.name()));
         assert_eq!(
-            holder_after_doom(&mut catalog, &sealed.name()),
+            holder_after_failure(&mut catalog, &sealed.name()),
             Some(imported.id)
         );
         // A later owner that the index has keeps it.

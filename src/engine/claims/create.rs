@@ -310,7 +310,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     }
     // What the index names stays in its place.
     let mut pins = Pins::none(inner);
-    let (removed, doomed) = {
+    let (removed, tainted) = {
         let mut state = inner.state.lock();
         let removed = state.claims.remove(id);
         if let Some(held) = &removed {
@@ -328,7 +328,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
             state.claims.insert(held);
             state.write_back.tainted_until()
         };
-        if since != doomed {
+        if since != tainted {
             // It was not there when the others were marked.
             durability::taint_claim(inner, id);
         }

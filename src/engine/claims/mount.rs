@@ -40,19 +40,19 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
 }
 
 /// The claim, as an operation that mounts it finds it.
-struct Known {
+struct ClaimView {
     claim: PersistentVolume,
     mounts: HashMap<PathBuf, ClaimMount>,
     /// Why its limit does not hold.
     limit_unenforced: Option<String>,
 }
 
-fn known(inner: &Inner, id: &VolumeId) -> Result<Known> {
+fn known(inner: &Inner, id: &VolumeId) -> Result<ClaimView> {
     let state = inner.state.lock();
     let held = state.claims.get(id);
     let held = held.ok_or_else(|| Error::ClaimNotHere(id.to_string()))?;
     refuse_broken(held)?;
-    Ok(Known {
+    Ok(ClaimView {
         claim: held.claim.clone(),
         mounts: held.mounts.clone(),
         limit_unenforced: held.limit_unenforced.clone(),
@@ -160,7 +160,7 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
 }
 
 /// The first mount of a volume that is mounted nowhere. Makes its content if there is none.
-fn mount_first(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
+fn mount_first(inner: &Inner, known: &mut ClaimView, read_only: bool) -> Result<(Dir, OwnedFd)> {
     let id = &known.claim.id;
     if is_held_open(inner, id)? {
         // A pod that was deleted by force may still write.
@@ -208,7 +208,7 @@ fn attach(
     request: &MountClaim,
     target: &Target<'_>,
     dir: &Dir,
-    known: &Known,
+    known: &ClaimView,
     mount: &OwnedFd,
 ) -> Result<()> {
     let id = sys::mount_point(mount.as_fd())

@@ -16,7 +16,7 @@ use crate::engine::guard::Guard;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::transfer::{
-    Kept, LayerPlace, Owner, ReceiveError, receive_layers, reuse_of_claims,
+    LayerPlace, Owner, ReceiveError, RetainedLayers, receive_layers, reuse_of_claims,
 };
 use crate::engine::types::ReceiveLayer;
 use crate::model::{OwnerView, PersistentVolume};
@@ -58,7 +58,7 @@ pub(in crate::engine) fn receive<E>(
     let mut pins = Pins::none(inner);
     let reused = reuse_of_claims(inner, &layers, &mut pins);
     // Their volumes may be deleted while content comes.
-    let kept = Kept::new(inner, &reused, pins);
+    let kept = RetainedLayers::new(inner, &reused, pins);
     data_dir::refuse_lost(inner, &id, &reused)?;
     let owner = Owner::Claim(&id);
     let new = receive_layers(inner, (owner, &layers), reused, progress, make)?;

@@ -50,7 +50,7 @@ pub struct Export {
     view: View,
     usage: Option<Usage>,
     /// `None` only in `drop`.
-    held: Option<Held>,
+    held: Option<ContentGuard>,
 }
 
 impl Export {
@@ -88,7 +88,7 @@ pub struct Exported {
 /// Guards that keep the content in place. Dropped in this order: the view, then the layers and
 /// directories that it needs.
 #[derive(Debug)]
-struct Held {
+struct ContentGuard {
     root: Dir,
     scratch: Scratch,
     of: Of,
@@ -210,7 +210,7 @@ fn opened(
     Export {
         view,
         usage,
-        held: Some(Held {
+        held: Some(ContentGuard {
             root,
             scratch,
             of,

@@ -181,7 +181,7 @@ pub(super) fn settle<T, R>(
         let state = inner.state.lock();
         // A write-back failed while the content came in: it may have lost bytes.
         if state.write_back.is_tainted_since(began) {
-            return Err(crate::engine::error::Error::Doomed);
+            return Err(crate::engine::error::Error::WritebackFailed);
         }
         decide(&state)?
     };

@@ -36,19 +36,19 @@ pub struct OpenSnapshot {
     /// Its layers, newest first.
     pub layers: Vec<OpenLayer>,
     /// The last field: the layers are closed before they may go.
-    _kept: Kept,
+    _kept: RetainedLayers,
 }
 
 /// Keeps the layers of a snapshot. The snapshot and its volume may be deleted meanwhile: then
 /// nothing else looks whether the layers are still needed.
 #[derive(Debug)]
-pub(in crate::engine) struct Kept {
+pub(in crate::engine) struct RetainedLayers {
     inner: Arc<Inner>,
     layers: Vec<LayerId>,
     pins: Option<Pins>,
 }
 
-impl Kept {
+impl RetainedLayers {
     pub(in crate::engine) fn new(inner: &Arc<Inner>, layers: &[LayerId], pins: Pins) -> Self {
         Self {
             inner: inner.clone(),
@@ -58,7 +58,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for RetainedLayers {
     /// Looks on a thread for calls, since this may be one of the runtime's. Where no job is taken
     /// any more, it is left to the next start.
     fn drop(&mut self) {
@@ -135,7 +135,7 @@ pub(in crate::engine) fn open_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> R
         pins.add(&mut state, &snapshot.layers);
         snapshot
     };
-    let kept = Kept::new(inner, &snapshot.layers, pins);
+    let kept = RetainedLayers::new(inner, &snapshot.layers, pins);
     let mut open = Vec::with_capacity(snapshot.layers.len());
     for layer in &snapshot.layers {
         if let Some(layer) = open_layer(inner, *layer)? {

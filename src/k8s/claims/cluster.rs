@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::cache::Cache;
-use super::decide::{Place, refusal};
+use super::decide::{Candidate, refusal};
 use super::figures::{Counters, Orders};
 use super::objects::Objects;
 use super::persistent::Persistent;
@@ -47,10 +47,10 @@ pub struct Setup {
 /// The nodes with a pool, as the watches had them at a version. All calls share them: in a cluster
 /// of 1,000 nodes each list takes a MiB, and a call keeps it while it waits for a node.
 #[derive(Default)]
-pub(super) struct Places {
+pub(super) struct Candidates {
     /// That of the pools, and of the Nodes.
     pub(super) version: (u64, u64),
-    pub(super) all: Arc<[Place]>,
+    pub(super) all: Arc<[Candidate]>,
 }
 
 /// The persistent volumes of a cluster.
@@ -67,7 +67,7 @@ pub struct Cluster {
     pub(super) seen_pools: Cache<Pool>,
     pub(super) seen_nodes: Cache<PartialObjectMeta<ApiNode>>,
     pub(super) place: FindPlace,
-    pub(super) places: Mutex<Places>,
+    pub(super) candidates: Mutex<Candidates>,
     pub(super) running: Running,
     pub(super) counters: Counters,
     pub(super) orders: Orders,
@@ -108,7 +108,7 @@ impl Cluster {
             seen_pools,
             seen_nodes,
             place: setup.place,
-            places: Mutex::default(),
+            candidates: Mutex::default(),
             running: Running::default(),
             counters,
             orders: Orders::default(),

@@ -25,7 +25,7 @@ use crate::server::code_named;
 
 /// A node that can make volumes.
 #[derive(Debug, Clone)]
-pub(in crate::k8s) struct Place {
+pub(in crate::k8s) struct Candidate {
     pub(in crate::k8s) node: Arc<Node>,
     /// The size of its pool.
     pub(in crate::k8s) bytes: u64,
@@ -58,7 +58,7 @@ pub(in crate::k8s) enum Creation<'a> {
 pub(in crate::k8s) struct Asked<'a> {
     pub(in crate::k8s) request: &'a CreateClaim,
     pub(in crate::k8s) at: &'a Requirement,
-    pub(in crate::k8s) places: &'a [Place],
+    pub(in crate::k8s) candidates: &'a [Candidate],
     /// The node of the source, for a clone.
     pub(in crate::k8s) source: Option<Arc<Node>>,
     /// Whether time is up.
@@ -183,7 +183,7 @@ impl Asked<'_> {
             let nodes = self.by_room();
             return Ok(self.at.choose(nodes)?.into_iter().cloned().collect());
         };
-        let nodes = self.places.iter().map(|place| &place.node);
+        let nodes = self.candidates.iter().map(|candidate| &candidate.node);
         let only = Requirement {
             requisite: vec![selected.clone()],
             preferred: Vec::new(),
@@ -197,28 +197,31 @@ impl Asked<'_> {
     /// many claims at once would all go to one node.
     fn by_room(&self) -> Vec<&Arc<Node>> {
         let required = self.request.required_bytes;
-        let class = |place: &Place| (place.bytes < required, !place.takes_pods);
-        let mut places: Vec<&Place> = self.places.iter().collect();
-        let allowed = places.iter();
-        let allowed = allowed.filter(|place| self.at.choose([&place.node]).is_ok());
-        let best = allowed.map(|place| (class(place), Reverse(place.available)));
+        let class = |candidate: &Candidate| (candidate.bytes < required, !candidate.takes_pods);
+        let mut candidates: Vec<&Candidate> = self.candidates.iter().collect();
+        let allowed = candidates.iter();
+        let allowed = allowed.filter(|candidate| self.at.choose([&candidate.node]).is_ok());
+        let best = allowed.map(|candidate| (class(candidate), Reverse(candidate.available)));
         let most = best.min().map_or(0, |(_, Reverse(most))| most);
-        places.sort_by_cached_key(|place| {
-            let lacks = most.saturating_sub(place.available);
+        candidates.sort_by_cached_key(|candidate| {
+            let lacks = most.saturating_sub(candidate.available);
             let lacks = if lacks <= most / 8 { 0 } else { lacks };
             let mut turn = DefaultHasher::new();
-            (&self.request.name, place.node.id.as_str()).hash(&mut turn);
-            (class(place), lacks, turn.finish())
+            (&self.request.name, candidate.node.id.as_str()).hash(&mut turn);
+            (class(candidate), lacks, turn.finish())
         });
-        places.into_iter().map(|place| &place.node).collect()
+        candidates
+            .into_iter()
+            .map(|candidate| &candidate.node)
+            .collect()
     }
 
     /// Whether another node may be better than this one, if its pods cannot start now.
     pub(in crate::k8s) fn may_pass_over(&self, node: &Node) -> bool {
-        let mut places = self.places.iter();
+        let mut candidates = self.candidates.iter();
         self.request.source.is_none()
             && self.at.selected().is_none()
-            && places.any(|place| place.node.id == node.id && place.takes_pods)
+            && candidates.any(|candidate| candidate.node.id == node.id && candidate.takes_pods)
     }
 
     /// Refuses a clone that would have to be fetched between nodes of which one is no peer. After
@@ -228,8 +231,8 @@ impl Asked<'_> {
             return Ok(());
         }
         let is_peer = |node: &Node| {
-            let mut places = self.places.iter();
-            places.any(|place| place.node.id == node.id && place.peer)
+            let mut candidates = self.candidates.iter();
+            candidates.any(|candidate| candidate.node.id == node.id && candidate.peer)
         };
         match [node, source].into_iter().find(|node| !is_peer(node)) {
             None => Ok(()),
@@ -240,13 +243,13 @@ impl Asked<'_> {
     /// Refuses a volume whose node the request does not allow.
     fn check_place(&self, ready: &Volume) -> Result<()> {
         let id = ready.spec.node_name.as_str();
-        let mut places = self.places.iter();
+        let mut candidates = self.candidates.iter();
         // Without a pool, its labels are unknown and cannot be compared.
-        let Some(place) = places.find(|place| place.node.id.as_str() == id) else {
+        let Some(candidate) = candidates.find(|candidate| candidate.node.id.as_str() == id) else {
             return Ok(());
         };
         let name = ready.spec.name.clone();
-        let chosen = self.at.choose([&place.node]);
+        let chosen = self.at.choose([&candidate.node]);
         chosen
             .map(drop)
             .map_err(|elsewhere| Error::ExistsElsewhere { name, elsewhere })

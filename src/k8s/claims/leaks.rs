@@ -32,7 +32,7 @@ const MARKS: usize = 8;
 
 /// What the API server says about claims, read for one decision.
 #[derive(Debug, Default)]
-pub(in crate::k8s) struct Known {
+pub(in crate::k8s) struct ApiClaims {
     /// The uids of all PersistentVolumeClaims.
     pub(in crate::k8s) claims: HashSet<String>,
     /// The PersistentVolumes of the driver: name and volume id.
@@ -59,7 +59,7 @@ pub(in crate::k8s) fn is_suspect(volume: &Volume) -> bool {
 }
 
 /// Whether a suspect is a leak: no PersistentVolume names it, and none ever will.
-pub(in crate::k8s) fn is_leak(volume: &Volume, known: &Known) -> bool {
+pub(in crate::k8s) fn is_leak(volume: &Volume, known: &ApiClaims) -> bool {
     let (id, name) = (volume.name_any(), &volume.spec.name);
     if !is_suspect(volume) || known.persistent.values().any(|named| *named == id) {
         return false;
@@ -174,7 +174,7 @@ impl Cluster {
     }
 
     /// Reads claims and PersistentVolumes live, and marks the volumes that these name.
-    async fn known(&self) -> Result<Known> {
+    async fn known(&self) -> Result<ApiClaims> {
         let all = ListParams::default();
         let unavailable = |error: kube::Error| -> Error { failed(&error) };
         // Claims first: a claim that is gone now gets no PersistentVolume later.
@@ -188,7 +188,7 @@ impl Cluster {
             }
         }
         let named = named.into_iter().map(|named| (named.name, named.id));
-        Ok(Known {
+        Ok(ApiClaims {
             claims: claims.iter().filter_map(kube::ResourceExt::uid).collect(),
             persistent: named.collect(),
         })

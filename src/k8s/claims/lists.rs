@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kube::ResourceExt as _;
 
-use super::cluster::{Cluster, FindPlace, Places};
-use super::decide::Place;
+use super::cluster::{Candidates, Cluster, FindPlace};
+use super::decide::Candidate;
 use super::temporary;
 use super::volumes::sizes;
 use crate::api::{self, Phase, Pool, Volume, Wanted, bytes};
@@ -19,11 +19,11 @@ use crate::model::{
 };
 
 /// The node of a pool that has reported.
-pub(super) fn place(pool: &Pool, takes_pods: bool) -> Option<Place> {
+pub(super) fn place(pool: &Pool, takes_pods: bool) -> Option<Candidate> {
     let status = pool.status.as_ref()?;
     let id = NodeId::new(pool.metadata.name.as_deref()?).ok()?;
     let topology = Topology(status.topology.clone());
-    Some(Place {
+    Some(Candidate {
         node: Arc::new(Node { id, topology }),
         bytes: bytes(status.bytes),
         available: bytes(status.available),
@@ -131,18 +131,18 @@ fn page<T>(
 
 impl Cluster {
     /// The nodes with a pool.
-    pub(super) fn places(&self) -> Arc<[Place]> {
+    pub(super) fn candidates(&self) -> Arc<[Candidate]> {
         let version = (self.seen_pools.version(), self.seen_nodes.version());
-        let mut known = self.places.lock();
+        let mut known = self.candidates.lock();
         if known.version != version {
             let pools = self.seen_pools.all();
-            let places = pools.iter().filter_map(|pool| {
+            let candidates = pools.iter().filter_map(|pool| {
                 let has_node = self.seen_nodes.get(&pool.name_any()).is_some();
                 place(pool, has_node)
             });
-            *known = Places {
+            *known = Candidates {
                 version,
-                all: places.collect(),
+                all: candidates.collect(),
             };
         }
         known.all.clone()

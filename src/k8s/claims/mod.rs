@@ -150,8 +150,8 @@ impl Claims for Cluster {
     }
 
     async fn capacity(&self, within: &Topology) -> Result<Capacity> {
-        let places = self.places();
-        let inside = places
+        let candidates = self.candidates();
+        let inside = candidates
             .iter()
             .filter(|place| place.node.topology.is_in(within));
         Ok(inside.fold(Capacity::default(), |sum, place| Capacity {

@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tonic::Code;
 
-use super::decide::{Place, refusal};
+use super::decide::{Candidate, refusal};
 use super::objects::failed;
 use crate::engine::Result;
 use crate::model::NODE_LABEL;
@@ -91,10 +91,10 @@ impl Named {
     }
 
     /// The name of its node. The label is another text than the name if the name is long.
-    pub(super) fn node_name(&self, places: &[Place]) -> String {
+    pub(super) fn node_name(&self, candidates: &[Candidate]) -> String {
         let label = self.node.clone().unwrap_or_default();
-        let is_its = |place: &&Place| place.node.topology.0.get(NODE_LABEL) == Some(&label);
-        let place = places.iter().find(is_its);
+        let is_its = |place: &&Candidate| place.node.topology.0.get(NODE_LABEL) == Some(&label);
+        let place = candidates.iter().find(is_its);
         place.map_or(label, |place| place.node.id.as_str().to_owned())
     }
 }
@@ -242,7 +242,7 @@ mod tests {
         let place = |name: &str, node: &str, backend: &str| {
             let labels = [(NODE_LABEL, node), ("example.org/backend", backend)];
             let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
-            Place {
+            Candidate {
                 node: Arc::new(Node {
                     id: NodeId::new(name).expect("an id"),
                     topology: Topology(labels.into()),
@@ -254,7 +254,7 @@ mod tests {
             }
         };
         let long = "n".repeat(253);
-        let places = [
+        let candidates = [
             place("another", "another", "overlay"),
             place("overlay", "overlay", "btrfs"),
             place(&long, "0123abcd", "copy"),
@@ -266,7 +266,7 @@ mod tests {
             ("copy", "copy"),
         ] {
             named.node = Some(label.to_owned());
-            assert_eq!(named.node_name(&places), node);
+            assert_eq!(named.node_name(&candidates), node);
         }
     }
 }

@@ -93,8 +93,11 @@ impl Cluster {
             found = Some(node);
         }
         let node = found.ok_or_else(|| Error::NoSuchClaim(String::new()))?;
-        let places = self.places();
-        if let Some(place) = places.iter().find(|place| place.node.id.as_str() == node) {
+        let candidates = self.candidates();
+        if let Some(place) = candidates
+            .iter()
+            .find(|place| place.node.id.as_str() == node)
+        {
             at.choose([&place.node])?;
         } else {
             let source = sources.first().map_or("", String::as_str);

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::cluster::{Cluster, TO_MAKE, deadline, late};
-use super::decide::{self, Aim, Asked, Change, Creation, Deletion, Place, refusal};
+use super::decide::{self, Aim, Asked, Candidate, Change, Creation, Deletion, refusal};
 use super::nodes::given_up;
 use super::{lists, temporary};
 use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
@@ -63,19 +63,19 @@ impl Cluster {
         let mut passed_over: Vec<NodeId> = Vec::new();
         loop {
             let volumes = self.volumes.select("spec.name", &request.name).await?;
-            let mut places = self.places();
+            let mut candidates = self.candidates();
             if !passed_over.is_empty() {
-                let passed = |place: &Place| passed_over.contains(&place.node.id);
-                let others = places.iter().map(|place| Place {
+                let passed = |place: &Candidate| passed_over.contains(&place.node.id);
+                let others = candidates.iter().map(|place| Candidate {
                     takes_pods: place.takes_pods && !passed(place),
                     ..place.clone()
                 });
-                places = others.collect();
+                candidates = others.collect();
             }
             let asked = Asked {
                 request,
                 at,
-                places: &places,
+                candidates: &candidates,
                 source: self.node_of_source(request, &volumes).await?,
                 overdue: Instant::now() >= time_up,
             };
@@ -154,7 +154,7 @@ impl Cluster {
         let Some(named) = self.persistent.read(&request.name).await? else {
             return Ok(object(request, node));
         };
-        let node = named.node_name(&self.places());
+        let node = named.node_name(&self.candidates());
         let mut order = object(request, &self.node(&node));
         if order.metadata.name.as_ref() != Some(&named.id) {
             let message = format!(
@@ -201,8 +201,10 @@ impl Cluster {
             }
         };
         // With all labels, if it has a pool.
-        let places = self.places();
-        let known = places.iter().find(|place| place.node.id.as_str() == node);
+        let candidates = self.candidates();
+        let known = candidates
+            .iter()
+            .find(|place| place.node.id.as_str() == node);
         if let Some(known) = known {
             return Ok(Some(known.node.clone()));
         }
@@ -289,7 +291,7 @@ impl Cluster {
         let Some(named) = self.persistent.naming(id).await? else {
             return Ok(None);
         };
-        let node = named.node_name(&self.places());
+        let node = named.node_name(&self.candidates());
         if claim_id(&name_on(&node, &named.name)).as_str() != id {
             // Its node knows a volume better than a PersistentVolume that was written by hand.
             let order = self.orphan_volume(id).await?;

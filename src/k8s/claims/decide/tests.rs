@@ -17,8 +17,8 @@ fn topology(node: &str) -> Topology {
     Topology([(NODE_LABEL.to_owned(), node.to_owned())].into())
 }
 
-fn places() -> Vec<Place> {
-    let place = |(name, bytes, available)| Place {
+fn candidates() -> Vec<Candidate> {
+    let candidate = |(name, bytes, available)| Candidate {
         node: node(name),
         bytes,
         available,
@@ -26,7 +26,7 @@ fn places() -> Vec<Place> {
         takes_pods: true,
     };
     [("a", 100, 10), ("b", 100, 90), ("c", 10, 95)]
-        .map(place)
+        .map(candidate)
         .into()
 }
 
@@ -235,12 +235,12 @@ fn an_empty_volume_goes_to_the_selected_node_and_moves_only_before_it_is_ready()
             "FailedPrecondition",
         ),
     ];
-    let (request, places) = (request(), places());
+    let (request, candidates) = (request(), candidates());
     for (at, volumes, overdue, expected) in cases {
         let asked = Asked {
             request: &request,
             at: &at,
-            places: &places,
+            candidates: &candidates,
             source: None,
             overdue,
         };
@@ -261,7 +261,7 @@ fn a_clone_goes_to_its_source_and_never_elsewhere() {
     };
     let mut begun = volume("b", Wanted::Present, None);
     begun.spec.source = Some(Source::from(&source));
-    let places = places();
+    let candidates = candidates();
     let cases = [
         (Requirement::default(), vec![], false, "make b"),
         // Without `--strict-topology`: the selected node first, then the others.
@@ -281,7 +281,7 @@ fn a_clone_goes_to_its_source_and_never_elsewhere() {
         let asked = Asked {
             request: &request,
             at: &at,
-            places: &places,
+            candidates: &candidates,
             source: Some(node("b")),
             overdue,
         };
@@ -295,7 +295,7 @@ fn a_clone_goes_to_its_source_and_never_elsewhere() {
 
 #[test]
 fn another_request_of_the_same_name_is_told_what_differs() {
-    let (at, places) = (Requirement::default(), places());
+    let (at, candidates) = (Requirement::default(), candidates());
     let ready = [volume("a", Wanted::Present, Some((Phase::Ready, 1)))];
     let mutable = MutableParameters {
         ttl_seconds: Some(1),
@@ -337,7 +337,7 @@ fn another_request_of_the_same_name_is_told_what_differs() {
         let asked = Asked {
             request: &request,
             at: &at,
-            places: &places,
+            candidates: &candidates,
             source: None,
             overdue: false,
         };

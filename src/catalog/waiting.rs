@@ -13,7 +13,7 @@ use super::state::Catalog;
 
 /// Questions that wait for another answer. `T` is how the hub knows the asking node.
 #[derive(Debug)]
-pub struct Held<T> {
+pub struct WaitingQuestions<T> {
     questions: BTreeMap<u64, Question<T>>,
     by_name: HashMap<NameHash, Vec<u64>>,
     last: u64,
@@ -27,7 +27,7 @@ struct Question<T> {
     node: T,
 }
 
-impl<T> Default for Held<T> {
+impl<T> Default for WaitingQuestions<T> {
     fn default() -> Self {
         Self {
             questions: BTreeMap::new(),
@@ -37,7 +37,7 @@ impl<T> Default for Held<T> {
     }
 }
 
-impl<T> Held<T> {
+impl<T> WaitingQuestions<T> {
     /// Answers now if there is content, or if accounts are missing. Else the question is held.
     pub fn ask(
         &mut self,
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_question_is_held_until_its_answer_changes_or_it_is_forgotten() {
         let mut nodes = Nodes::complete(&["n1", "n2"]);
-        let mut held = Held::default();
+        let mut held = WaitingQuestions::default();
         let asked = || Asked::new(vec![name("artifact/a")], "");
         let at_once = held.ask(&nodes.catalog, asked(), 1, nodes.now);
         assert_eq!(at_once, None);

@@ -16,7 +16,7 @@ use super::messages;
 use crate::archive::toc::{Table, Want};
 use crate::model::{ArtifactId, NodeId, Reference, Tenant};
 use crate::proto::peer::v1 as wire;
-use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
+use crate::shared::{Content, Error, Frames, LastSeen, LayerRef, Resolved, Result, Source};
 use crate::tree::Stop;
 use wire::get_layer_request::Part;
 
@@ -25,7 +25,7 @@ const REMEMBERED: usize = 4096;
 
 /// An artifact or a snapshot of another node, as a source.
 #[derive(Debug, Clone)]
-pub(super) struct Held {
+pub(super) struct PeerSource {
     pub(super) client: Arc<Client>,
     /// Its name. A node that restarts gets another key, and mostly another address.
     pub(super) node: NodeId,
@@ -34,7 +34,7 @@ pub(super) struct Held {
     pub(super) ask: wire::Ask,
 }
 
-impl Held {
+impl PeerSource {
     /// The artifact's id, as a request has it: empty for a snapshot.
     fn id(&self) -> String {
         let id = self.artifact.as_ref();
@@ -96,7 +96,7 @@ impl Held {
     }
 }
 
-impl Source for Held {
+impl Source for PeerSource {
     fn name(&self) -> String {
         format!("peer {}", self.node.as_str())
     }
@@ -106,7 +106,7 @@ impl Source for Held {
         &self,
         _tenant: &Tenant,
         reference: &Reference,
-        _known: Option<&Known>,
+        _known: Option<&LastSeen>,
     ) -> Result<Resolved> {
         Err(Error::Missing {
             object: format!("{reference} of {}", self.name()),
@@ -169,7 +169,7 @@ impl Source for Held {
     }
 }
 
-impl Held {
+impl PeerSource {
     fn cut(&self, layer: &LayerRef) -> Error {
         Error::Away {
             object: self.object(layer),
@@ -200,7 +200,7 @@ impl Held {
 
 /// A layer of another node.
 struct HeldLayer {
-    held: Held,
+    held: PeerSource,
     layer: LayerRef,
 }
 
@@ -219,7 +219,7 @@ impl Content for HeldLayer {
 
 /// The bytes of a stream, for a thread that may block.
 struct Incoming {
-    held: Held,
+    held: PeerSource,
     node: Arc<Node>,
     layer: LayerRef,
     stream: Streaming<wire::Chunk>,
