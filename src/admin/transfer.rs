@@ -8,8 +8,6 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use futures_util::{Stream, stream};
@@ -254,6 +252,7 @@ pub(super) async fn import(
     let progress = Arc::new(Progress::default());
     let closing = ends.closing.clone();
     let input = Input {
+        runtime: Handle::current(),
         received,
         ends,
         progress: progress.clone(),
@@ -364,6 +363,7 @@ async fn feed(mut parts: Streaming<admin::ImportPart>, to: mpsc::Sender<Received
 /// The input of an import, on a thread of the engine.
 struct Input {
     received: mpsc::Receiver<Received>,
+    runtime: Handle,
     ends: Ends,
     progress: Arc<Progress>,
     part: Vec<u8>,
@@ -374,34 +374,25 @@ struct Input {
 impl Input {
     /// The next part; waits for it, unless the archive is refused already.
     fn next(&mut self) -> io::Result<Received> {
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let mut context = Context::from_waker(&waker);
         let began = Instant::now();
         loop {
-            match self.received.poll_recv(&mut context) {
-                Poll::Ready(Some(part)) => return Ok(part),
-                Poll::Ready(None) => {
+            let received = self.received.recv();
+            let waiting = async { tokio::time::timeout(LOOK, received).await };
+            match self.runtime.block_on(waiting) {
+                Ok(Some(part)) => return Ok(part),
+                Ok(None) => {
                     let what = "its sender went away before its end";
                     return Err(io::Error::new(ErrorKind::ConnectionAborted, what));
                 }
-                Poll::Pending if self.progress.has_failed() => {
+                Err(_) if self.progress.has_failed() => {
                     return Err(io::Error::other("it is refused"));
                 }
-                Poll::Pending if began.elapsed() > self.ends.stall => {
+                Err(_) if began.elapsed() > self.ends.stall => {
                     return Err(self.ends.stalled("sent"));
                 }
-                Poll::Pending => std::thread::park_timeout(LOOK),
+                Err(_) => {}
             }
         }
-    }
-}
-
-/// Wakes a thread that waits for a part.
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
     }
 }
 

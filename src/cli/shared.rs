@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -155,9 +155,7 @@ fn never() -> bool {
 }
 
 fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let millis = since.map_or(0, |since| since.as_millis());
-    Timestamp(u64::try_from(millis).unwrap_or(u64::MAX))
+    SystemTime::now().into()
 }
 
 /// A line on a terminal that tells how far it is; elsewhere nothing.

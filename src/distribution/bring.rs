@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::Context;
-use super::decide::{Decision, Here, Question, Step, There, Want, base, decide, question};
+use super::decide::{Decision, Here, Step, There, Want, base, decide, is_asked};
 use super::decoy::{decoy, none_key};
 use super::fetch::{Fetched, Fetcher};
 use super::flight::Flights;
@@ -288,9 +288,7 @@ impl Bringer {
                 StartFrom::Name(name) | StartFrom::Newest(name) => name,
                 StartFrom::Elsewhere(tenant, prefix) => self.newest(tenant, &prefix, until).await?,
             };
-            let found = if question(want, here.is_some()) == Question::None {
-                nothing()
-            } else {
+            let found = if is_asked(want, here.is_some()) {
                 let here = here.map(|here| here.artifact);
                 search(
                     &self.context,
@@ -302,6 +300,8 @@ impl Bringer {
                     Patience::Now,
                 )
                 .await
+            } else {
+                nothing()
             };
             Some(Candidate {
                 name,
@@ -445,8 +445,7 @@ impl Bringer {
             let may_read = self.may_read(&source, request);
             let name = if may_read { &source } else { &decoy };
             // The engine itself waits for what a volume on this node becomes.
-            let is_here = question(Want::Input, self.here(name).is_some()) == Question::None;
-            if is_here || self.context.engine.is_coming(request) {
+            if self.here(name).is_some() || self.context.engine.is_coming(request) {
                 return Ok(());
             }
             if Instant::now() >= until || self.context.is_stopping() {

@@ -81,19 +81,6 @@ impl There {
     }
 }
 
-/// How long the answer of the tier is waited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Question {
-    /// It is not asked.
-    None,
-    /// For a moment: the volume can start without the answer.
-    Brief,
-    /// For the setting `ask`.
-    Full,
-    /// Until the content is there.
-    Repeated,
-}
-
 /// What the volume does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
@@ -119,16 +106,9 @@ pub(super) struct Decision {
     pub(super) step: Step,
 }
 
-/// Whether the tier is asked about a name, and for how long its answer is waited for.
-pub(super) fn question(want: Want, is_here: bool) -> Question {
-    match (want, is_here) {
-        (Want::Number, _) | (Want::TaskCache(Freshness::Tier), true) => Question::Brief,
-        (Want::TaskCache(Freshness::Local) | Want::Input | Want::ResourceCache, true) => {
-            Question::None
-        }
-        (Want::Input, false) => Question::Repeated,
-        (Want::ResourceCache | Want::TaskCache(_), false) => Question::Full,
-    }
+/// Whether peers and the tier are asked about a name.
+pub(super) fn is_asked(want: Want, is_here: bool) -> bool {
+    !is_here || matches!(want, Want::Number | Want::TaskCache(Freshness::Tier))
 }
 
 /// What a volume does about one name.
@@ -330,19 +310,19 @@ mod tests {
     #[test]
     fn only_what_is_not_here_or_may_be_newer_elsewhere_is_asked_for() {
         let local = Want::TaskCache(Freshness::Local);
-        for (want, is_here, question_) in [
-            (Want::Input, true, Question::None),
-            (Want::Input, false, Question::Repeated),
-            (Want::ResourceCache, true, Question::None),
-            (Want::ResourceCache, false, Question::Full),
-            (TASK, true, Question::Brief),
-            (TASK, false, Question::Full),
-            (local, true, Question::None),
-            (local, false, Question::Full),
-            (Want::Number, true, Question::Brief),
-            (Want::Number, false, Question::Brief),
+        for (want, is_here, asked) in [
+            (Want::Input, true, false),
+            (Want::Input, false, true),
+            (Want::ResourceCache, true, false),
+            (Want::ResourceCache, false, true),
+            (TASK, true, true),
+            (TASK, false, true),
+            (local, true, false),
+            (local, false, true),
+            (Want::Number, true, true),
+            (Want::Number, false, true),
         ] {
-            assert_eq!(question(want, is_here), question_, "{want:?} {is_here}");
+            assert_eq!(is_asked(want, is_here), asked, "{want:?} {is_here}");
         }
     }
 

@@ -13,7 +13,6 @@
 mod distribution;
 mod pages;
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,8 +23,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio_util::task::AbortOnDropHandle;
 
+use crate::server::Connections;
 use crate::sys::Errno;
 
 pub use pages::{AddMetrics, Alive, FindDistribution, FindEngine, Role, Sources};
@@ -78,8 +77,7 @@ impl Listener {
     /// Answers until it is dropped.
     pub async fn serve(self, sources: Sources) -> Infallible {
         let sources = Arc::new(sources);
-        // The oldest first. Dropping the queue ends all.
-        let mut connections = VecDeque::new();
+        let mut connections = Connections::new(CONNECTIONS);
         loop {
             let stream = match self.0.accept().await {
                 Ok((stream, _)) => stream,
@@ -89,14 +87,7 @@ impl Listener {
                     continue;
                 }
             };
-            if connections.len() == CONNECTIONS {
-                connections.retain(|connection: &AbortOnDropHandle<()>| !connection.is_finished());
-            }
-            if connections.len() == CONNECTIONS {
-                connections.pop_front();
-            }
-            let connection = tokio::spawn(answer(stream, sources.clone()));
-            connections.push_back(AbortOnDropHandle::new(connection));
+            connections.spawn(answer(stream, sources.clone()));
         }
     }
 }

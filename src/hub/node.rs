@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::{Fuse, FusedFuture as _, FutureExt as _};
@@ -24,7 +24,7 @@ use super::{find, generations, messages, policies};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
-use crate::link::{Key, connect};
+use crate::link::{Backoff, Key, connect};
 use crate::model::{
     CacheKey, ClusterClock, Name, NamespacePolicy, NamespaceUsage, NodeId, Origin, Policies,
     Reference, Tenant, TenantOrigin, Timestamp,
@@ -34,10 +34,6 @@ use wire::from_node::Kind as From;
 use wire::hub_client::HubClient;
 use wire::to_node::Kind as To;
 
-/// The pause before the first and before each later attempt.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(15));
-/// A stream that lasted this long makes the next pause a short one.
-const LASTING: Duration = Duration::from_secs(60);
 /// How long the controller may take for its part of the beginning.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How much longer than its wait the answer to a question may take.
@@ -75,7 +71,7 @@ impl Node {
     pub async fn run(self: Arc<Self>, engine: Engine) {
         let mut controller = self.controller.clone();
         let mut clock = ClusterClock::default();
-        let mut pause = PAUSES.0;
+        let mut backoff = Backoff::default();
         let mut is_told = false;
         loop {
             let known = controller.borrow_and_update().clone();
@@ -86,7 +82,6 @@ impl Node {
                 }
                 continue;
             };
-            let began = Instant::now();
             let ended = tokio::select! {
                 ended = self.attach(&engine, &known, &mut clock) => Some(ended),
                 // Without a sender, this controller stays.
@@ -97,23 +92,20 @@ impl Node {
                 let (address, why) = (&known.address, messages::say(&status));
                 if was_attached {
                     tracing::warn!(%address, %why, "the stream to the controller ended; retrying");
-                } else if pause == PAUSES.1 && !is_told {
+                } else if backoff.is_longest() && !is_told {
                     tracing::warn!(%address, %why, "no stream to the controller; retrying");
                     is_told = true;
                 } else {
                     tracing::debug!(%address, %why, "no stream to the controller; retrying");
                 }
             }
-            if began.elapsed() > LASTING {
-                pause = PAUSES.0;
-                is_told = false;
-            }
+            let pause = backoff.after_failure(Instant::now());
+            is_told &= backoff.is_longest();
             // Another controller is tried at once, but not by all nodes in the same moment.
             tokio::select! {
-                () = tokio::time::sleep(spread(pause)) => {}
+                () = tokio::time::sleep(pause) => {}
                 Ok(()) = controller.changed() => {}
             }
-            pause = (pause * 2).min(PAUSES.1);
         }
     }
 
@@ -547,16 +539,7 @@ fn received_policy(policy: wire::NamespacePolicy) -> Result<(Tenant, NamespacePo
     policy.map_err(|why| Status::internal(format!("a cache policy is malformed: {why}")))
 }
 
-/// From half of a pause to one and a half, so that the nodes do not all come at once.
-fn spread(pause: Duration) -> Duration {
-    let mut byte = [0];
-    // Without randomness they do.
-    let _ = getrandom::fill(&mut byte);
-    pause.mul_f64(0.5 + f64::from(byte[0]) / 256.0)
-}
-
 /// This machine's clock. The offset is measured again with each beat, so it may be set meanwhile.
 fn wall() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    Timestamp(u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX))
+    SystemTime::now().into()
 }

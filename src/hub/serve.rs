@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -87,9 +87,7 @@ pub(super) struct Way {
 
 impl Inner {
     pub(super) fn new(members: Arc<dyn Members>, usage: Duration) -> Self {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
-        let wall = u64::try_from(wall.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
-        let began = (Timestamp(wall), Instant::now());
+        let began = (Timestamp::from(SystemTime::now()), Instant::now());
         Self {
             members,
             state: Mutex::new(State {

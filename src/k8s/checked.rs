@@ -6,7 +6,7 @@
 //! refusal. The key of the peer is checked before, at each call. So a pod that ended, or was
 //! deleted, gives its node the right to what it has asked for up to a minute longer.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::model::{Name, NodeId, PodUid, Tenant};
 
 /// How long a result holds.
 const HOLDS: Duration = Duration::from_secs(60);
-/// How many results are remembered; with more, the oldest are forgotten.
+/// How many results are remembered; with more, all are forgotten.
 const REMEMBERED: usize = 4096;
 
 /// The rights of peers, each checked once in a minute.
@@ -72,8 +72,8 @@ struct Check {
 }
 
 impl Check {
-    fn of(peer: &NodeId, asked: &Asked) -> Arc<Self> {
-        Arc::new(Self {
+    fn of(peer: &NodeId, asked: &Asked) -> Self {
+        Self {
             peer: peer.clone(),
             name: asked.name.clone(),
             pod: (
@@ -81,44 +81,32 @@ impl Check {
                 asked.pod.name.clone(),
                 asked.pod.uid.clone(),
             ),
-        })
+        }
     }
 }
 
-/// The recent checks.
+/// The recent checks, each with its time.
 #[derive(Debug, Default)]
-struct Recent {
-    checks: HashSet<Arc<Check>>,
-    /// All of `checks`, the oldest first, each with the time of its check.
-    by_age: VecDeque<(Instant, Arc<Check>)>,
-}
+struct Recent(HashMap<Check, Instant>);
 
 impl Recent {
-    fn holds(&mut self, check: &Arc<Check>, now: Instant) -> bool {
-        while let Some((at, _)) = self.by_age.front()
-            && now.saturating_duration_since(*at) >= HOLDS
-        {
-            self.forget_oldest();
-        }
-        self.checks.contains(check)
+    fn holds(&self, check: &Check, now: Instant) -> bool {
+        self.0.get(check).is_some_and(|at| is_fresh(*at, now))
     }
 
-    fn note(&mut self, check: Arc<Check>, now: Instant) {
-        // Another call may have checked the same meanwhile.
-        if !self.checks.insert(Arc::clone(&check)) {
-            return;
+    fn note(&mut self, check: Check, now: Instant) {
+        self.0.retain(|_, at| is_fresh(*at, now));
+        if self.0.len() >= REMEMBERED {
+            // They are checked once more.
+            self.0.clear();
         }
-        self.by_age.push_back((now, check));
-        if self.by_age.len() > REMEMBERED {
-            self.forget_oldest();
-        }
+        // Another call may have checked the same meanwhile: the minute is that of the first.
+        self.0.entry(check).or_insert(now);
     }
+}
 
-    fn forget_oldest(&mut self) {
-        if let Some((_, check)) = self.by_age.pop_front() {
-            self.checks.remove(&check);
-        }
-    }
+fn is_fresh(at: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(at) < HOLDS
 }
 
 #[cfg(test)]
@@ -233,11 +221,11 @@ mod tests {
         assert!(recent.holds(&check("task-cache/go"), after(59_999)));
         assert!(!recent.holds(&check("task-cache/go"), after(60_000)));
         assert!(recent.holds(&check("task-cache/main"), after(60_000)));
-        assert_eq!((recent.checks.len(), recent.by_age.len()), (1, 1));
         recent.note(check("task-cache/go"), after(61_000));
         assert!(recent.holds(&check("task-cache/go"), after(120_999)));
         assert!(!recent.holds(&check("task-cache/go"), after(121_000)));
-        assert!(recent.checks.is_empty() && recent.by_age.is_empty());
+        recent.note(check("task-cache/new"), after(121_000));
+        assert_eq!(recent.0.len(), 1, "what is too old is forgotten");
     }
 
     #[test]
@@ -251,9 +239,7 @@ mod tests {
             recent.note(check(number), now);
             assert!(recent.holds(&check(number), now));
         }
-        let sizes = (recent.checks.len(), recent.by_age.len());
-        assert_eq!(sizes, (REMEMBERED, REMEMBERED));
-        assert!(!recent.holds(&check(9), now), "the oldest are forgotten");
-        assert!(recent.holds(&check(10), now));
+        assert_eq!(recent.0.len(), 10);
+        assert!(!recent.holds(&check(9), now), "all before are forgotten");
     }
 }

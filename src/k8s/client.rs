@@ -11,47 +11,7 @@ use kube::Client;
 use kube::api::{DeleteParams, Preconditions};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 
-/// Exponential back-off with jitter, so that the nodes of a cluster do not retry all at once.
-#[derive(Debug)]
-pub(super) struct Patience {
-    next: Duration,
-    last_failure: Option<Instant>,
-}
-
-impl Patience {
-    const FIRST: Duration = Duration::from_millis(250);
-    const LAST: Duration = Duration::from_secs(15);
-    /// After this time without a failure the back-off starts at the beginning.
-    const FORGOTTEN: Duration = Duration::from_secs(60);
-
-    /// The state before the first failure.
-    pub(super) fn new() -> Self {
-        Self {
-            next: Self::FIRST,
-            last_failure: None,
-        }
-    }
-
-    /// The wait after a failure. A success does not reset it: a watch whose list succeeds but whose
-    /// start is refused would never slow down.
-    pub(super) fn after_failure(&mut self, now: Instant) -> Duration {
-        let last = self.last_failure.replace(now);
-        if last.is_some_and(|last| now - last > Self::FORGOTTEN) {
-            self.next = Self::FIRST;
-        }
-        let wait = self.next;
-        self.next = (wait * 2).min(Self::LAST);
-        wait.mul_f64(0.5 + spread())
-    }
-}
-
-/// A random number from 0 to below 1.
-fn spread() -> f64 {
-    let mut byte = [0];
-    // Without randomness there is no jitter, but retries go on.
-    let _ = getrandom::fill(&mut byte);
-    f64::from(byte[0]) / 256.0
-}
+use crate::link::Backoff;
 
 /// The parameters that delete the object with this uid only, in any version.
 pub(super) fn deletion_of(uid: Option<String>) -> DeleteParams {
@@ -86,12 +46,12 @@ enum Error {
 
 /// Makes a client and retries until it succeeds. Does not test whether the API server answers.
 pub async fn connect(kubeconfig: Option<&Path>) -> Client {
-    let mut patience = Patience::new();
+    let mut backoff = Backoff::default();
     loop {
         match try_connect(kubeconfig).await {
             Ok(client) => return client,
             Err(error) => {
-                let retry = patience.after_failure(Instant::now());
+                let retry = backoff.after_failure(Instant::now());
                 tracing::error!(%error, ?retry,
                     "no client for the API server can be created; outcomes stay unknown until a \
                      retry succeeds");
@@ -174,22 +134,6 @@ pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, UserEr
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patience_doubles_to_its_last_and_starts_over_after_a_good_while() {
-        let mut patience = Patience::new();
-        let now = Instant::now();
-        for at in 0..10 {
-            let wait = patience.after_failure(now);
-            let middle = (Patience::FIRST * (1 << at)).min(Patience::LAST);
-            assert!(
-                wait >= middle / 2 && wait < middle * 3 / 2,
-                "{at}: {wait:?}"
-            );
-        }
-        let later = now + Patience::FORGOTTEN + Duration::from_secs(1);
-        assert!(patience.after_failure(later) < Patience::FIRST * 2);
-    }
 
     #[tokio::test]
     async fn a_kubeconfig_that_runs_a_program_is_refused() {

@@ -13,12 +13,12 @@ use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
 
-use super::client::Patience;
 use super::config::Config;
 use super::outcomes::PodOutcomes;
 use super::pod::cut;
 use super::pod_event::PodEvent;
 use crate::engine::notice::Notice;
+use crate::link::Backoff;
 
 /// The most waiting events.
 pub(super) const MOST_WAITING: usize = 1024;
@@ -166,7 +166,7 @@ pub(super) async fn say(
     };
     let mut recorders = Recorders::new(client, reporter);
     let mut queue = Queue::new(Instant::now());
-    let mut patience = Patience::new();
+    let mut backoff = Backoff::default();
     let mut dropped = 0;
     let mut lost_before = 0;
     loop {
@@ -178,7 +178,7 @@ pub(super) async fn say(
                 let Some(waiting) = queue.take(Instant::now()) else { continue };
                 if let Delivery::Later = tell(&mut recorders, &waiting).await {
                     let now = Instant::now();
-                    queue.put_back(waiting, now + patience.after_failure(now));
+                    queue.put_back(waiting, now + backoff.after_failure(now));
                 }
             }
         }

@@ -69,6 +69,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use crate::engine::{Engine, Notice};
+use crate::link::Backoff;
 
 pub use client::{UserError, connect, connect_as_user};
 pub use config::{Config, LOOK_AGAIN};
@@ -99,7 +100,7 @@ async fn over_defects<T>(
     notices: &mut T,
     mut work: impl for<'a> FnMut(&'a mut T) -> BoxFuture<'a, ()>,
 ) {
-    let mut patience = client::Patience::new();
+    let mut backoff = Backoff::default();
     loop {
         // A panic drops the state inside. State shared with the engine protects itself.
         let work = AssertUnwindSafe(work(notices)).catch_unwind();
@@ -109,7 +110,7 @@ async fn over_defects<T>(
         config.watched.send_replace(false);
         // Unknown now. Kubelet reports its own failures.
         config.answers.send_replace(true);
-        let retry = patience.after_failure(Instant::now());
+        let retry = backoff.after_failure(Instant::now());
         tracing::error!(
             ?retry,
             "a defect ended the watch over pods; restarting the watch"

@@ -24,8 +24,8 @@ use kube::client::Body;
 use kube::core::{Request, Status};
 use tokio::sync::{mpsc, watch};
 
-use super::client::Patience;
 use super::pod::{Pod, cut};
+use crate::link::Backoff;
 
 /// The timeout of a list and of a watch's start, and the length of a watch, in rounds. It is less
 /// than the API server's history under load (75 s), so a watch that died can resume.
@@ -102,7 +102,7 @@ pub(super) struct Watch {
     /// A decision needs a watch that began after this moment.
     doubted: watch::Receiver<Option<Instant>>,
     told: mpsc::Sender<Event>,
-    patience: Patience,
+    backoff: Backoff,
     /// The last version that was received.
     version: Option<String>,
     /// Whether the last step failed.
@@ -128,7 +128,7 @@ impl Watch {
             limit: look_again.saturating_mul(ROUNDS).clamp(SHORTEST, LONGEST),
             doubted,
             told,
-            patience: Patience::new(),
+            backoff: Backoff::default(),
             version: None,
             failed: false,
         }
@@ -302,7 +302,7 @@ impl Watch {
     }
 
     async fn pause(&mut self) {
-        tokio::time::sleep(self.patience.after_failure(Instant::now())).await;
+        tokio::time::sleep(self.backoff.after_failure(Instant::now())).await;
     }
 
     /// The next step notices that the receiver is gone.

@@ -4,10 +4,12 @@
 //! Who has which key is known above: the user of a connection compares it.
 
 mod accept;
+mod backoff;
 mod dial;
 mod key;
 mod tls;
 
 pub use accept::{IsKnown, Link, Who, accept};
+pub use backoff::Backoff;
 pub use dial::connect;
 pub use key::{Key, KeyError, name_of};

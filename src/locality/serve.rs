@@ -4,7 +4,6 @@
 //! An answer never waits for the catalog. What is not known within [`LIMIT`] is left out, and the
 //! pod is created as it is.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
@@ -24,14 +23,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::identity::Identity;
 use super::policy::{self, Content, Preferred};
 use super::review::{self, Question};
 use crate::catalog::Found;
 use crate::model::TenantOrigin;
-use crate::server::Drain;
+use crate::server::{Connections, Drain};
 use crate::telemetry::metrics::{Counter, Registry};
 
 /// The longest that an answer takes, from the request's header on.
@@ -171,8 +169,7 @@ impl Webhook {
         let mut file = File::new(self.file);
         file.is_changed();
         let mut look = tokio::time::interval(LOOK);
-        // The oldest first. Dropping the queue ends all.
-        let mut connections = VecDeque::<AbortOnDropHandle<()>>::new();
+        let mut connections = Connections::new(CONNECTIONS);
         loop {
             let accepted = tokio::select! {
                 () = drain.closing() => return,
@@ -195,14 +192,11 @@ impl Webhook {
                     continue;
                 }
             };
-            if connections.len() == CONNECTIONS {
-                connections.retain(|connection| !connection.is_finished());
-            }
-            if connections.len() == CONNECTIONS {
-                connections.pop_front();
-            }
-            let connection = serve_connection(stream, identity, Arc::clone(&self.context));
-            connections.push_back(AbortOnDropHandle::new(tokio::spawn(connection)));
+            connections.spawn(serve_connection(
+                stream,
+                identity,
+                Arc::clone(&self.context),
+            ));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Points in time in whole milliseconds, and ages as people read them.
 //! No clock: the caller passes the current time.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,14 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(transparent)]
 pub struct Timestamp(pub u64);
+
+/// What this machine's clock shows; the epoch if it is before it.
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    }
+}
 
 impl Timestamp {
     /// The time after this duration.

@@ -10,6 +10,7 @@
 //! It names the calls that are late in the log. Then the socket's file goes, if it is still ours.
 
 mod codes;
+mod connections;
 mod drain;
 mod part;
 mod routes;
@@ -23,6 +24,7 @@ use futures_util::stream::{self, Stream};
 use tokio::net::{UnixListener, UnixStream};
 
 pub use codes::{code_name, code_named, code_of, may_go_on, message_of};
+pub use connections::Connections;
 pub use drain::Drain;
 pub use part::{Exited, Part};
 pub use routes::Routes;

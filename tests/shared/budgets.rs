@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use baggageclaim::model::{Tenant, Timestamp};
 use baggageclaim::shared::{
-    Budget, Collected, Collector, Error, Found, TierUse, LayerRef, NameState, Publication, Resolved,
-    Result, Source as _, Store, list, usage,
+    Budget, Collected, Collector, Error, Found, LayerRef, NameState, Publication, Resolved, Result,
+    Source as _, Store, TierUse, list, usage,
 };
 
 use crate::collect::{HOUR, age, now};
