@@ -25,9 +25,14 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	cargo clippy --test torture --test guests --test e2e --test control_plane --locked -- -D warnings
 	cargo test --no-run --locked
 	$(ALONE) cargo test --locked --no-fail-fast
-	$(ALONE) cargo test --locked --quiet --test torture
-	@$(MAKE) --no-print-directory guests BAGGAGECLAIM_GUESTS_SHORT=1
+	cargo test --no-run --locked --test torture --test guests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync torture-short guests BAGGAGECLAIM_GUESTS_SHORT=1
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
+
+# Torture for a minute or two. `make test` runs it beside the guests.
+.PHONY: torture-short
+torture-short:
+	$(ALONE) cargo test --locked --quiet --test torture
 
 # The duration of `make torture`, and its target for power cuts in virtual machines.
 MINUTES ?= 10
