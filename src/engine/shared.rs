@@ -263,6 +263,6 @@ impl Inner {
 
     /// Makes garbage collection run soon.
     pub(super) fn wake_reaper(&self) {
-        self.collector.wake();
+        self.collector.reaper.notify_one();
     }
 }

@@ -62,7 +62,7 @@ impl Engine {
     /// Waits until the `ttl` of claims has deleted them. One call at a time; between two calls,
     /// none is missed.
     pub async fn claims_expired(&self) {
-        self.inner.collector.expired().await;
+        self.inner.collector.expired.notified().await;
     }
 
     /// A claim.

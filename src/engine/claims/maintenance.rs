@@ -20,7 +20,7 @@ pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> (usize, Result<()>) {
     let remembered = remember_uses(inner);
     let (deleted, expired) = expire(inner);
     if deleted > 0 {
-        inner.collector.tell_expired();
+        inner.collector.expired.notify_one();
     }
     (deleted, remembered.and(expired))
 }
