@@ -1,7 +1,7 @@
 //! State that the steps of garbage collection share: the lock, the wake-ups, and the objects that
 //! are skipped for a while after a failure. The steps themselves have modules of their own.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -33,9 +33,6 @@ pub(super) struct Collector {
     pub(super) tables: TableDigests,
     /// Partial layers of failed fetches.
     pub(super) parts: Parts,
-    /// The layers that are being merged. Empty: none are, or the merge is to stop because only the
-    /// merge still needs them.
-    pub(super) merging: Mutex<HashSet<LayerId>>,
     /// Stacks whose merge came to nothing. If it failed or took too long, the lowest layer stands
     /// for the stack: a cache in use is another stack by then.
     pub(super) unmerged: Backoff<Vec<LayerId>>,
