@@ -22,7 +22,7 @@ use std::path::Path;
 use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
 use crate::backend::error::{Error, Result};
 use crate::backend::method::Backend;
-use crate::backend::types::{BackendKind, Limit, Receiving, Start};
+use crate::backend::types::{BackendKind, Limit, Start};
 use crate::model::Usage;
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
 use crate::model::{LayerId, VolumeId};
@@ -341,14 +341,6 @@ impl Backend for Btrfs {
     fn receive(&self, layer: &Dir) -> Result<Dir> {
         layer.create_subvolume(FS_NEW)?;
         Ok(layer.open_beneath(FS_NEW)?)
-    }
-
-    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
-        let Some(parent) = self.parent(&Start::of_layers(below))? else {
-            return Ok(Receiving::Onto(self.receive(layer)?));
-        };
-        layer.create_snapshot(FS_NEW, &parent, false)?;
-        Ok(Receiving::Onto(layer.open_beneath(FS_NEW)?))
     }
 
     fn received(&self, layer: &Dir) -> Result<()> {

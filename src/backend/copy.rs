@@ -14,7 +14,7 @@ use std::path::Path;
 use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
 use crate::backend::error::{Error, Result};
 use crate::backend::method::Backend;
-use crate::backend::types::{BackendKind, Limit, Receiving, Start};
+use crate::backend::types::{BackendKind, Limit, Start};
 use crate::model::Usage;
 use crate::model::layout::{FS, INCOMING, LAYERS};
 use crate::model::{LayerId, VolumeId};
@@ -186,14 +186,6 @@ impl Backend for Copy {
         let content = self.parent(&Start::of_layers(layers))?;
         let content = content.ok_or_else(|| self.layers.error("openat2", FS, Errno::ENOENT))?;
         Ok(sys::bind(&content, true)?)
-    }
-
-    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
-        let new = self.receive(layer)?;
-        if let Some(parent) = self.parent(&Start::of_layers(below))? {
-            tree::copy(&parent, &new, Method::Reflink, Marks::Refuse)?.tell(&new);
-        }
-        Ok(Receiving::Onto(new))
     }
 
     fn flatten(

@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::bind_volume;
 use super::error::Result;
-use super::types::{BackendKind, Freeze, Limit, Receiving, Start};
+use super::types::{BackendKind, Freeze, Limit, Start};
 use crate::model::layout::FS;
 use crate::model::{LayerId, Usage, VolumeId};
 use crate::sys::{self, Dir};
@@ -126,15 +126,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(layer.open_beneath(bind_volume::FS_NEW)?)
     }
 
-    /// Makes a place for a layer that comes from another node and belongs on `below`, newest first,
-    /// in the empty directory `layer`. The caller makes or applies the layer there, then calls
-    /// [`Backend::received`].
-    ///
-    /// O(1) for overlay and btrfs. The copy backend copies all that is below.
-    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving>;
-
-    /// Opens again what [`Backend::receive_layer`] made in `layer`.
-    fn receiving(&self, layer: &Dir) -> Result<Dir> {
+    /// Opens again what [`Backend::receive`] made in `layer`.
+    fn reopen_received(&self, layer: &Dir) -> Result<Dir> {
         Ok(layer.open_beneath(bind_volume::FS_NEW)?)
     }
 

@@ -26,6 +26,6 @@ pub use self::error::{Error, Result};
 pub use self::method::Backend;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, Wanted, choose};
-pub use self::types::{BackendKind, Freeze, Limit, Receiving, Start};
+pub use self::types::{BackendKind, Freeze, Limit, Start};
 pub use crate::model::{RootAttributes, Usage};
 pub use crate::tree::Stop;

@@ -1,5 +1,5 @@
 //! The values that the engine and a backend exchange: the kind of a pool, how a volume starts,
-//! limits, and the results of freezing and receiving. Only types are here, no work.
+//! limits, and the results of freezing. Only types are here, no work.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{LayerId, PersistentVolume, RootAttributes, VolumeKind, VolumeRecord};
-use crate::sys::Dir;
 
 /// The copy-on-write method of a pool; fixed when the pool is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -123,18 +122,4 @@ pub enum Freeze {
     /// A process holds it open. The descriptor, if any, becomes readable once the last holder is
     /// gone (inotify's IN_UNMOUNT). Without one, the caller asks again later.
     Busy(Option<OwnedFd>),
-}
-
-/// Where a layer is made that another node sends.
-#[derive(Debug)]
-pub enum Receiving {
-    /// The layer is stacked on others. It is made in overlayfs' form in the empty directory `into`.
-    Stacked {
-        /// The new layer.
-        into: Dir,
-        /// The layers below it, newest first. They are only read.
-        below: Vec<Dir>,
-    },
-    /// A writable copy of all that is below. The layer is applied to it, and no mark stays in it.
-    Onto(Dir),
 }

@@ -35,7 +35,7 @@ use self::project::Projects;
 use self::work::{delete_frame, next_work, was_mounted};
 use super::error::{Error, Result};
 use super::method::Backend;
-use super::types::{BackendKind, Freeze, Limit, Receiving, Start};
+use super::types::{BackendKind, Freeze, Limit, Start};
 use crate::model::Usage;
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP};
 use crate::model::{LayerId, RootAttributes, VolumeId};
@@ -414,13 +414,6 @@ impl Backend for Overlay {
         let start = Start::of_layers(layers);
         self.create(scratch, &start)?;
         self.mount(scratch, label, &start, true)
-    }
-
-    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
-        Ok(Receiving::Stacked {
-            into: self.receive(layer)?,
-            below: Lowers::Layers(below).open(self, None)?,
-        })
     }
 
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {

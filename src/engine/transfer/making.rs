@@ -15,7 +15,6 @@ use super::space::{self, Gate};
 use super::wanted::{LayerPlace, Owner, ReceiveError, ReceiveRequest};
 use crate::archive::toc::Table;
 use crate::archive::{self, Limits};
-use crate::backend::Receiving;
 use crate::engine::error::{Context, Error};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::parts::Part;
@@ -245,14 +244,11 @@ where
     fn whole(&mut self) -> Result<(), ReceiveError<E>> {
         let backend = &self.inner.backend;
         let (mut made, tree) = if let Some(made) = self.taken.pop() {
-            let tree = backend.receiving(&made.dir).context(MAKE)?;
+            let tree = backend.reopen_received(&made.dir).context(MAKE)?;
             (made, tree)
         } else {
             let made = Made::begin(self.inner)?;
-            let receiving = backend.receive_layer(&made.dir, &[]).context(MAKE)?;
-            let Receiving::Onto(tree) = receiving else {
-                return Err(Error::Defect.into());
-            };
+            let tree = backend.receive(&made.dir).context(MAKE)?;
             (made, tree)
         };
         point(Point::ReceiveMade);
