@@ -386,10 +386,6 @@ impl Backend for Overlay {
         Ok(())
     }
 
-    fn has_snapshots(&self) -> bool {
-        false
-    }
-
     fn has_content(&self, volume: &Dir) -> Result<bool> {
         Ok(volume.has(TOP)?)
     }
