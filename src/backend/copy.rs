@@ -77,7 +77,7 @@ impl Backend for Copy {
         let fs = volume.open_beneath(FS)?;
         let parent = self.volumes.parent(start.layers)?;
         if let Some(parent) = &parent {
-            tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?.tell(&fs);
+            tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?;
         }
         bind_volume::apply_root(&fs, &start.root, parent.is_some())?;
         self.set_limit(volume, start.size_limit)
@@ -134,7 +134,7 @@ impl Backend for Copy {
         let fs = volume.open_beneath(FS)?;
         layer.create_dir(FS, 0o700)?;
         let to = layer.open_beneath(FS)?;
-        tree::copy(&fs, &to, Method::Reflink, Marks::Refuse)?.tell(&to);
+        tree::copy(&fs, &to, Method::Reflink, Marks::Refuse)?;
         Ok(())
     }
 

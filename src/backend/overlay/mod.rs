@@ -382,7 +382,7 @@ impl Backend for Overlay {
         layer.create_dir(FS, 0o700)?;
         // Overlay's deletion marks mean the same in a layer.
         let to = layer.open_beneath(FS)?;
-        tree::copy(&top, &to, tree::Method::Reflink, tree::Marks::Keep)?.tell(&to);
+        tree::copy(&top, &to, tree::Method::Reflink, tree::Marks::Keep)?;
         Ok(())
     }
 
