@@ -61,17 +61,16 @@ pub(super) fn find(
     })
 }
 
-/// The mounts of the volume at the paths where its record says that it is mounted.
+/// The mounts of a persistent volume at the paths where its record says that it is mounted.
 pub(super) fn find_all(
     inner: &Inner,
     mounts: &[MountEntry],
     id: &VolumeId,
-    label: &str,
     paths: &[&Path],
 ) -> Result<HashMap<PathBuf, u64>> {
     let mut found = HashMap::new();
     for path in paths {
-        let mount = find(inner, mounts, id, label, path)?;
+        let mount = find(inner, mounts, id, id.as_str(), path)?;
         found.extend(mount.map(|mount| (path.to_path_buf(), mount)));
     }
     Ok(found)

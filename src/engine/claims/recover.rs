@@ -169,7 +169,7 @@ fn unrecorded(
     let shown = |mount: &&MountEntry| inner.backend.shows(mount, id, id.as_str());
     let paths = mounts.iter().filter(shown);
     let paths: Vec<&Path> = paths.map(|mount| mount.mount_point.as_path()).collect();
-    let found = find_all(inner, mounts, id, id.as_str(), &paths)?;
+    let found = find_all(inner, mounts, id, &paths)?;
     let unknown = |id| ClaimMount {
         id,
         staging: false,
@@ -193,7 +193,7 @@ fn of_this_boot(
         .map(|target| target.path.as_path())
         .collect();
     let id = &held.claim.id;
-    let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, id.as_str(), &paths)?;
+    let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, &paths)?;
     // A process may still have files of a recent mount open. The driver asks the kernel before each
     // operation.
     held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
