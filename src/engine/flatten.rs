@@ -419,12 +419,7 @@ fn make(
             .backend
             .flatten(newest, &into, rest.is_empty(), stop)
             .context("merge layers")?;
-        let record = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: merged,
-            artifact: artifact(inner, newest, rest, merged),
-            claim: None,
-        };
+        let record = LayerRecord::of(merged, artifact(inner, newest, rest, merged), None);
         store::write_sealing(&into, &record).context("write a merged layer's record")?;
         point(Point::FlattenMerged);
         let usage = inner.backend.usage(&into, stop);

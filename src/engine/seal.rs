@@ -419,12 +419,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             trash_pending(inner, key)?;
             return Ok(Action::Forget);
         }
-        let known = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: key,
-            artifact: Some(artifact.clone()),
-            claim: None,
-        };
+        let known = LayerRecord::of(key, Some(artifact.clone()), None);
         store::write_sealing(&layer, &known).context("write the layer's record")?;
         artifact
     };

@@ -37,7 +37,7 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Pe
     }
     match request.source.clone() {
         None => {
-            let content = Content::empty(&inner);
+            let content = Content::kept(&[], OwnerView::default(), 0);
             insert(&inner, id, request, content, guard).await
         }
         Some(ClaimSource::Snapshot(snapshot)) => {
@@ -96,26 +96,17 @@ pub(super) struct Content {
     pub(super) view: OwnerView,
     /// The capacity of the clone's source.
     pub(super) size: u64,
-    _pins: Pins,
+    _pins: Option<Pins>,
 }
 
 impl Content {
     /// Layers that the caller keeps.
-    pub(super) fn kept(inner: &Arc<Inner>, layers: &[LayerId], view: OwnerView, size: u64) -> Self {
+    pub(super) fn kept(layers: &[LayerId], view: OwnerView, size: u64) -> Self {
         Self {
             layers: layers.to_vec(),
             view,
             size,
-            _pins: Pins::none(inner),
-        }
-    }
-
-    fn empty(inner: &Arc<Inner>) -> Self {
-        Self {
-            layers: Vec::new(),
-            view: OwnerView::default(),
-            size: 0,
-            _pins: Pins::none(inner),
+            _pins: None,
         }
     }
 
@@ -130,7 +121,7 @@ impl Content {
             layers: snapshot.layers,
             view: snapshot.view,
             size: snapshot.size,
-            _pins: pins,
+            _pins: Some(pins),
         })
     }
 }
@@ -181,12 +172,7 @@ async fn clone(
     let Some(frozen) = freezing.frozen.first() else {
         return Err(Error::ShuttingDown);
     };
-    let content = Content {
-        layers: frozen.stack.clone(),
-        view: frozen.claim.view,
-        size: frozen.claim.capacity,
-        _pins: Pins::none(inner),
-    };
+    let content = Content::kept(&frozen.stack, frozen.claim.view, frozen.claim.capacity);
     let claim = inner
         .threads
         .calls

@@ -385,12 +385,7 @@ impl Freezing {
         self.pins.add(&mut inner.state.lock(), &[layer]);
         let frozen = self.last();
         frozen.layer = Some(layer);
-        let record = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: layer,
-            artifact: None,
-            claim: Some(frozen.claim.id.clone()),
-        };
+        let record = LayerRecord::of(layer, None, Some(frozen.claim.id.clone()));
         let name = layer.to_string();
         let layers = &inner.dirs.layers;
         layers.create_dir(&name, 0o700).context("make a layer")?;

@@ -15,17 +15,6 @@ use crate::model::{Artifact, LayerId, LayerRecord, Timestamp, VolumeId};
 use crate::store::{self, Change};
 use crate::sys::Dir;
 
-/// What a new layer will belong to, for a rebuilt index.
-#[derive(Debug)]
-pub(super) enum Belongs<'a> {
-    /// To an artifact, of which it is the newest layer.
-    Artifact(&'a Artifact),
-    /// To an artifact, of which another layer is the newest.
-    Older,
-    /// To this persistent volume.
-    Claim(&'a VolumeId),
-}
-
 /// A layer that is being made. If it is dropped before the index names it, it is discarded.
 pub(super) struct Half<'a> {
     inner: &'a Inner,
@@ -77,19 +66,15 @@ impl<'a> Half<'a> {
         self.done = true;
     }
 
-    /// Records what the layer, whose directory this is, will belong to.
-    pub(super) fn record(&self, dir: &Dir, to: &Belongs<'_>) -> Result<()> {
-        let (artifact, claim) = match *to {
-            Belongs::Artifact(artifact) => (Some(artifact.clone()), None),
-            Belongs::Older => (None, None),
-            Belongs::Claim(claim) => (None, Some(claim.clone())),
-        };
-        let record = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: self.id,
-            artifact,
-            claim,
-        };
+    /// Records in the layer's directory what the layer will belong to, for a rebuilt index: to an
+    /// artifact, of which it is the newest layer, or to a persistent volume.
+    pub(super) fn record(
+        &self,
+        dir: &Dir,
+        artifact: Option<&Artifact>,
+        claim: Option<&VolumeId>,
+    ) -> Result<()> {
+        let record = LayerRecord::of(self.id, artifact.cloned(), claim.cloned());
         store::write_sealing(dir, &record).context("write the layer's record")
     }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rustix::fs::{Timespec, Timestamps};
 
-use super::half::{self, Belongs, Half, Points};
+use super::half::{self, Half, Points};
 use super::space::{self, Gate};
 use crate::archive::{self, Hashing, Limits, Progress, Unpack, Unpacked};
 use crate::engine::error::{Context, Error, Result};
@@ -123,7 +123,7 @@ fn import_now(
         .received(&dir)
         .context("complete the archive's content")?;
     let artifact = describe(inner, request, half.id, fence, &unpacked);
-    half.record(&dir, &Belongs::Artifact(&artifact))?;
+    half.record(&dir, Some(&artifact), None)?;
     point(Point::ImportRecorded);
     half.place()?;
     point(Point::ImportPlaced);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::half::{Belongs, Half};
+use super::half::Half;
 use super::parts;
 use super::space::{self, Gate};
 use super::wanted::{LayerPlace, Owner, ReceiveError, ReceiveRequest};
@@ -348,10 +348,10 @@ where
                 let state = self.inner.state.lock();
                 let artifact = describe(self.inner, &state, request, &self.placed.layers);
                 drop(state);
-                half.record(dir, &Belongs::Artifact(&artifact))?;
+                half.record(dir, Some(&artifact), None)?;
             }
-            Owner::Artifact(_) => half.record(dir, &Belongs::Older)?,
-            Owner::Claim(claim) => half.record(dir, &Belongs::Claim(claim))?,
+            Owner::Artifact(_) => half.record(dir, None, None)?,
+            Owner::Claim(claim) => half.record(dir, None, Some(claim))?,
         }
         point(Point::ReceiveRecorded);
         half.place()?;
