@@ -347,8 +347,7 @@ impl Engine {
     /// Nothing more can be done for pods that end while the pool cannot be opened.
     pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
         let target = target.to_owned();
-        let unmount =
-            async move { mounts::detach(&target, staging, mounts::UNPUBLISHED).map(drop) };
+        let unmount = async move { mounts::detach(&target, staging).map(drop) };
         let unmounted = threads::apart("unmount", unmount).await;
         unmounted.unwrap_or(Err(Error::Defect))
     }

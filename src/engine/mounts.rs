@@ -115,27 +115,17 @@ pub(super) fn attach(
     attached
 }
 
-/// The steps of [`detach`] for an inline volume.
-pub(super) const UNPUBLISHED: [Point; 2] =
-    [Point::UnpublishDetached, Point::UnpublishTargetRemoved];
-/// The steps of [`detach`] for a persistent volume.
-pub(super) const CLAIM_UNMOUNTED: [Point; 2] = [Point::ClaimDetached, Point::ClaimTargetRemoved];
-
 /// Detaches all mounts at a path, of whatever volume, and removes the mount point. A staging path
 /// is the caller's, and stays. Returns a descriptor of each mount, topmost first.
-pub(super) fn detach(
-    path: &Path,
-    staging: bool,
-    [detached, removed]: [Point; 2],
-) -> Result<Vec<(MountPoint, OwnedFd)>> {
+pub(super) fn detach(path: &Path, staging: bool) -> Result<Vec<(MountPoint, OwnedFd)>> {
     let Some(target) = Target::open(path)? else {
         return Ok(Vec::new());
     };
     let pins = target.detach()?;
-    point(detached);
+    point(Point::TargetDetached);
     if !staging {
         target.remove()?;
     }
-    point(removed);
+    point(Point::TargetRemoved);
     Ok(pins)
 }

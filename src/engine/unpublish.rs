@@ -68,7 +68,7 @@ fn unpublish_now(
     path: &Path,
     permit: OwnedSemaphorePermit,
 ) -> Result<Option<Teardown>> {
-    let pins = mounts::detach(path, false, mounts::UNPUBLISHED)?;
+    let pins = mounts::detach(path, false)?;
     let Some(volume) = volume else {
         return Ok(None);
     };

@@ -281,7 +281,7 @@ fn unmount_now(
     staging: bool,
     guard: Option<Guard>,
 ) -> Result<()> {
-    let mut pins = mounts::detach(path, staging, mounts::CLAIM_UNMOUNTED)?;
+    let mut pins = mounts::detach(path, staging)?;
     let Some(claim) = claim else {
         return Ok(());
     };

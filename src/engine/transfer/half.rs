@@ -111,13 +111,6 @@ impl Drop for Half<'_> {
     }
 }
 
-/// The points that an artifact passes on its way into the index.
-pub(super) struct Points {
-    pub(super) synced: Point,
-    pub(super) indexed: Point,
-    pub(super) confirmed: Point,
-}
-
 /// Makes an artifact of placed layers durable and gives it its name. A failure takes no name from
 /// content that is sealed meanwhile. Returns whether it has the name.
 ///
@@ -128,7 +121,6 @@ pub(super) fn enter(
     halves: Vec<Half<'_>>,
     began: Timestamp,
     describe: impl Fn(&State) -> Result<Artifact>,
-    points: &Points,
 ) -> Result<bool> {
     let decide = |state: &State| {
         let artifact = describe(state)?;
@@ -143,7 +135,7 @@ pub(super) fn enter(
         state.catalog.add_indexed(artifact.clone(), takes_name);
         state.catalog.is_named(&artifact)
     };
-    settle(inner, halves, began, points, decide, known)
+    settle(inner, halves, began, decide, known)
 }
 
 /// Makes placed layers durable, and then what stacks them: in the index, and only then in memory.
@@ -154,13 +146,12 @@ pub(super) fn settle<T, R>(
     inner: &Inner,
     mut halves: Vec<Half<'_>>,
     began: Timestamp,
-    points: &Points,
     decide: impl FnOnce(&State) -> Result<(Vec<Change>, T)>,
     known: impl FnOnce(&mut State, T) -> R,
 ) -> Result<R> {
     let syncing = inner.durability.lock();
     inner.sync(&syncing)?;
-    point(points.synced);
+    point(Point::EntrySynced);
     let named_as_indexed = inner.durability.lock_names();
     let (changes, what) = {
         let state = inner.state.lock();
@@ -184,7 +175,7 @@ pub(super) fn settle<T, R>(
     let result = known(&mut inner.state.lock(), what);
     drop(named_as_indexed);
     drop(syncing);
-    point(points.indexed);
+    point(Point::EntryIndexed);
     for half in &mut halves {
         half.done = true;
         if let Err(error) = layers::confirm(inner, half.id) {
@@ -193,6 +184,6 @@ pub(super) fn settle<T, R>(
                 "the layer could not be confirmed: an index rebuilt now would not include it");
         }
     }
-    point(points.confirmed);
+    point(Point::EntryConfirmed);
     Ok(result)
 }

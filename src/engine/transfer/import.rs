@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rustix::fs::{Timespec, Timestamps};
 
-use super::half::{self, Half, Points};
+use super::half::{self, Half};
 use super::space::{self, Gate};
 use crate::archive::{self, Hashing, Limits, Progress, Unpack, Unpacked};
 use crate::engine::error::{Context, Error, Result};
@@ -69,12 +69,6 @@ pub struct Imported {
     /// Whether the name points at it. If not, newer content took the name meanwhile.
     pub named: bool,
 }
-
-const POINTS: Points = Points {
-    synced: Point::ImportSynced,
-    indexed: Point::ImportIndexed,
-    confirmed: Point::ImportConfirmed,
-};
 
 /// Imports an archive.
 pub(in crate::engine) async fn import(
@@ -134,7 +128,7 @@ fn import_now(
         }
         Ok(artifact.clone())
     };
-    let named = half::enter(inner, vec![half], began, described, &POINTS)?;
+    let named = half::enter(inner, vec![half], began, described)?;
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
         digest = imported(&unpacked).map(tracing::field::display), "imported");
     if named {
