@@ -181,14 +181,17 @@ pub(super) fn write(dir: &Dir, record: &ClaimRecord) -> Result<()> {
     store::write_claim(dir, record).context("write the volume's record")
 }
 
-/// The record could not be written because the disk is full, so it still lists a target where the
-/// volume is not mounted. `maintenance` writes it again.
-pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
-    tracing::warn!(volume.id = %claim, %error,
-        "the volume's record still lists a target where it is not mounted; the record is written \
-         again later");
-    if let Some(held) = inner.state.lock().claims.get_mut(claim) {
-        held.stale = true;
+/// Writes a record that no longer says where the volume is mounted, also on a full disk. If that
+/// fails, the old record stays until the next mount, unmount or start: a start reads the mount
+/// table.
+pub(super) fn correct(inner: &Inner, record: &ClaimRecord) {
+    let id = &record.claim.id;
+    let dir = inner.dirs.volumes.open_beneath(id);
+    let written = dir.and_then(|dir| inner.with_reserve(|| store::write_claim(&dir, record)));
+    if let Err(error) = written {
+        tracing::warn!(volume.id = %id, %error,
+            "the volume's record still lists a target where it is not mounted; the next mount, \
+             unmount or start corrects it");
     }
 }
 
