@@ -25,7 +25,7 @@ pub use self::copy::Copy;
 pub use self::error::{Error, Result};
 pub use self::method::Backend;
 pub use self::overlay::{MountApi, Overlay};
-pub use self::probe::{Attempt, Chosen, Facts, Wanted, choose};
+pub use self::probe::{Chosen, Wanted, choose};
 pub use self::types::{BackendKind, Freeze, Limit, Start};
 pub use crate::model::{RootAttributes, Usage};
 pub use crate::tree::Stop;

@@ -104,12 +104,6 @@ impl Overlay {
         Ok(overlay)
     }
 
-    /// The mount API in use.
-    #[must_use]
-    pub fn api(&self) -> MountApi {
-        self.api
-    }
-
     /// A detached mount of `volume` over the content of these layers (newest first).
     fn mount_over(
         &self,

@@ -49,8 +49,7 @@ pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<PersistentVolume>;
     /// Changes what may be changed; what is not named stays.
     async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume>;
-    /// Notes an attachment. `Error::NoSuchNode` when the node is unknown, `Error::OnNode` when
-    /// the claim is on another.
+    /// Notes an attachment. `Error::NoSuchNode` when the node is unknown.
     async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()>;
     /// Forgets an attachment.
     async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()>;

@@ -298,9 +298,9 @@ impl Claims for Fake {
             return Err(Error::NoSuchNode(attachment.node));
         }
         if node.id.as_str() != attachment.node {
-            return Err(Error::OnNode {
+            return Err(Error::ClaimInUse {
                 claim: claim.id.clone(),
-                node: node.id.as_str().to_owned(),
+                how: format!("on node {}", node.id.as_str()),
             });
         }
         let there = claim
