@@ -17,7 +17,7 @@ use super::error::{Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::confirm;
 use super::lifecycle::Observation;
-use super::notice::{self, NotCommitted, What};
+use super::notice::{NotCommitted, What};
 use super::pending::withdraw_seal_intent;
 use super::policies;
 use super::shared::Inner;
@@ -138,9 +138,8 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         }
         committed
     };
-    let notices = inner.config.notices.as_ref();
     for (record, what) in committed {
-        notice::say(notices, &record, || what);
+        inner.say(&record, || what);
     }
     inner.state.notify();
     Ok(())

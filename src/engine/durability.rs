@@ -8,7 +8,7 @@ use super::claims::entries::VolumeEntry;
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::layers::trash_unreferenced;
-use super::notice::{self, NotCommitted};
+use super::notice::NotCommitted;
 use super::pending::trash_pending;
 use super::shared::Inner;
 use super::target::Target;
@@ -80,8 +80,7 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     point(Point::WritebackFailureFinished);
     for key in keys {
         if let Some((_, record)) = inner.seal_intent(key) {
-            let notices = inner.config.notices.as_ref();
-            notice::say_not_committed(notices, &record, &NotCommitted::Damaged);
+            inner.say_not_committed(&record, &NotCommitted::Damaged);
         }
         if let Err(error) = trash_pending(inner, key) {
             tracing::error!(%error, "a discarded volume could not be moved to trash/ yet");

@@ -245,8 +245,8 @@ impl Engine {
     /// How many notices were dropped, because the channel was full.
     #[must_use]
     pub fn lost_notices(&self) -> u64 {
-        let notices = self.inner.config.notices.as_ref();
-        notices.map_or(0, Notices::lost)
+        let notices = &self.inner.config.notices;
+        notices.as_ref().map_or(0, Notices::lost)
     }
 
     /// The volumes, by tenant and id.

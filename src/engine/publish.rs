@@ -16,11 +16,12 @@ use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
 use super::hit::Hit;
 use super::lifecycle::Observation;
+use super::notice::What;
+use super::republish;
 use super::shared::Inner;
 use super::state::{Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{notice, republish};
 use crate::backend::Start;
 use crate::model::{
     ArtifactId, LayerId, Reference, SealPlan, Sharing, VolumeKind, VolumeRecord, layout,
@@ -144,16 +145,11 @@ async fn plan(
     tracing::info!(volume.id = %request.volume, %state,
         "waiting for content that is being made or sealed");
     let reference = || asked(request);
-    notice::say_of(
-        inner.config.notices.as_ref(),
-        &request.tenant,
-        &request.pod,
-        || notice::What::WaitingForInput {
-            reference: reference(),
-            state: state.clone(),
-            at_most: inner.config.input_wait,
-        },
-    );
+    inner.say_of(&request.tenant, &request.pod, || What::WaitingForInput {
+        reference: reference(),
+        state: state.clone(),
+        at_most: inner.config.input_wait,
+    });
     let _wait = inner.counters().wait(request.spec.kind.type_name());
     let mut last = state;
     let decided = inner
@@ -443,10 +439,7 @@ fn furnish(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<(Owned
         .context("make the volume's content")?;
     if let Some(why) = limit.why_unenforced() {
         tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
-        let notices = inner.config.notices.as_ref();
-        notice::say(notices, record, || notice::What::SizeLimitNotEnforced {
-            why: why.clone(),
-        });
+        inner.say(record, || What::SizeLimitNotEnforced { why: why.clone() });
         record.limit_unenforced = Some(why);
     }
     point(Point::PublishContentMade);
