@@ -211,19 +211,9 @@ impl Threads {
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> impl Future<Output = Result<T>> + Send + 'static {
-        self.run_on(move || (job(), || ()))
-    }
-
-    /// As [`Threads::run`], for a job that goes on after its answer.
-    pub(super) fn run_on<T: Send + 'static, R: FnOnce() + 'static>(
-        &self,
-        job: impl FnOnce() -> (T, R) + Send + 'static,
-    ) -> impl Future<Output = Result<T>> + Send + 'static {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move || {
-            let (result, rest) = job();
-            drop(answer.send(result));
-            rest();
+            drop(answer.send(job()));
         });
         let queued = self.queue.push(job);
         let unanswered = move |_| {

@@ -128,21 +128,18 @@ impl Freezing {
         enter: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<()> {
         let engine = self.inner.clone();
-        let result = if self.layers().next().is_some() {
-            let job = move || {
-                let (answer, frozen) = match self.commit_now(changes, enter) {
-                    Ok(frozen) => (Ok(()), Some(frozen)),
-                    Err(error) => (Err(error), None),
-                };
-                (answer, || frozen.into_iter().for_each(Self::tidy))
-            };
-            engine.threads.syncs.run_on(job).await?
+        let made = self.layers().next().is_some();
+        let threads = if made {
+            &engine.threads.syncs
         } else {
-            let job = move || self.commit_now(changes, enter).map(Self::tidy);
-            engine.threads.calls.run(job).await?
+            &engine.threads.calls
         };
-        engine.ask_for_room_after(&result);
-        result
+        let frozen = threads.run(move || self.commit_now(changes, enter)).await?;
+        engine.ask_for_room_after(&frozen);
+        let frozen = frozen?;
+        // The caller need not wait for it. If no job is taken any more, the next start does it.
+        drop(engine.threads.calls.run(move || frozen.tidy()));
+        Ok(())
     }
 
     /// Whether the disk may have lost bytes of the frozen content, before or since the freeze
