@@ -17,11 +17,11 @@ use super::guard::{self, Guard};
 use super::hit::Hit;
 use super::lifecycle::Observation;
 use super::notice::What;
-use super::republish;
 use super::shared::Inner;
 use super::state::{Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
+use super::{mounts, republish};
 use crate::backend::Start;
 use crate::model::{
     ArtifactId, LayerId, Reference, SealPlan, Sharing, VolumeKind, VolumeRecord, layout,
@@ -446,10 +446,7 @@ fn furnish(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<(Owned
     store::write_volume(dir, record, false).context("write the volume's record")?;
     point(Point::PublishRecorded);
     let start = Start::of(record);
-    let mount = inner
-        .backend
-        .mount(dir, record.label(), &start, record.read_only)
-        .context("mount the volume")?;
+    let mount = mounts::mount(inner, dir, record.label(), &start, record.read_only)?;
     let point = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
     Ok((mount, point.id))
 }
