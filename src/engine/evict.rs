@@ -51,7 +51,9 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     let removed = remove(inner, &gone);
     forget_sizes(inner, &measured);
     let removed = removed?;
-    inner.counters().evicted(None, removed.artifacts, removed.bytes);
+    inner
+        .counters()
+        .evicted(None, removed.artifacts, removed.bytes);
     Ok(removed.artifacts)
 }
 
