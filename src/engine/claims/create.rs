@@ -54,12 +54,6 @@ pub(super) fn made_before(inner: &Inner, id: &VolumeId) -> Option<PersistentVolu
     state.claims.get(id).map(|held| held.claim.clone())
 }
 
-/// Whether there is a claim of that name, usable or not.
-pub(super) fn has(inner: &Inner, name: &str) -> bool {
-    let id = lookup::id_of(lookup::CLAIM, name);
-    inner.state.lock().claims.contains(&id)
-}
-
 /// The claim that a repeated request finds, if it is the same request.
 pub(super) fn repeated(claim: PersistentVolume, request: &CreateClaim) -> Result<PersistentVolume> {
     let too_small = claim.capacity < request.required_bytes;
