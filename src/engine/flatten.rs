@@ -404,7 +404,7 @@ fn make(
     pins: &mut Pins,
     stop: Stop<'_>,
 ) -> Result<(LayerId, Usage)> {
-    let merged = LayerId::from_bits(inner.random());
+    let merged = LayerId::from_bits(Inner::random());
     pins.add(&mut inner.state.lock(), &[merged]);
     let name = merged.to_string();
     let incoming = &inner.dirs.incoming;

@@ -306,8 +306,8 @@ fn seal_plan(
     // It holds content of its parent.
     let never_shared = !request.share || parent.is_some_and(|sharing| sharing.never);
     Some(SealPlan {
-        artifact: ArtifactId::from_bits(inner.random()),
-        layer: LayerId::from_bits(inner.random()),
+        artifact: ArtifactId::from_bits(Inner::random()),
+        layer: LayerId::from_bits(Inner::random()),
         reference,
         keep,
         base,

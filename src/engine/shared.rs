@@ -209,11 +209,7 @@ impl Inner {
     }
 
     /// 128 random bits.
-    #[expect(
-        clippy::unused_self,
-        reason = "where randomness comes from is the engine's affair"
-    )]
-    pub(super) fn random(&self) -> u128 {
+    pub(super) fn random() -> u128 {
         pool::random()
     }
 

@@ -80,7 +80,7 @@ pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Opti
         held.damaged = false;
     }
     let incoming = &inner.dirs.incoming;
-    let name = LayerId::from_bits(inner.random()).to_string();
+    let name = LayerId::from_bits(Inner::random()).to_string();
     incoming
         .create_dir(&name, 0o700)
         .context("make the volume's directory")?;

@@ -378,7 +378,7 @@ impl Freezing {
     /// Makes the layer's directory. It is pinned from here on.
     fn make_layer(&mut self) -> Result<Dir> {
         let inner = self.inner.clone();
-        let layer = LayerId::from_bits(inner.random());
+        let layer = LayerId::from_bits(Inner::random());
         self.pins.add(&mut inner.state.lock(), &[layer]);
         let frozen = self.last();
         frozen.layer = Some(layer);

@@ -115,7 +115,7 @@ struct Scratch {
 
 impl Scratch {
     fn make(inner: &Arc<Inner>) -> Result<Self> {
-        let name = LayerId::from_bits(inner.random()).to_string();
+        let name = LayerId::from_bits(Inner::random()).to_string();
         let incoming = &inner.dirs.incoming;
         incoming
             .create_dir(&name, 0o700)

@@ -28,7 +28,7 @@ pub(super) struct Half<'a> {
 impl<'a> Half<'a> {
     /// Makes `incoming/<id>`.
     pub(super) fn make(inner: &'a Arc<Inner>) -> Result<(Self, Dir)> {
-        let id = LayerId::from_bits(inner.random());
+        let id = LayerId::from_bits(Inner::random());
         let half = Self::of(inner, id);
         inner
             .dirs

@@ -241,7 +241,7 @@ fn describe(
     drop(state);
     inner.saw(created);
     Artifact {
-        id: ArtifactId::from_bits(inner.random()),
+        id: ArtifactId::from_bits(Inner::random()),
         tenant: request.tenant.clone(),
         reference: request.reference.clone(),
         layers: vec![layer],

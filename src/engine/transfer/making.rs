@@ -276,7 +276,7 @@ where
             name
         } else {
             // No layer can guess the name: the directory must not be a part of the layer.
-            let name = format!(".layer-{:032x}", self.inner.random());
+            let name = format!(".layer-{:032x}", Inner::random());
             tree.create_dir(&name, 0o700).context(MAKE)?;
             made.digests.push(self.wanted[layer].digest);
             made.filling.insert(name).clone()

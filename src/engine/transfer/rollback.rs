@@ -52,7 +52,7 @@ fn rollback_now(
     // Newer than the owner of the name, even if a wrong clock dated that.
     let created = Timestamp(began.0.max(after_holder));
     inner.saw(created);
-    let id = ArtifactId::from_bits(inner.random());
+    let id = ArtifactId::from_bits(Inner::random());
     let again = Artifact {
         id,
         created,
