@@ -78,7 +78,7 @@ const ENGINE_TIERS: [Tier; 22] = [
             "space_requests",
             "types",
             "watched",
-            "write_back",
+            "durability",
         ],
     ),
     (
@@ -117,7 +117,7 @@ const ENGINE_TIERS: [Tier; 22] = [
         "pool, mounts, layers, space",
         &["guard", "layers", "mounts", "pending", "pins", "space"],
     ),
-    ("catalog and durability", &["durability", "transaction"]),
+    ("transactions, failed write-back", &["transaction", "writeback_failure"]),
     (
         "clears and policies of the cluster",
         &["fences", "policies"],
@@ -469,13 +469,13 @@ fn an_upward_import_inside_the_engine_is_found_however_it_is_written() {
 
 #[test]
 fn a_cycle_of_two_modules_of_the_engine_is_found() {
-    let layers = format!("{HEADER}use super::durability::sync;\n");
-    let durability = format!("{HEADER}use super::layers::confirm;\n");
+    let layers = format!("{HEADER}use super::transaction::sync;\n");
+    let transaction = format!("{HEADER}use super::layers::confirm;\n");
     let files = [
         ("engine/layers.rs", layers.as_str()),
-        ("engine/durability.rs", &durability),
+        ("engine/transaction.rs", &transaction),
     ];
-    let up = upward("layers", "durability");
+    let up = upward("layers", "transaction");
     let up = format!("engine/layers.rs:3: {up}; imports point down");
     assert_eq!(broken_by(&files), [up]);
 }

@@ -3,7 +3,7 @@
 //! First the content, then the index that names it: in a trial with a power cut, the other order
 //! gave an artifact with an empty file. The steps after the index are done for one seal at a time:
 //! a layer that cannot be confirmed blocks no other, nor does a seal intent that cannot be
-//! withdrawn. `durability` handles write-back errors.
+//! withdrawn. `writeback_failure` handles write-back errors.
 
 use std::collections::HashMap;
 use std::sync::Arc;

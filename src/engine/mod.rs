@@ -100,7 +100,7 @@ mod types;
 mod unpublish;
 mod volumes;
 mod watched;
-mod write_back;
+mod writeback_failure;
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -155,10 +155,10 @@ async fn take_up(
     let recovered = inner.threads.calls.run(move || {
         let recovered = recover::recover(&engine, contents)?;
         match lost {
-            Some(lost) => durability::taint(&engine, &lost),
-            None => durability::finish_taint(&engine)?,
+            Some(lost) => writeback_failure::taint(&engine, &lost),
+            None => writeback_failure::finish_taint(&engine)?,
         }
-        durability::note_unnoted(&engine);
+        writeback_failure::note_unnoted(&engine);
         if !recovered.changes.is_empty() {
             engine.transact(&recovered.changes).result()?;
             failpoint::point(failpoint::Point::RecoverIndexed);

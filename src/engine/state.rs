@@ -16,12 +16,12 @@ use std::sync::Arc;
 use super::artifacts::Sealed;
 use super::catalog::Catalog;
 use super::claims::entries::PersistentVolumes;
+use super::durability::WriteBack;
 use super::error::Result;
 use super::health::Health;
 use super::multiset::Multiset;
 use super::types::PublishRequest;
 use super::volumes::Volumes;
-use super::write_back::WriteBack;
 use crate::model::{
     ArtifactId, Fences, LayerId, Name, Origin, PodUid, Policies, Reference, TenantOrigin,
     Timestamp, VolumeId, VolumeKind, VolumeRecord,

@@ -13,7 +13,6 @@ use super::entries::VolumeEntry;
 use super::freeze::{self, Freezing, Moment};
 use super::lookup::{self, refuse_full, refuse_too_large};
 use super::types::CreateClaim;
-use crate::engine::durability;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
@@ -21,6 +20,7 @@ use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::writeback_failure;
 use crate::model::{
     ClaimSource, LayerId, MutableParameters, OwnerView, PersistentVolume, RootAttributes,
     SnapshotId, VolumeId, layout,
@@ -310,7 +310,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
         };
         if since != tainted {
             // It was not there when the others were marked.
-            durability::taint_claim(inner, id);
+            writeback_failure::taint_claim(inner, id);
         }
         return Err(error);
     }
