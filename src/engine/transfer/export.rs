@@ -11,13 +11,12 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::in_use::Use;
 use crate::archive::{self, Codec, Hashing, Packed, Progress};
 use crate::backend::{Start, Usage};
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
-use crate::engine::pins::Pins;
+use crate::engine::pins::{Pins, Use};
 use crate::engine::shared::Inner;
 use crate::engine::target::{Found, Target};
 use crate::model::{ArtifactId, LayerId, Sha256, Timestamp, VolumeId, VolumeRecord};

@@ -6,7 +6,6 @@
 mod export;
 mod half;
 mod import;
-mod in_use;
 mod making;
 mod open_layers;
 mod parts;
