@@ -139,7 +139,6 @@ pub use error::{Error, Result, Shortage};
 pub use metrics::Metrics;
 pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
-pub use threads::apart;
 pub use transfer::{
     Export, Exported, ImportRequest, Imported, LayerPlace, OpenArtifact, OpenLayer, OpenSnapshot,
     Opened, ReceiveError, ReceiveRequest, Received, Source, View,
@@ -199,7 +198,7 @@ impl Engine {
             let opened = open::open(&config)?;
             Ok::<_, Error>((config, opened))
         };
-        let opened = threads::apart("open", opened).await;
+        let opened = sys::apart("open", opened).await;
         let (config, pool) = opened.unwrap_or(Err(Error::Defect))?;
         let (inner, sealed) =
             Inner::start(config, pool.origin, pool.dirs, pool.backend, pool.index)?;
@@ -362,7 +361,7 @@ impl Engine {
     pub async fn takes_writes_offline(pool: &Path) -> bool {
         let pool = pool.to_owned();
         let touch = async move { Dir::open(&pool).and_then(|pool| pool.touch()).is_ok() };
-        threads::apart("look", touch).await.unwrap_or(false)
+        sys::apart("look", touch).await.unwrap_or(false)
     }
 
     /// Unmounts what is at `target`, and removes the mount point unless it is a staging path.
@@ -370,7 +369,7 @@ impl Engine {
     pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
         let target = target.to_owned();
         let unmount = async move { mounts::detach(&target, staging).map(drop) };
-        let unmounted = threads::apart("unmount", unmount).await;
+        let unmounted = sys::apart("unmount", unmount).await;
         unmounted.unwrap_or(Err(Error::Defect))
     }
 
@@ -476,7 +475,7 @@ impl Engine {
             // After this signal, another engine may open the pool.
             drop(engine);
         };
-        if let Err(error) = threads::apart("end", put_away).await {
+        if let Err(error) = sys::apart("end", put_away).await {
             tracing::warn!(%error, "the pool could not be closed");
         }
     }

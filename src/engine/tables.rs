@@ -25,7 +25,7 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::space::is_nearly_full;
 use super::table_digests::{DIGEST, Recorded, recorded};
-use super::{threads, transfer};
+use super::transfer;
 use crate::archive::{self, Progress, toc};
 use crate::model::{LayerId, Sha256, layout};
 use crate::sys::{self, Dir, Errno, Xattrs};
@@ -46,7 +46,7 @@ pub(super) async fn table_loop(inner: Arc<Inner>) {
         }
         let engine = inner.clone();
         // A thread that has the lowest priority cannot get another one back: it ends.
-        let made = threads::apart("tables", async move { make_missing(&engine) }).await;
+        let made = sys::apart("tables", async move { make_missing(&engine) }).await;
         if let Err(error) = made {
             tracing::error!(%error, "tables of contents could not be made; the next round retries");
         }

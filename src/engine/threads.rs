@@ -158,21 +158,6 @@ impl Queue {
     }
 }
 
-/// Runs work that may block for as long as a disk does, on a thread of its own. A caller that stops
-/// waiting leaves nothing locked that others need.
-pub async fn apart<T: Send + 'static>(
-    name: &str,
-    job: impl Future<Output = T> + Send + 'static,
-) -> std::io::Result<T> {
-    let runtime = tokio::runtime::Handle::current();
-    let (answer, answered) = oneshot::channel();
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || drop(answer.send(runtime.block_on(job))))?;
-    // A panic was printed where it happened.
-    answered.await.map_err(std::io::Error::other)
-}
-
 /// Runs jobs until the queue is closed. A job that panics must not end the thread: the jobs behind
 /// it would wait for ever.
 fn work(queue: &Queue) {
