@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{LayerId, PersistentVolume, RootAttributes, VolumeKind, VolumeRecord};
+use crate::model::{LayerId, RootAttributes};
 
 /// The copy-on-write method of a pool; fixed when the pool is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -48,19 +48,6 @@ pub struct Start<'a> {
 }
 
 impl<'a> Start<'a> {
-    /// The parameters of a recorded volume. Only `scratch` is never sealed.
-    #[must_use]
-    pub fn of(record: &'a VolumeRecord) -> Self {
-        Self {
-            layers: &record.layers,
-            root: record.spec.root,
-            size_limit: record.size_limit(),
-            sealable: record.spec.kind != VolumeKind::Scratch,
-            owner: None,
-            durable: false,
-        }
-    }
-
     /// Starts a read-only view of these layers, with their root's own attributes.
     #[must_use]
     pub fn of_layers(layers: &'a [LayerId]) -> Self {
@@ -71,19 +58,6 @@ impl<'a> Start<'a> {
             sealable: true,
             owner: None,
             durable: false,
-        }
-    }
-
-    /// The parameters for a claim's mounts and for its next new upper directory.
-    #[must_use]
-    pub fn of_claim(claim: &'a PersistentVolume) -> Self {
-        Self {
-            layers: &claim.layers,
-            root: claim.root(),
-            size_limit: claim.limit(),
-            sealable: true,
-            owner: Some(claim.owners_on_disk()),
-            durable: true,
         }
     }
 }

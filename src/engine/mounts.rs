@@ -11,7 +11,7 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::target::{Found, Target};
 use crate::backend::Start;
-use crate::model::VolumeId;
+use crate::model::{PersistentVolume, VolumeId, VolumeKind, VolumeRecord};
 use crate::sys::{Dir, MountEntry, MountPoint};
 
 /// Whether this mount is what is visible at the target.
@@ -74,6 +74,30 @@ pub(super) fn find_all(
         found.extend(mount.map(|mount| (path.to_path_buf(), mount)));
     }
     Ok(found)
+}
+
+/// What a recorded volume is created and mounted with. Only `scratch` is never sealed.
+pub(super) fn start(record: &VolumeRecord) -> Start<'_> {
+    Start {
+        layers: &record.layers,
+        root: record.spec.root,
+        size_limit: record.size_limit(),
+        sealable: record.spec.kind != VolumeKind::Scratch,
+        owner: None,
+        durable: false,
+    }
+}
+
+/// What a claim is mounted with, and its next new upper directory created.
+pub(super) fn start_of_claim(claim: &PersistentVolume) -> Start<'_> {
+    Start {
+        layers: &claim.layers,
+        root: claim.root(),
+        size_limit: claim.limit(),
+        sealable: true,
+        owner: Some(claim.owners_on_disk()),
+        durable: true,
+    }
 }
 
 /// A detached mount of a volume that is mounted nowhere, and that no process holds: two mounts of

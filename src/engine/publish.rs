@@ -22,7 +22,6 @@ use super::state::{Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
 use super::{mounts, republish};
-use crate::backend::Start;
 use crate::model::{
     ArtifactId, LayerId, Reference, SealPlan, Sharing, VolumeKind, VolumeRecord, layout,
 };
@@ -435,7 +434,7 @@ fn make_directory(inner: &Inner, record: &VolumeRecord) -> Result<Dir> {
 fn furnish(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<(OwnedFd, u64)> {
     let limit = inner
         .backend
-        .create(dir, &Start::of(record))
+        .create(dir, &mounts::start(record))
         .context("make the volume's content")?;
     if let Some(why) = limit.why_unenforced() {
         tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
@@ -445,7 +444,7 @@ fn furnish(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<(Owned
     point(Point::PublishContentMade);
     store::write_volume(dir, record, false).context("write the volume's record")?;
     point(Point::PublishRecorded);
-    let start = Start::of(record);
+    let start = mounts::start(record);
     let mount = mounts::mount(inner, dir, record.label(), &start, record.read_only)?;
     let point = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
     Ok((mount, point.id))

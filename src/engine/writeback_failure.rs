@@ -8,11 +8,11 @@ use super::claims::entries::VolumeEntry;
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::layers::trash_unreferenced;
+use super::mounts;
 use super::notice::NotCommitted;
 use super::pending::trash_pending;
 use super::shared::Inner;
 use super::target::Target;
-use crate::backend::Start;
 use crate::model::{VolumeId, VolumeRecord, layout};
 use crate::store::{self, WritebackFailure};
 use crate::sys::Errno;
@@ -107,7 +107,7 @@ fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
     mounted.iter().find_map(|record| {
         let target = Target::open(record.targets.first()?).ok().flatten()?;
         let mount = target.pin().ok()?;
-        let start = Start::of(record);
+        let start = mounts::start(record);
         inner.backend.write_back_error(mount.as_fd(), &start)
     })
 }
@@ -117,7 +117,7 @@ pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: Borro
     if inner.state.lock().write_back.is_tainted(record) {
         return;
     }
-    let start = Start::of(record);
+    let start = mounts::start(record);
     if let Some(error) = inner.backend.write_back_error(mount, &start) {
         note(inner, &error, || {
             inner.state.lock().write_back.is_tainted(record)

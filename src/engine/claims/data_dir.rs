@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::entries::{ClaimMount, VolumeEntry};
-use crate::backend::Start;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
+use crate::engine::mounts::start_of_claim;
 use crate::engine::shared::Inner;
 use crate::model::{ClaimRecord, ClaimTarget, LayerId, PersistentVolume, VolumeId, layout};
 use crate::store;
@@ -117,7 +117,7 @@ fn fill(inner: &Inner, claim: &PersistentVolume, name: &str) -> Result<Option<St
         .context("open the volume's directory")?;
     let limit = inner
         .backend
-        .create(&dir, &Start::of_claim(claim))
+        .create(&dir, &start_of_claim(claim))
         .context("make the volume's content")?;
     let limit_unenforced = limit.why_unenforced();
     if let Some(why) = &limit_unenforced {

@@ -13,7 +13,6 @@ use super::data_dir::{self, is_held_open};
 use super::entries::{BusyLayers, ClaimMount, Problem};
 use super::lookup::{self, refuse_broken};
 use super::types::MountClaim;
-use crate::backend::Start;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
@@ -173,7 +172,7 @@ fn mount_first(inner: &Inner, known: &mut ClaimView, read_only: bool) -> Result<
         known.limit_unenforced = limit_unenforced;
         dir
     };
-    let start = Start::of_claim(&known.claim);
+    let start = mounts::start_of_claim(&known.claim);
     let mount = mounts::mount(inner, &dir, id.as_str(), &start, false)?;
     if !read_only {
         return Ok((dir, mount));
