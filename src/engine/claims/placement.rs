@@ -1,8 +1,8 @@
 //! The seam to the Controller service: claims, on whichever node they are.
 //!
 //! [`Claims`] says where each of them is, and its implementation decides where a new one goes.
-//! In one process that is [`OneNode`]: the engine of this node, and no other. In a cluster it will
-//! be custom resources that ask the engine of the right node. Nothing above it changes then.
+//! In one process that is [`OneNode`]: the engine of this node, and no other. In a cluster it is
+//! `k8s::claims`: custom resources that ask the engine of the right node.
 
 use std::sync::Arc;
 
