@@ -18,7 +18,6 @@
 //! retries.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -33,6 +32,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Request, Status};
 
+use crate::model::hex;
 use crate::proto::csi::v1 as csi;
 use csi::controller_client::ControllerClient;
 use csi::identity_client::IdentityClient;
@@ -207,12 +207,9 @@ impl Kubelet {
         getrandom::fill(&mut bytes).expect("a booted Linux has random bytes");
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
-        let mut uid = String::with_capacity(36);
-        for (index, byte) in bytes.iter().enumerate() {
-            if matches!(index, 4 | 6 | 8 | 10) {
-                uid.push('-');
-            }
-            push_hex(&mut uid, *byte);
+        let mut uid = hex(&bytes);
+        for at in [20, 16, 12, 8] {
+            uid.insert(at, '-');
         }
         self.pod_with_uid(namespace, name, uid)
     }
@@ -566,14 +563,5 @@ fn sha256(parts: &[&str]) -> String {
     for part in parts {
         hasher.update(part);
     }
-    let mut hex = String::with_capacity(64);
-    for byte in hasher.finalize() {
-        push_hex(&mut hex, byte);
-    }
-    hex
-}
-
-fn push_hex(text: &mut String, byte: u8) {
-    // Writing to a String cannot fail.
-    let _ = write!(text, "{byte:02x}");
+    hex(&hasher.finalize())
 }

@@ -705,7 +705,14 @@ async fn take_over(ended: Ended, calm: &[Vec<String>], death: &str) {
 
 /// Where a life is cut short, and which part of the product it is in.
 fn is_of_claims(point: Point) -> bool {
-    let of_claims = ["claim-", "freeze-", "snapshot-", "receive-"];
+    let of_claims = [
+        "claim-",
+        "freeze-",
+        "snapshot-",
+        "receive-",
+        "entry-",
+        "target-",
+    ];
     of_claims.iter().any(|part| point.name().starts_with(part)) || point == Point::CollectTrashed
 }
 

@@ -375,6 +375,7 @@ fn is_of_moving_content(series: &str) -> bool {
 }
 
 const EVICTED_BYTES: &str = "evicted_bytes_total{reason=\"space\"}";
+const SAVED_BYTES: &str = "saved_bytes_total{type=\"input\",source=\"local\"}";
 const TENANT: &str = "zebra-tenant";
 const POD: &str = "yak-pod";
 const KEY: &str = "xerus-key";
@@ -607,7 +608,21 @@ async fn evictions_are_counted() {
     let published = pod.publish("out", output, PublishOptions::default()).await;
     let target = published.expect("publish").target;
     std::fs::write(target.join("file"), vec![7; 1 << 20]).expect("write");
-    pod.unpublish("out").await.expect("unpublish");
+    let options = PublishOptions::default();
+    let input = [("type", "input"), ("from", "artifact/big")];
+    let reader = kubelet.pod("ci", "test");
+    // A fork keeps it until its size is known, which the next hit counts.
+    let forked = reader.publish("first", input, options);
+    let (forked, unpublished) = tokio::join!(forked, pod.unpublish("out"));
+    forked.expect("publish");
+    unpublished.expect("unpublish");
+    let began = Instant::now();
+    while value(&metrics(address).await, SAVED_BYTES) == 0.0 {
+        assert!(began.elapsed() < PATIENCE, "it is not measured");
+        reader.publish("next", input, options).await.expect("hit");
+        reader.unpublish("next").await.expect("unpublish");
+    }
+    reader.unpublish("first").await.expect("unpublish");
     // A look that an eviction runs into sees the one and not yet the other.
     let evicted = |now: &BTreeMap<String, f64>| {
         value(now, "evicted_artifacts_total{reason=\"space\"}") == 1.0

@@ -202,7 +202,6 @@ fn the_probe_picks_overlay_says_why_and_leaves_nothing() {
         let dir = Dir::open(&lab.dir("pool")).expect("the pool opens");
         let chosen = choose(&dir, Wanted::default()).expect("overlay works");
         assert_eq!(chosen.kind, BackendKind::Overlay, "{}", chosen.reason);
-        assert!(chosen.reason.starts_with("overlay ("), "{}", chosen.reason);
         assert!(chosen.reason.contains("Linux"), "{}", chosen.reason);
         assert!(chosen.reason.contains("limits are not enforced: "));
         // Older kernels have another way, and the reason says what they have not.
@@ -213,7 +212,8 @@ fn the_probe_picks_overlay_says_why_and_leaves_nothing() {
             assert!(chosen.reason.contains(without), "{}", chosen.reason);
             MountApi::Classic
         };
-        assert_eq!(chosen.api, Some(api), "{}", chosen.reason);
+        let works = format!("overlay ({api}) works on ");
+        assert!(chosen.reason.starts_with(&works), "{}", chosen.reason);
         for name in [layout::INCOMING, layout::EMPTY, layout::LAYERS] {
             let left = dir.open_beneath(name).expect(name).entries().expect(name);
             assert_eq!(left, [], "{name}");

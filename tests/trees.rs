@@ -40,9 +40,9 @@ fn a_copy_is_the_same_in_everything_that_is_content() {
         trees::odd(&from);
         let before = Snapshot::of(&from);
         let sparse = fs::metadata(from.join("sparse")).expect("stat").blocks();
-        let copied = tree::copy(&open(&from), &open(&to), Method::Reflink, Marks::Refuse)
+        let used = tree::copy(&open(&from), &open(&to), Method::Reflink, Marks::Refuse)
             .unwrap_or_else(|error| panic!("{}: {error}", fs.name()));
-        assert_eq!(copied.method, method, "{}", fs.name());
+        assert_eq!(used, method, "{}", fs.name());
         assert_same(&before, &Snapshot::of(&to));
         assert_same(&before, &Snapshot::of(&from));
         let copy = fs::metadata(to.join("sparse")).expect("stat").blocks();

@@ -1,7 +1,7 @@
 //! Volumes that show their directory `fs` by a bind mount: code shared by btrfs and copy.
 //!
-//! It sets the root's attributes, mounts with owners swapped if a fork asks for that, and
-//! recognises the mounts. The backend itself decides where content comes from and where it goes.
+//! It sets the root's attributes, mounts volumes and layers, with owners swapped if a fork asks for
+//! that, and recognises the mounts. The backend itself creates, seals and deletes content.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::backend::error::{Error, Result};
 use crate::backend::root_attrs::RootAttrs;
 use crate::backend::types::Start;
-use crate::model::layout::{FS, VOLUMES};
-use crate::model::{RootAttributes, VolumeId};
+use crate::model::layout::{FS, LAYERS, VOLUMES};
+use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, MountEntry};
 
 /// The temporary name of a layer's `fs` until it is complete.
@@ -31,18 +31,61 @@ pub(super) fn apply_root(fs: &Dir, root: &RootAttributes, is_fork: bool) -> Resu
     Ok(())
 }
 
-/// A detached, private mount of `fs`. Swaps the owners if a fork wants another than `parent`'s
-/// root.
-pub(super) fn mount(
-    fs: &Dir,
-    parent: Option<&Dir>,
-    start: &Start<'_>,
-    read_only: bool,
-) -> Result<OwnedFd> {
-    let mount = sys::bind(fs, read_only)?;
-    let Some(parent) = parent else {
-        return Ok(mount);
-    };
+/// The content of volumes and layers that is a directory `fs` each.
+#[derive(Debug)]
+pub(super) struct BindVolumes {
+    layers: Dir,
+    pool_root: PoolRoot,
+}
+
+impl BindVolumes {
+    /// Those of a pool, which has the directory `layers`.
+    pub(super) fn of(pool: &Dir) -> Result<Self> {
+        Ok(Self {
+            layers: pool.open_beneath(LAYERS)?,
+            pool_root: PoolRoot::of(pool)?,
+        })
+    }
+
+    /// The content of the newest of these layers.
+    pub(super) fn parent(&self, layers: &[LayerId]) -> Result<Option<Dir>> {
+        let open = |id: &LayerId| {
+            let content = Path::new(&id.to_string()).join(FS);
+            self.layers.open_beneath(content)
+        };
+        Ok(layers.first().map(open).transpose()?)
+    }
+
+    /// A detached, private mount of a volume. Swaps the owners if a fork wants another than its
+    /// parent's root.
+    pub(super) fn mount(
+        &self,
+        volume: &Dir,
+        start: &Start<'_>,
+        read_only: bool,
+    ) -> Result<OwnedFd> {
+        let mount = sys::bind(&volume.open_beneath(FS)?, read_only)?;
+        match self.parent(start.layers)? {
+            Some(parent) => swap_owners(mount, &parent, start),
+            None => Ok(mount),
+        }
+    }
+
+    /// A detached, read-only mount of the newest of these layers.
+    pub(super) fn content(&self, layers: &[LayerId]) -> Result<OwnedFd> {
+        let content = self.parent(layers)?;
+        let content = content.ok_or_else(|| self.layers.error("openat2", FS, Errno::ENOENT))?;
+        Ok(sys::bind(&content, true)?)
+    }
+
+    /// Whether a mount shows this volume.
+    pub(super) fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
+        self.pool_root.shows(mount, id)
+    }
+}
+
+/// Gives the root of a fork's mount the owners that it wants.
+fn swap_owners(mount: OwnedFd, parent: &Dir, start: &Start<'_>) -> Result<OwnedFd> {
     // The parent's root never changes, whereas the pod may have chowned the volume's own root.
     let (uid, gid) = match start.owner {
         Some(owner) => owner,
@@ -74,14 +117,14 @@ pub(super) fn mount(
 
 /// The pool's device and root as the kernel's mount table names them.
 #[derive(Debug)]
-pub(super) struct PoolRoot {
+struct PoolRoot {
     device: (u32, u32),
     root: PathBuf,
 }
 
 impl PoolRoot {
     /// Reads the mount table once.
-    pub(super) fn of(pool: &Dir) -> Result<Self> {
+    fn of(pool: &Dir) -> Result<Self> {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/thread-self/fd/{}", pool.as_fd().as_raw_fd());
         let path =
@@ -109,7 +152,7 @@ impl PoolRoot {
 
     /// Whether a mount shows a volume's `fs`. Once the seal's intent is recorded, the directory has
     /// another name, and its mount in our namespace is detached already.
-    pub(super) fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
+    fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
         let fs = [Path::new(VOLUMES), id.as_ref(), Path::new(FS)];
         let below = fs.iter().collect::<PathBuf>();
         mount.device == self.device && mount.root == self.root.join(below)

@@ -19,12 +19,12 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
+use crate::backend::bind_volume::{self, BindVolumes, FS_NEW};
 use crate::backend::error::{Error, Result};
 use crate::backend::method::Backend;
-use crate::backend::types::{BackendKind, Limit, Receiving, Start};
+use crate::backend::types::{BackendKind, Limit, Start};
 use crate::model::Usage;
-use crate::model::layout::{FS, LAYER_JSON, LAYERS};
+use crate::model::layout::{FS, LAYER_JSON};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
 use crate::tree::{self, Stop};
@@ -33,8 +33,7 @@ use crate::tree::{self, Stop};
 #[derive(Debug)]
 pub struct Btrfs {
     pool: Dir,
-    layers: Dir,
-    pool_root: PoolRoot,
+    volumes: BindVolumes,
     /// Whether the driver may enable simple quotas.
     may_switch_on: bool,
 }
@@ -54,9 +53,8 @@ impl Btrfs {
             });
         }
         Ok(Self {
-            layers: pool.open_beneath(LAYERS)?,
             pool: pool.try_clone()?,
-            pool_root: PoolRoot::of(pool)?,
+            volumes: BindVolumes::of(pool)?,
             may_switch_on: quotas,
         })
     }
@@ -88,16 +86,6 @@ impl Btrfs {
                 Err(error) => Some(error.to_string()),
             },
         })
-    }
-
-    /// The content of the newest parent layer.
-    fn parent(&self, start: &Start<'_>) -> Result<Option<Dir>> {
-        let newest = start.layers.first();
-        let open = |id: &LayerId| {
-            self.layers
-                .open_beneath(Path::new(&id.to_string()).join(FS))
-        };
-        Ok(newest.map(open).transpose()?)
     }
 
     /// Limits the bytes that a subvolume itself adds. Idempotent: a crash may interrupt it.
@@ -191,7 +179,7 @@ impl Backend for Btrfs {
     }
 
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
-        let parent = self.parent(start)?;
+        let parent = self.volumes.parent(start.layers)?;
         // Before any content exists: quotas do not count content from before they were enabled.
         let limit = match start.size_limit {
             None => None,
@@ -220,16 +208,11 @@ impl Backend for Btrfs {
         start: &Start<'_>,
         read_only: bool,
     ) -> Result<OwnedFd> {
-        let fs = volume.open_beneath(FS)?;
-        bind_volume::mount(&fs, self.parent(start)?.as_ref(), start, read_only)
+        self.volumes.mount(volume, start, read_only)
     }
 
     fn shows(&self, mount: &MountEntry, id: &VolumeId, _label: &str) -> bool {
-        self.pool_root.shows(mount, id)
-    }
-
-    fn knows_holders(&self) -> bool {
-        false
+        self.volumes.shows(mount, id)
     }
 
     fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
@@ -274,10 +257,6 @@ impl Backend for Btrfs {
             fs.set_times(&times)?;
         }
         self.copy(volume, layer)
-    }
-
-    fn unseal(&self, _layer: &Dir, _volume: &Dir) -> Result<()> {
-        Ok(())
     }
 
     fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
@@ -328,14 +307,8 @@ impl Backend for Btrfs {
         }
     }
 
-    fn stacks(&self) -> bool {
-        false
-    }
-
     fn content(&self, _scratch: &Dir, _label: &str, layers: &[LayerId]) -> Result<OwnedFd> {
-        let content = self.parent(&Start::of_layers(layers))?;
-        let content = content.ok_or_else(|| self.layers.error("openat2", FS, Errno::ENOENT))?;
-        Ok(sys::bind(&content, true)?)
+        self.volumes.content(layers)
     }
 
     fn receive(&self, layer: &Dir) -> Result<Dir> {
@@ -343,31 +316,10 @@ impl Backend for Btrfs {
         Ok(layer.open_beneath(FS_NEW)?)
     }
 
-    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
-        let Some(parent) = self.parent(&Start::of_layers(below))? else {
-            return Ok(Receiving::Onto(self.receive(layer)?));
-        };
-        layer.create_snapshot(FS_NEW, &parent, false)?;
-        Ok(Receiving::Onto(layer.open_beneath(FS_NEW)?))
-    }
-
     fn received(&self, layer: &Dir) -> Result<()> {
         let new = layer.open_beneath(FS_NEW)?;
         layer.create_snapshot(FS, &new, true)?;
         self.destroy(new.subvolume_id()?)
-    }
-
-    fn flatten(
-        &self,
-        _layers: &[LayerId],
-        _into: &Dir,
-        _bottom: bool,
-        _stop: Stop<'_>,
-    ) -> Result<()> {
-        Err(Error::Unsupported {
-            what: "flattening",
-            why: "each layer is complete without its parents".to_owned(),
-        })
     }
 
     /// Counts files and directories by a walk. If the filesystem counts bytes, they are what the

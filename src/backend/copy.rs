@@ -11,14 +11,14 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
+use crate::backend::bind_volume::{self, BindVolumes, FS_NEW};
 use crate::backend::error::{Error, Result};
 use crate::backend::method::Backend;
-use crate::backend::types::{BackendKind, Limit, Receiving, Start};
+use crate::backend::types::{BackendKind, Limit, Start};
 use crate::model::Usage;
-use crate::model::layout::{FS, INCOMING, LAYERS};
+use crate::model::layout::{FS, INCOMING};
 use crate::model::{LayerId, VolumeId};
-use crate::sys::{self, Dir, Errno, MountEntry};
+use crate::sys::{Dir, Errno, MountEntry};
 use crate::tree::Stop;
 use crate::tree::{self, Marks, Method};
 
@@ -27,8 +27,7 @@ const NO_LIMITS: &str = "the copy backend cannot enforce them";
 /// The copy backend of one pool.
 #[derive(Debug)]
 pub struct Copy {
-    layers: Dir,
-    pool_root: PoolRoot,
+    volumes: BindVolumes,
 }
 
 impl Copy {
@@ -37,19 +36,8 @@ impl Copy {
     pub fn open(pool: &Dir) -> Result<Self> {
         try_rename(&pool.open_beneath(INCOMING)?)?;
         Ok(Self {
-            layers: pool.open_beneath(LAYERS)?,
-            pool_root: PoolRoot::of(pool)?,
+            volumes: BindVolumes::of(pool)?,
         })
-    }
-
-    /// The content of the newest parent layer.
-    fn parent(&self, start: &Start<'_>) -> Result<Option<Dir>> {
-        let newest = start.layers.first();
-        let open = |id: &LayerId| {
-            self.layers
-                .open_beneath(Path::new(&id.to_string()).join(FS))
-        };
-        Ok(newest.map(open).transpose()?)
     }
 }
 
@@ -87,9 +75,9 @@ impl Backend for Copy {
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         volume.create_dir(FS, 0o700)?;
         let fs = volume.open_beneath(FS)?;
-        let parent = self.parent(start)?;
+        let parent = self.volumes.parent(start.layers)?;
         if let Some(parent) = &parent {
-            tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?.tell(&fs);
+            tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?;
         }
         bind_volume::apply_root(&fs, &start.root, parent.is_some())?;
         self.set_limit(volume, start.size_limit)
@@ -102,16 +90,11 @@ impl Backend for Copy {
         start: &Start<'_>,
         read_only: bool,
     ) -> Result<OwnedFd> {
-        let fs = volume.open_beneath(FS)?;
-        bind_volume::mount(&fs, self.parent(start)?.as_ref(), start, read_only)
+        self.volumes.mount(volume, start, read_only)
     }
 
     fn shows(&self, mount: &MountEntry, id: &VolumeId, _label: &str) -> bool {
-        self.pool_root.shows(mount, id)
-    }
-
-    fn knows_holders(&self) -> bool {
-        false
+        self.volumes.shows(mount, id)
     }
 
     fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
@@ -147,20 +130,12 @@ impl Backend for Copy {
         Ok(layer.rename(FS_NEW, layer, FS)?)
     }
 
-    fn unseal(&self, _layer: &Dir, _volume: &Dir) -> Result<()> {
-        Ok(())
-    }
-
     fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
         let fs = volume.open_beneath(FS)?;
         layer.create_dir(FS, 0o700)?;
         let to = layer.open_beneath(FS)?;
-        tree::copy(&fs, &to, Method::Reflink, Marks::Refuse)?.tell(&to);
+        tree::copy(&fs, &to, Method::Reflink, Marks::Refuse)?;
         Ok(())
-    }
-
-    fn has_snapshots(&self) -> bool {
-        false
     }
 
     fn has_content(&self, volume: &Dir) -> Result<bool> {
@@ -178,35 +153,8 @@ impl Backend for Copy {
         })
     }
 
-    fn stacks(&self) -> bool {
-        false
-    }
-
     fn content(&self, _scratch: &Dir, _label: &str, layers: &[LayerId]) -> Result<OwnedFd> {
-        let content = self.parent(&Start::of_layers(layers))?;
-        let content = content.ok_or_else(|| self.layers.error("openat2", FS, Errno::ENOENT))?;
-        Ok(sys::bind(&content, true)?)
-    }
-
-    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
-        let new = self.receive(layer)?;
-        if let Some(parent) = self.parent(&Start::of_layers(below))? {
-            tree::copy(&parent, &new, Method::Reflink, Marks::Refuse)?.tell(&new);
-        }
-        Ok(Receiving::Onto(new))
-    }
-
-    fn flatten(
-        &self,
-        _layers: &[LayerId],
-        _into: &Dir,
-        _bottom: bool,
-        _stop: Stop<'_>,
-    ) -> Result<()> {
-        Err(Error::Unsupported {
-            what: "flattening",
-            why: "each layer is complete without its parents".to_owned(),
-        })
+        self.volumes.content(layers)
     }
 
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {

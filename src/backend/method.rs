@@ -5,8 +5,8 @@ use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::bind_volume;
-use super::error::Result;
-use super::types::{BackendKind, Freeze, Limit, Receiving, Start};
+use super::error::{Error, Result};
+use super::types::{BackendKind, Freeze, Limit, Start};
 use crate::model::layout::FS;
 use crate::model::{LayerId, Usage, VolumeId};
 use crate::sys::{self, Dir};
@@ -69,9 +69,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Whether `in_use` and `freeze` know a volume's holders; if not, `writers` is asked before a
-    /// seal.
+    /// seal. Only a union filesystem has a superblock of its own for each volume, and stacks.
     fn knows_holders(&self) -> bool {
-        true
+        self.stacks()
     }
 
     /// Whether a process has a file that [`Backend::seal`] would take open or mapped for writing.
@@ -93,14 +93,19 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Undoes a seal that moved the content: `layer`'s `fs` is the volume's content again. Only if
     /// [`Backend::stacks`]; other backends' seals leave the volume as it is.
-    fn unseal(&self, layer: &Dir, volume: &Dir) -> Result<()>;
+    fn unseal(&self, layer: &Dir, volume: &Dir) -> Result<()> {
+        let (_, _) = (layer, volume);
+        Ok(())
+    }
 
     /// Copies the volume's private content into `layer`'s `fs`, even while a pod writes to it.
     /// Shows one moment only if the backend has snapshots; otherwise its cost grows with the tree.
     fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()>;
 
     /// Whether [`Backend::copy`] is O(1) and shows one moment despite concurrent writes.
-    fn has_snapshots(&self) -> bool;
+    fn has_snapshots(&self) -> bool {
+        false
+    }
 
     /// Whether the volume has private content that [`Backend::seal`] would take.
     fn has_content(&self, volume: &Dir) -> Result<bool>;
@@ -112,7 +117,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit>;
 
     /// Whether a layer holds only its difference from its parents, so that an artifact is a stack.
-    fn stacks(&self) -> bool;
+    fn stacks(&self) -> bool {
+        false
+    }
 
     /// A view of the merged content of these layers, newest first: a detached mount, read-only,
     /// `nosuid,nodev`. `scratch` is an empty directory of the pool for the view's own files; the
@@ -126,15 +133,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(layer.open_beneath(bind_volume::FS_NEW)?)
     }
 
-    /// Makes a place for a layer that comes from another node and belongs on `below`, newest first,
-    /// in the empty directory `layer`. The caller makes or applies the layer there, then calls
-    /// [`Backend::received`].
-    ///
-    /// O(1) for overlay and btrfs. The copy backend copies all that is below.
-    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving>;
-
-    /// Opens again what [`Backend::receive_layer`] made in `layer`.
-    fn receiving(&self, layer: &Dir) -> Result<Dir> {
+    /// Opens again what [`Backend::receive`] made in `layer`.
+    fn reopen_received(&self, layer: &Dir) -> Result<Dir> {
         Ok(layer.open_beneath(bind_volume::FS_NEW)?)
     }
 
@@ -148,7 +148,13 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// `bottom`: the last layer is the lowest of its stack, so deletion marks are dropped.
     ///
     /// The cost grows with the trees. Ends early with [`Error::Stopped`]. On error, delete `into`.
-    fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()>;
+    fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
+        let (_, _, _, _) = (layers, into, bottom, stop);
+        Err(Error::Unsupported {
+            what: "flattening",
+            why: "each layer is complete without its parents".to_owned(),
+        })
+    }
 
     /// The disk usage of a volume's private content, or of a layer. It walks the tree, so RPCs must
     /// not wait for it, unless the filesystem counts usage itself.

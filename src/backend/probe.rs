@@ -21,34 +21,16 @@ pub struct Chosen {
     pub backend: Arc<dyn Backend>,
     /// Its kind.
     pub kind: BackendKind,
-    /// Its mount API, if it has a choice.
-    pub api: Option<MountApi>,
     /// Why it was chosen: a sentence for the log and for `status`.
     pub reason: String,
-    /// What the probe saw.
-    pub facts: Facts,
-}
-
-/// What the probe saw of the machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
-    /// The kernel's release, from `uname`.
-    pub kernel: String,
-    /// The pool's filesystem.
-    pub filesystem: String,
-    /// The attempts, in order; the last one succeeded.
-    pub tried: Vec<Attempt>,
 }
 
 /// One attempt to open a backend.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attempt {
-    /// Its kind.
-    pub kind: BackendKind,
-    /// Its mount API.
-    pub api: Option<MountApi>,
+struct Attempt {
+    kind: BackendKind,
+    api: Option<MountApi>,
     /// Why it failed, if so.
-    pub failure: Option<String>,
+    failure: Option<String>,
 }
 
 impl fmt::Display for Attempt {
@@ -116,24 +98,11 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
             failure: opened.as_ref().err().map(ToString::to_string),
         });
         if let Ok(backend) = opened {
-            let limits = backend.why_no_limits();
-            let facts = Facts {
-                kernel: rustix::system::uname()
-                    .release()
-                    .to_string_lossy()
-                    .into_owned(),
-                filesystem: pool
-                    .space()?
-                    .filesystem()
-                    .map_or_else(|| "an unknown filesystem".to_owned(), str::to_owned),
-                tried,
-            };
+            let reason = reason(pool, wanted.kind.is_some(), &tried, &*backend)?;
             return Ok(Chosen {
                 backend,
                 kind,
-                api: candidate,
-                reason: reason(wanted.kind.is_some(), &facts, limits.as_deref()),
-                facts,
+                reason,
             });
         }
     }
@@ -186,12 +155,20 @@ fn is_of_today(error: &sys::Error) -> bool {
     error.is_full() || error.limit().is_some() || of_today.contains(&error.errno())
 }
 
-fn reason(was_wanted: bool, facts: &Facts, no_limits: Option<&str>) -> String {
-    let (chosen, failed) = facts
-        .tried
+fn reason(
+    pool: &Dir,
+    was_wanted: bool,
+    tried: &[Attempt],
+    backend: &dyn Backend,
+) -> Result<String> {
+    let (chosen, failed) = tried
         .split_last()
         .expect("a backend was chosen, so one was tried");
-    let mut text = format!("{chosen} on {}, Linux {}", facts.filesystem, facts.kernel);
+    let uname = rustix::system::uname();
+    let kernel = uname.release().to_string_lossy();
+    let space = pool.space()?;
+    let filesystem = space.filesystem().unwrap_or("an unknown filesystem");
+    let mut text = format!("{chosen} on {filesystem}, Linux {kernel}");
     if was_wanted {
         text.push_str(", and was asked for");
     }
@@ -199,12 +176,12 @@ fn reason(was_wanted: bool, facts: &Facts, no_limits: Option<&str>) -> String {
         text.push_str("; ");
         text.push_str(&attempt.to_string());
     }
-    match no_limits {
+    match backend.why_no_limits() {
         None => text.push_str("; size limits are enforced"),
         Some(why) => {
             text.push_str("; size limits are not enforced: ");
-            text.push_str(why);
+            text.push_str(&why);
         }
     }
-    text
+    Ok(text)
 }

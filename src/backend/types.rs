@@ -1,13 +1,12 @@
 //! The values that the engine and a backend exchange: the kind of a pool, how a volume starts,
-//! limits, and the results of freezing and receiving. Only types are here, no work.
+//! limits, and the results of freezing. Only types are here, no work.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{LayerId, PersistentVolume, RootAttributes, VolumeKind, VolumeRecord};
-use crate::sys::Dir;
+use crate::model::{LayerId, RootAttributes};
 
 /// The copy-on-write method of a pool; fixed when the pool is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,19 +48,6 @@ pub struct Start<'a> {
 }
 
 impl<'a> Start<'a> {
-    /// The parameters of a recorded volume. Only `scratch` is never sealed.
-    #[must_use]
-    pub fn of(record: &'a VolumeRecord) -> Self {
-        Self {
-            layers: &record.layers,
-            root: record.spec.root,
-            size_limit: record.size_limit(),
-            sealable: record.spec.kind != VolumeKind::Scratch,
-            owner: None,
-            durable: false,
-        }
-    }
-
     /// Starts a read-only view of these layers, with their root's own attributes.
     #[must_use]
     pub fn of_layers(layers: &'a [LayerId]) -> Self {
@@ -72,19 +58,6 @@ impl<'a> Start<'a> {
             sealable: true,
             owner: None,
             durable: false,
-        }
-    }
-
-    /// The parameters for a claim's mounts and for its next new upper directory.
-    #[must_use]
-    pub fn of_claim(claim: &'a PersistentVolume) -> Self {
-        Self {
-            layers: &claim.layers,
-            root: claim.root(),
-            size_limit: claim.limit(),
-            sealable: true,
-            owner: Some(claim.owners_on_disk()),
-            durable: true,
         }
     }
 }
@@ -123,18 +96,4 @@ pub enum Freeze {
     /// A process holds it open. The descriptor, if any, becomes readable once the last holder is
     /// gone (inotify's IN_UNMOUNT). Without one, the caller asks again later.
     Busy(Option<OwnedFd>),
-}
-
-/// Where a layer is made that another node sends.
-#[derive(Debug)]
-pub enum Receiving {
-    /// The layer is stacked on others. It is made in overlayfs' form in the empty directory `into`.
-    Stacked {
-        /// The new layer.
-        into: Dir,
-        /// The layers below it, newest first. They are only read.
-        below: Vec<Dir>,
-    },
-    /// A writable copy of all that is below. The layer is applied to it, and no mark stays in it.
-    Onto(Dir),
 }

@@ -15,7 +15,6 @@ mod context;
 mod controller;
 mod group;
 mod health;
-mod hex;
 mod identity;
 mod node;
 mod parse;

@@ -310,20 +310,20 @@ fn note_wanted(rpc: Option<&Rpc>, wanted: &PublishRequest) {
 fn note_published(rpc: Option<&Rpc>, published: &Published) {
     let Some(rpc) = rpc else { return };
     if let Some(from) = &published.from {
-        rpc.record_result("volume.from", from);
-        rpc.record_result("volume.layers", published.layers);
+        rpc.record("volume.from", from);
+        rpc.record("volume.layers", published.layers);
     }
     if published.already {
-        rpc.record_result("volume.already", true);
+        rpc.record("volume.already", true);
     }
     if !published.waited.is_zero() {
         let waited = std::time::Duration::from_millis(
             u64::try_from(published.waited.as_millis()).unwrap_or(u64::MAX),
         );
-        rpc.record_result("volume.waited", humantime::format_duration(waited));
+        rpc.record("volume.waited", humantime::format_duration(waited));
     }
     if let Some(why) = &published.limit_unenforced {
-        rpc.record_result("volume.limit_unenforced", why);
+        rpc.record("volume.limit_unenforced", why);
     }
 }
 

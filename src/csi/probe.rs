@@ -10,8 +10,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Endpoint, Uri};
 
-use crate::engine;
 use crate::proto::csi::v1 as csi;
+use crate::sys;
 use csi::identity_client::IdentityClient;
 
 /// Why there is no answer.
@@ -73,7 +73,7 @@ async fn ask(socket: &Path, reached: Arc<AtomicBool>) -> Result<bool, ProbeError
         let (path, reached) = (path.clone(), reached.clone());
         async move {
             // Its directory may not answer.
-            let connected = engine::apart("probe", UnixStream::connect(path)).await?;
+            let connected = sys::apart("probe", UnixStream::connect(path)).await?;
             reached.store(connected.is_ok(), Ordering::Relaxed);
             connected.map(TokioIo::new)
         }

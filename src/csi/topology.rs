@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use sha2::{Digest as _, Sha256};
 
-use super::hex::hex;
 use crate::backend::BackendKind;
-use crate::model::{NODE_LABEL, Node, NodeId, Requirement, Topology};
+use crate::model::{NODE_LABEL, Node, NodeId, Requirement, Topology, hex};
 use crate::proto::csi::v1 as csi;
 
 /// The label with the backend of the node's pool.

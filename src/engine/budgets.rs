@@ -141,7 +141,7 @@ pub(super) fn cut_off(inner: &Arc<Inner>) -> Result<usize> {
         let removed = remove(inner, &ids)?;
         inner
             .counters()
-            .cut_off(limit, removed.artifacts, removed.bytes);
+            .evicted(Some(limit), removed.artifacts, removed.bytes);
         all += removed.artifacts;
     }
     Ok(all)

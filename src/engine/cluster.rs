@@ -1,9 +1,11 @@
 //! The engine as a part of a cluster: the names that have content here and their changes, names
 //! that other nodes took over, what namespaces use, and the cluster's time. `hub` brings them to
-//! the controller.
+//! the controller. And content that moves between this node, other nodes and the shared tier, for
+//! `distribution`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
@@ -14,11 +16,15 @@ use super::fences;
 use super::policies;
 use super::remove;
 use super::shared::Inner;
+use super::sharing;
 use super::state::State;
+use super::transfer::{self, LayerPlace, OpenArtifact, ReceiveError, ReceiveRequest, Received};
+use super::types::{LocalArtifact, PublishRequest, Tables};
 use super::{Engine, Result};
+use crate::archive::toc::Table;
 use crate::model::{
-    ArtifactId, CutOff, Fence, Fences, LayerId, Maker, Name, NamespaceUsage, Policies, Reference,
-    Tenant, Timestamp,
+    Artifact, ArtifactId, CacheKey, CutOff, Fence, Fences, LayerId, Maker, Name, NamespaceUsage,
+    Policies, Reference, Sharing, Tenant, Timestamp, VolumeId,
 };
 
 /// What other nodes may know of a name on this node.
@@ -257,5 +263,88 @@ impl Engine {
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.inner.now()
+    }
+}
+
+/// The shared tier. Where it is, and when it is asked, the caller decides.
+impl Engine {
+    /// The content on this node that a name points at.
+    #[must_use]
+    pub fn local(&self, tenant: &Tenant, reference: &Reference) -> Option<LocalArtifact> {
+        let (tenant, reference) = (tenant.clone(), reference.clone());
+        sharing::local(&self.inner, &Name { tenant, reference })
+    }
+
+    /// The name and the content of the newest commit on this node of all task caches whose key
+    /// begins so.
+    #[must_use]
+    pub fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<(Name, LocalArtifact)> {
+        sharing::newest(&self.inner, tenant, prefix)
+    }
+
+    /// Whether a volume on this node will become the input that is wanted.
+    #[must_use]
+    pub fn is_coming(&self, request: &PublishRequest) -> bool {
+        sharing::is_coming(&self.inner, request)
+    }
+
+    /// Whether this volume exists: a publish of it waits for no content.
+    #[must_use]
+    pub fn has_volume(&self, id: &VolumeId) -> bool {
+        self.inner.state.lock().volumes.live(id).is_some()
+    }
+
+    /// The artifacts that are to be uploaded, newest first.
+    #[must_use]
+    pub fn to_share(&self) -> Vec<Artifact> {
+        sharing::to_share(&self.inner)
+    }
+
+    /// Looks at the artifacts that are to be uploaded, in no order, and at the tables of contents
+    /// of their layers. `look` must be quick, and must not call the engine.
+    pub fn each_to_share(&self, look: impl FnMut(&Artifact, Tables)) {
+        sharing::each_to_share(&self.inner, look);
+    }
+
+    /// Waits until [`Engine::to_share`] or [`Engine::open_layers`] may have a new answer. For one
+    /// caller: a change that happened before the call wakes it, too.
+    pub async fn content_changed(&self) {
+        self.inner.collector.tables.content_changed().await;
+    }
+
+    /// Opens an artifact layer by layer. `None`: it is gone, a layer has no table of contents yet,
+    /// or it turns out that the tier is not to get it. Blocks.
+    pub fn open_layers(&self, id: ArtifactId) -> Result<Option<OpenArtifact>> {
+        sharing::open_layers(&self.inner, id)
+    }
+
+    /// Changes what is known of a durable artifact in the tier, in the index first. `false`: there
+    /// is none of that id. Blocks.
+    pub fn set_sharing(&self, id: ArtifactId, change: impl FnOnce(&mut Sharing)) -> Result<bool> {
+        sharing::set_sharing(&self.inner, id, change)
+    }
+
+    /// Takes a name from content that follows no number of the tier from `cleared` on: the tier
+    /// cleared the name after that content began. Volumes that are forks of it keep it. `false`:
+    /// there is no such content.
+    pub async fn discard_cleared(&self, name: &Name, cleared: u64) -> Result<bool> {
+        sharing::discard_cleared(&self.inner, name, cleared).await
+    }
+
+    /// Receives an artifact of another node. `make` makes one layer at the place that it is given,
+    /// and returns its table. It is called for each layer that this node lacks, oldest first, with
+    /// the layer's place in the request. The artifact becomes whole and durable, or nothing.
+    /// `may_enter` is asked in the transaction in which it appears, so it must not block or call
+    /// the engine. Blocks. Two calls for one artifact at once are not allowed.
+    pub fn receive<E>(
+        &self,
+        request: &ReceiveRequest,
+        progress: &AtomicU64,
+        make: impl FnMut(usize, &LayerPlace<'_>) -> std::result::Result<Arc<Table>, E>,
+        may_enter: impl Fn() -> Result<()>,
+    ) -> std::result::Result<Received, ReceiveError<E>> {
+        self.inner.refuse_degraded()?;
+        let received = transfer::receive(&self.inner, request, progress, make, may_enter);
+        transfer::finish(&self.inner, received)
     }
 }

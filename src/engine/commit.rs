@@ -3,7 +3,7 @@
 //! First the content, then the index that names it: in a trial with a power cut, the other order
 //! gave an artifact with an empty file. The steps after the index are done for one seal at a time:
 //! a layer that cannot be confirmed blocks no other, nor does a seal intent that cannot be
-//! withdrawn. `durability` handles write-back errors.
+//! withdrawn. `writeback_failure` handles write-back errors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::error::{Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::confirm;
 use super::lifecycle::Observation;
-use super::notice::{self, NotCommitted, What};
+use super::notice::{NotCommitted, What};
 use super::pending::withdraw_seal_intent;
 use super::policies;
 use super::shared::Inner;
@@ -138,9 +138,8 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         }
         committed
     };
-    let notices = inner.config.notices.as_ref();
     for (record, what) in committed {
-        notice::say(notices, &record, || what);
+        inner.say(&record, || what);
     }
     inner.state.notify();
     Ok(())

@@ -1,6 +1,7 @@
 //! Counters of an engine's work since it was opened, as metrics. Each part of the engine counts its
 //! own work. `metrics` has the current state.
 
+use std::hash::Hash;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -67,31 +68,16 @@ const SOURCES: [ContentSource; 3] = [
     ContentSource::Shared,
 ];
 
-/// A counter for each of the types, at zero.
-fn by_type<C: Default>() -> Family<VolumeType, C> {
+/// A counter for each of these labels, at zero: a reader of the increase does not see the first
+/// event of a new series.
+fn at_zero<L, C>(labels: impl IntoIterator<Item = L>) -> Family<L, C>
+where
+    L: Clone + Hash + Eq,
+    C: Default,
+{
     let family = Family::default();
-    for r#type in STARTING {
-        let _: &C = &family.get_or_create(&VolumeType { r#type });
-    }
-    family
-}
-
-/// A counter for each of the types and sources, at zero.
-fn by_type_and_source() -> Family<TypeAndSource, Counter> {
-    let family = Family::default();
-    for r#type in STARTING {
-        for source in SOURCES.map(ContentSource::as_str) {
-            let _: &Counter = &family.get_or_create(&TypeAndSource { r#type, source });
-        }
-    }
-    family
-}
-
-/// A counter for each reason, at zero.
-fn by_reason() -> Family<Evicted, Counter> {
-    let family = Family::default();
-    for reason in REASONS {
-        let _: &Counter = &family.get_or_create(&Evicted { reason });
+    for label in labels {
+        let _: &C = &family.get_or_create(&label);
     }
     family
 }
@@ -114,22 +100,26 @@ impl Drop for Wait {
 
 impl Default for Counters {
     fn default() -> Self {
-        let ended = Family::default();
-        for result in [SEALED, GIVEN_UP] {
-            // A reader of the increase does not see the first event of a new series.
-            let _: &Counter = &ended.get_or_create(&result);
-        }
+        let types = STARTING.map(|r#type| VolumeType { r#type });
+        let with_sources = |r#type| {
+            SOURCES.map(|source| TypeAndSource {
+                r#type,
+                source: source.as_str(),
+            })
+        };
+        let types_and_sources = STARTING.map(with_sources).concat();
+        let reasons = REASONS.map(|reason| Evicted { reason });
         Self {
             publishes: durations_by(),
-            hits: by_type_and_source(),
-            saved_bytes: by_type_and_source(),
-            misses: by_type(),
-            waited: by_type(),
+            hits: at_zero(types_and_sources.clone()),
+            saved_bytes: at_zero(types_and_sources),
+            misses: at_zero(types.clone()),
+            waited: at_zero(types),
             seals: durations(),
             commits: durations(),
-            ended,
-            evicted_artifacts: by_reason(),
-            evicted_bytes: by_reason(),
+            ended: at_zero([SEALED, GIVEN_UP]),
+            evicted_artifacts: at_zero(reasons.clone()),
+            evicted_bytes: at_zero(reasons),
             freed_bytes: Counter::default(),
             findings: Gauge::default(),
         }
@@ -186,21 +176,13 @@ impl Counters {
         self.commits.observe(took.as_secs_f64());
     }
 
-    /// Artifacts went to make room.
-    pub(super) fn evicted(&self, artifacts: usize, bytes: u64) {
-        self.evicted_for("space", artifacts, bytes);
-    }
-
-    /// Artifacts went because of a limit of their namespace.
-    pub(super) fn cut_off(&self, limit: Limit, artifacts: usize, bytes: u64) {
+    /// Artifacts went to make room, or because of a limit of their namespace.
+    pub(super) fn evicted(&self, limit: Option<Limit>, artifacts: usize, bytes: u64) {
         let reason = match limit {
-            Limit::Ttl => "ttl",
-            Limit::Budget => "budget",
+            None => "space",
+            Some(Limit::Ttl) => "ttl",
+            Some(Limit::Budget) => "budget",
         };
-        self.evicted_for(reason, artifacts, bytes);
-    }
-
-    fn evicted_for(&self, reason: &'static str, artifacts: usize, bytes: u64) {
         let artifacts = u64::try_from(artifacts).unwrap_or(u64::MAX);
         let label = Evicted { reason };
         self.evicted_artifacts
@@ -237,21 +219,6 @@ impl Counters {
             Unit::Seconds,
             self.publishes.clone(),
         );
-        self.register_hits(registry);
-        let help = "Volumes that were to be sealed, by result";
-        registry.register("seals", help, self.ended.clone());
-        let help = "Unused artifacts deleted to make room, or for a limit of their namespace, by \
-                    reason";
-        registry.register("evicted_artifacts", help, self.evicted_artifacts.clone());
-        let help = "Bytes of the layers that went with these artifacts, by reason";
-        registry.register("evicted_bytes", help, self.evicted_bytes.clone());
-        let help = "Bytes of layers that were deleted because nothing referred to them";
-        registry.register("freed_bytes", help, self.freed_bytes.clone());
-        let help = "Disagreements between the index and the directories, as of the last check";
-        registry.register("check_findings", help, self.findings.clone());
-    }
-
-    fn register_hits(&self, registry: &mut Registry) {
         let help = "New volumes that started from content, by type and where the content was";
         registry.register("hits", help, self.hits.clone());
         let help = "Bytes of the content that new volumes started from, as far as it was measured";
@@ -261,6 +228,18 @@ impl Counters {
         registry.register("misses", help, self.misses.clone());
         let help = "Time that publishes waited for content, or for an answer where it is, by type";
         registry.register_with_unit("content_wait", help, Unit::Seconds, self.waited.clone());
+        let help = "Volumes that were to be sealed, by result";
+        registry.register("seals", help, self.ended.clone());
+        let help = "Unused artifacts deleted to make room, or for a limit of their namespace, by \
+                    reason";
+        registry.register("evicted_artifacts", help, self.evicted_artifacts.clone());
+        let help = "Bytes of the layers that went with these artifacts, as far as they were measured, \
+                    by reason";
+        registry.register("evicted_bytes", help, self.evicted_bytes.clone());
+        let help = "Bytes of layers that were deleted because nothing referred to them";
+        registry.register("freed_bytes", help, self.freed_bytes.clone());
+        let help = "Disagreements between the index and the directories, as of the last check";
+        registry.register("check_findings", help, self.findings.clone());
     }
 }
 

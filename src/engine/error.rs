@@ -216,14 +216,6 @@ pub enum Error {
     /// No node of that id.
     #[error("there is no node {:?}", .0.chars().take(128).collect::<String>())]
     NoSuchNode(String),
-    /// A claim is to be attached to another node than its own.
-    #[error("volume {claim} is on node {node}, and can be attached there only")]
-    OnNode {
-        /// Which claim.
-        claim: VolumeId,
-        /// Where it is.
-        node: String,
-    },
     /// A claim that must not be in use is.
     #[error("volume {claim} is {how}")]
     ClaimInUse {

@@ -1,7 +1,6 @@
 //! Eviction: unused artifacts go when the pool is nearly full, or when a call found no space.
 //! `model::evict` chooses the artifacts; `reap` decides when eviction runs.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +12,7 @@ use super::transfer;
 use crate::model::{ArtifactId, LayerId, evict};
 use crate::sys::Space;
 
-/// How long a round deletes, before it evicts and after; and how long it measures what it evicts.
-/// The next round goes on at once.
+/// How long a round deletes, before it evicts and after. The next round goes on at once.
 pub(super) const SLICE: Duration = Duration::from_millis(250);
 
 /// Evicts until the pool is below its low watermark, if it is above the high one or a call found no
@@ -47,11 +45,10 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
             "the pool is nearly full, and everything in it is in use"
         );
     }
-    let measured = measure_what_goes(inner, &gone);
-    let removed = remove(inner, &gone);
-    forget_sizes(inner, &measured);
-    let removed = removed?;
-    inner.counters().evicted(removed.artifacts, removed.bytes);
+    let removed = remove(inner, &gone)?;
+    inner
+        .counters()
+        .evicted(None, removed.artifacts, removed.bytes);
     Ok(removed.artifacts)
 }
 
@@ -107,43 +104,6 @@ fn choose(inner: &Inner, space: &Space, missing: u64) -> Vec<ArtifactId> {
     };
     let goal = if short_of_inodes { inodes } else { bytes };
     evict(durable.map(|sealed| &sealed.artifact), &in_use, cost, goal)
-}
-
-/// Measures the layers of artifacts that are evicted before their turn to be measured, so that the
-/// counters tell what came free. A tenant decides how long a walk takes, and callers wait for
-/// space: layers that take longer than [`SLICE`] together count as nothing.
-fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) -> Vec<LayerId> {
-    let unmeasured: HashSet<LayerId> = {
-        let state = inner.state.lock();
-        let going = ids.iter().filter_map(|id| state.catalog.get(id));
-        let layers = going.flat_map(|sealed| &sealed.artifact.layers).copied();
-        layers
-            .filter(|layer| state.catalog.usage(layer).is_none())
-            .collect()
-    };
-    let mut measured = Vec::new();
-    let patience = inner.patience_of(SLICE);
-    for layer in unmeasured {
-        let dir = inner.dirs.layers.open_beneath(layer.to_string());
-        if let Ok(usage) = dir.map(|dir| inner.backend.usage(&dir, &patience))
-            && let Ok(usage) = usage
-        {
-            inner.state.lock().catalog.set_usage(layer, usage);
-            measured.push(layer);
-        }
-    }
-    measured
-}
-
-/// Forgets the sizes of layers that stay: the walk that measures them also confirms them, and tells
-/// the index.
-fn forget_sizes(inner: &Inner, measured: &[LayerId]) {
-    let mut state = inner.state.lock();
-    for layer in measured {
-        if state.is_stacked(layer) {
-            state.catalog.forget_usage(layer);
-        }
-    }
 }
 
 /// The pool's room, and that of layers which wait to be deleted: nothing need go for what comes

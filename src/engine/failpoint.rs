@@ -69,10 +69,10 @@ points! {
     PublishAgainRecorded = "publish-again-recorded",
     /// It is attached there; the caller has no answer.
     PublishAgainAttached = "publish-again-attached",
-    /// The target is detached.
-    UnpublishDetached = "unpublish-detached",
-    /// The mount point is gone.
-    UnpublishTargetRemoved = "unpublish-target-removed",
+    /// The target of a volume or claim is detached.
+    TargetDetached = "target-detached",
+    /// Its mount point is gone. The record of a claim still names it.
+    TargetRemoved = "target-removed",
     /// The volume is in `pending/` or `trash/`; the caller has no answer.
     UnpublishPromised = "unpublish-promised",
     /// The outcome is noted in the volume's directory.
@@ -133,12 +133,6 @@ points! {
     ImportRecorded = "import-recorded",
     /// It lies in `layers/`, and nothing names it.
     ImportPlaced = "import-placed",
-    /// It is on the disk.
-    ImportSynced = "import-synced",
-    /// The index names it.
-    ImportIndexed = "import-indexed",
-    /// The layer says so; the caller has no answer.
-    ImportConfirmed = "import-confirmed",
     /// There is a place in `incoming/` for a layer of another node.
     ReceiveMade = "receive-made",
     /// The layer is there.
@@ -149,12 +143,12 @@ points! {
     ReceiveRecorded = "receive-recorded",
     /// It lies in `layers/`, and nothing names it.
     ReceivePlaced = "receive-placed",
-    /// All layers are on the disk.
-    ReceiveSynced = "receive-synced",
-    /// The index names the artifact.
-    ReceiveIndexed = "receive-indexed",
+    /// The layers of an import, or of content of another node, are on the disk.
+    EntrySynced = "entry-synced",
+    /// The index names what stacks them.
+    EntryIndexed = "entry-indexed",
     /// The layers say so; the caller has no answer.
-    ReceiveConfirmed = "receive-confirmed",
+    EntryConfirmed = "entry-confirmed",
     /// The index knows that an artifact is in the shared tier, and its layer's record does not.
     SharingIndexed = "sharing-indexed",
     /// The record does, too; the caller has no answer.
@@ -181,10 +175,6 @@ points! {
     ClaimMounted = "claim-mounted",
     /// It is attached at the target; the caller has no answer.
     ClaimAttached = "claim-attached",
-    /// A target of a claim is detached.
-    ClaimDetached = "claim-detached",
-    /// Its mount point is gone, and its record still names it.
-    ClaimTargetRemoved = "claim-target-removed",
     /// The claim's directory says to which layer its content is going to move.
     FreezeMarked = "freeze-marked",
     /// That layer's directory is made.

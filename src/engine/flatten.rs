@@ -5,10 +5,11 @@
 //! is mounted over. Merges have a thread of their own, because the size of the content decides how
 //! long a merge takes. Only the last step, the transaction, holds the collector.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::claims::data_dir;
 use super::error::{Context, Error, Result};
@@ -19,7 +20,7 @@ use super::pins::Pins;
 use super::shared::Inner;
 use super::state::State;
 use super::transaction::Transaction;
-use crate::backend::{Stop, Usage};
+use crate::backend::{self, Stop, Usage};
 use crate::model::{
     Artifact, LayerId, LayerRecord, PersistentVolume, Snapshot, VolumeId, flatten_plan,
 };
@@ -28,6 +29,9 @@ use crate::store::{self, Change};
 /// The most time that one merge is given, which is some ten million files. Then others have their
 /// turn.
 const LONGEST: Duration = Duration::from_secs(15 * 60);
+
+/// How often a merge looks whether something still needs what it merges.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The result of a round of merges.
 #[derive(Default)]
@@ -90,13 +94,16 @@ impl Merges {
 
     /// Merges one stack; whether the round goes on.
     fn merge(&mut self, inner: &Arc<Inner>, next: Next) -> ControlFlow<()> {
-        let merging = Merging::begin(inner, &next.stack[..next.count]);
-        // An eviction before `begin` has not stopped the merge.
-        if !is_stacked(&inner.state.lock(), &next.stack) {
-            return ControlFlow::Continue(());
-        }
         let patience = inner.patience_of(LONGEST);
-        let stop = || patience() || merging.is_over();
+        let is_unneeded = || !is_stacked(&inner.state.lock(), &next.stack);
+        let looked = Cell::new(Instant::now());
+        let seldom = || {
+            looked.get().elapsed() > LOOK && {
+                looked.set(Instant::now());
+                is_unneeded()
+            }
+        };
+        let stop = || patience() || seldom();
         let layers = next.stack.len();
         let error = match merge(inner, &next.stack, next.count, next.pins, &stop) {
             Ok(true) => {
@@ -115,7 +122,7 @@ impl Merges {
         if error.is_stopped() && inner.lifetime.is_stopping() {
             return ControlFlow::Break(());
         }
-        if error.is_stopped() && merging.is_over() {
+        if error.is_stopped() && is_unneeded() {
             // Only the merge kept its layers. They can go now.
             inner.wake_reaper();
             return ControlFlow::Continue(());
@@ -169,8 +176,9 @@ fn choose(inner: &Arc<Inner>, merges: &Merges) -> Option<Next> {
 }
 
 /// Whether an artifact, claim or snapshot still stacks each of these layers.
-fn is_stacked(state: &State, stack: &[LayerId]) -> bool {
-    stack.iter().all(|layer| state.is_stacked(layer))
+fn is_stacked<'a>(state: &State, stack: impl IntoIterator<Item = &'a LayerId>) -> bool {
+    let mut stack = stack.into_iter();
+    stack.all(|layer| state.is_stacked(layer))
 }
 
 /// The longest stack that is to be merged, none of those that are left alone for now, and how many
@@ -306,44 +314,6 @@ impl Holders {
     }
 }
 
-/// A merge of layers that others may want to free: then it is over before it is done
-/// ([`stop_merging`]).
-struct Merging<'a>(&'a Inner);
-
-impl<'a> Merging<'a> {
-    fn begin(inner: &'a Inner, layers: &[LayerId]) -> Self {
-        *inner.collector.merging.lock() = layers.iter().copied().collect();
-        Self(inner)
-    }
-
-    fn is_over(&self) -> bool {
-        self.0.collector.merging.lock().is_empty()
-    }
-}
-
-impl Drop for Merging<'_> {
-    fn drop(&mut self) {
-        self.0.collector.merging.lock().clear();
-    }
-}
-
-/// These layers were an artifact's that is gone. If a merge has some of them, and no stack needs
-/// what it merges any more, it stops.
-pub(super) fn stop_merging<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) {
-    let mut merging = inner.collector.merging.lock();
-    let mut layers = layers;
-    if !layers.any(|layer| merging.contains(layer)) {
-        return;
-    }
-    let is_needed = {
-        let state = inner.state.lock();
-        merging.iter().any(|layer| state.is_stacked(layer))
-    };
-    if !is_needed {
-        merging.clear();
-    }
-}
-
 /// Replaces the newest `count` layers of a stack, which are pinned, by one of the same content, for
 /// all that begin with them; `false`: no stack is left for which that may be done.
 fn merge(
@@ -434,7 +404,7 @@ fn make(
     pins: &mut Pins,
     stop: Stop<'_>,
 ) -> Result<(LayerId, Usage)> {
-    let merged = LayerId::from_bits(inner.random());
+    let merged = LayerId::from_bits(Inner::random());
     pins.add(&mut inner.state.lock(), &[merged]);
     let name = merged.to_string();
     let incoming = &inner.dirs.incoming;
@@ -449,16 +419,16 @@ fn make(
             .backend
             .flatten(newest, &into, rest.is_empty(), stop)
             .context("merge layers")?;
-        let record = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: merged,
-            artifact: artifact(inner, newest, rest, merged),
-            claim: None,
-        };
+        let record = LayerRecord::of(merged, artifact(inner, newest, rest, merged), None);
         store::write_sealing(&into, &record).context("write a merged layer's record")?;
         point(Point::FlattenMerged);
         let usage = inner.backend.usage(&into, stop);
         let usage = usage.context("measure a merged layer")?;
+        // Asked once more: most merges end before `stop` looks for the first time.
+        let is_needed = is_stacked(&inner.state.lock(), newest.iter().chain(rest));
+        if !is_needed {
+            return Err(backend::Error::Stopped).context("merge layers");
+        }
         incoming
             .rename(&name, &inner.dirs.layers, &name)
             .context("place a merged layer")?;

@@ -174,36 +174,20 @@ fn check_index(
         }
     }
     let mut referenced = HashSet::new();
-    for artifact in &named.artifacts {
-        for layer in &artifact.layers {
-            if referenced.insert(*layer) && !layers.contains(Path::new(&layer.to_string())) {
-                let detail = format!(
-                    "{}, artifact {}, needs this layer",
-                    artifact.name(),
-                    artifact.id
-                );
-                findings.push(finding(
-                    "missing-layer",
-                    below(layout::LAYERS, layer.to_string()),
-                    detail,
-                ));
-            }
-        }
-    }
-    let claims = named.claims.iter().map(|claim| (&claim.id, &claim.layers));
-    let snapshots = named
-        .snapshots
-        .iter()
-        .map(|snapshot| (&snapshot.id, &snapshot.layers));
-    for (id, stack) in claims.chain(snapshots) {
+    let artifacts = named.artifacts.iter().map(|artifact| {
+        let owner = format!("{}, artifact {},", artifact.name(), artifact.id);
+        (owner, &artifact.layers)
+    });
+    let claims = named.claims.iter();
+    let claims = claims.map(|claim| (claim.id.to_string(), &claim.layers));
+    let snapshots = named.snapshots.iter();
+    let snapshots = snapshots.map(|snapshot| (snapshot.id.to_string(), &snapshot.layers));
+    for (owner, stack) in artifacts.chain(claims).chain(snapshots) {
         for layer in stack {
             if referenced.insert(*layer) && !layers.contains(Path::new(&layer.to_string())) {
                 let path = below(layout::LAYERS, layer.to_string());
-                findings.push(finding(
-                    "missing-layer",
-                    path,
-                    format!("{id} needs this layer"),
-                ));
+                let detail = format!("{owner} needs this layer");
+                findings.push(finding("missing-layer", path, detail));
             }
         }
     }

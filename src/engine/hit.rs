@@ -1,7 +1,7 @@
 //! A hit: the content that a new volume starts from, as its pod's users and the metrics learn of
 //! it. Only facts are gathered here; `publish` decides what a volume starts from.
 
-use super::notice::{self, Forked, What};
+use super::notice::{Forked, What};
 use super::shared::Inner;
 use super::state::State;
 use super::types::{ContentSource, PublishRequest};
@@ -48,8 +48,7 @@ impl Hit {
         let kind = record.spec.kind.type_name();
         let bytes = self.forked.bytes;
         inner.counters().hit(kind, self.source, bytes);
-        let notices = inner.config.notices.as_ref();
-        notice::say(notices, record, || What::Forked(self.forked));
+        inner.say(record, || What::Forked(self.forked));
     }
 }
 

@@ -58,10 +58,7 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
                 tracing::error!(%layer, %error,
                     "an unused layer could not be moved to trash/; it stays until the next start");
             }
-            Ok(()) => {
-                inner.collector.tables.let_go(&layer);
-                point(Point::CollectTrashed);
-            }
+            Ok(()) => point(Point::CollectTrashed),
         }
     }
     bytes

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use super::error::{Context, Error, Result};
 use super::layers::{confirm, tell_sizes};
@@ -96,7 +97,7 @@ pub(super) fn durable_layers(
 /// life of this process: a power cut can undo a rename without an fsync, and keep the index that
 /// was written after it.
 fn confirm_layers(inner: &Inner) -> Result<()> {
-    if inner.collector.is_confirmed() {
+    if inner.collector.confirmed.load(Ordering::SeqCst) {
         return Ok(());
     }
     let named = durable_layers(inner, |_, _| true);
@@ -125,7 +126,7 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
             failure.get_or_insert(error);
         }
     }
-    inner.collector.set_confirmed(confirmed);
+    inner.collector.confirmed.store(confirmed, Ordering::SeqCst);
     failure.map_or(Ok(()), Err)
 }
 

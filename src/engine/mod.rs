@@ -29,6 +29,35 @@
 //! Nothing that blocks runs on the async runtime: each slow kind of work has a pool of its own
 //! (`threads`) and delays only its like. A queued job runs to its end, also when its caller goes
 //! away.
+//!
+//! # Modules
+//!
+//! From the ground up; `ENGINE_TIERS` in `tests/architecture.rs` says which may use which.
+//!
+//! | modules | what is in them |
+//! |---|---|
+//! | `types`, `error`, `notice`, `counters` | values, errors, news and metrics for callers |
+//! | `clock`, `lifetime`, `threads`, `backoff`, `target` | parts that know no engine |
+//! | `pool`, `pool_scan` | the pool's identity, its trash, its directories |
+//! | `lifecycle` | the states of a volume, and what follows from what is observed |
+//! | `volumes`, `catalog`, `artifacts`, `health`, `durability`, `state` | what is known in memory |
+//! | `collector`, `gc_cycles`, `trash`, `teardown_queue` | what waits for background work |
+//! | `parts`, `table_digests` | partial layers of failed fetches; known tables of contents |
+//! | `shared` | [`Inner`], which all modules below get |
+//! | `guard`, `pins` | what an operation holds: its volume, the layers that must stay |
+//! | `layers`, `mounts`, `pending`, `policies`, `space` | helpers of many operations |
+//! | `transaction`, `writeback_failure`, `fences` | the index; a failed write-back; clears |
+//! | `publish`, `republish`, `hit` | the beginning of a volume |
+//! | `unpublish`, `teardown`, `quiesce`, `seal`, `commit` | its end |
+//! | [`claims`] | persistent volumes, clones, snapshots |
+//! | `transfer` | content from and to archives, other nodes and the shared tier |
+//! | `reap` | garbage collection, and the order of its steps |
+//! | `remove`, `evict`, `budgets`, `purge`, `measure`, `flatten` | these steps |
+//! | `sharing`, `tables` | uploads to the shared tier; tables of contents |
+//! | `open`, `recover`, `orphans`, `rebuild` | the start, and what an earlier process left |
+//! | `fsck`, `fsck_input`, `scrub` | the comparison of index and directories |
+//! | `query`, `outcome`, `metrics` | questions, and outcomes of pods |
+//! | `engine`, `cluster`, `claims::facade` | the methods of [`Engine`] |
 
 mod artifacts;
 mod backoff;
@@ -52,7 +81,6 @@ mod gc_cycles;
 mod guard;
 mod health;
 mod hit;
-mod kept_policies;
 mod layers;
 mod lifecycle;
 mod lifetime;
@@ -85,7 +113,6 @@ mod seal;
 mod shared;
 mod sharing;
 mod space;
-mod space_requests;
 mod state;
 mod table_digests;
 mod tables;
@@ -99,13 +126,11 @@ mod trash;
 mod types;
 mod unpublish;
 mod volumes;
-mod watched;
-mod write_back;
+mod writeback_failure;
 
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 pub use cluster::{NameState, NameWatch, NamedContent};
@@ -114,7 +139,6 @@ pub use error::{Error, Result, Shortage};
 pub use metrics::Metrics;
 pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
-pub use threads::apart;
 pub use transfer::{
     Export, Exported, ImportRequest, Imported, LayerPlace, OpenArtifact, OpenLayer, OpenSnapshot,
     Opened, ReceiveError, ReceiveRequest, Received, Source, View,
@@ -125,12 +149,9 @@ pub use types::{
     VolumeState, VolumeStats,
 };
 
-use crate::archive::toc::Table;
 use crate::archive::{Codec, Progress};
 use crate::backend::BackendKind;
-use crate::model::{
-    Artifact, ArtifactId, CacheKey, Name, Outcome, PodUid, Reference, Sharing, Tenant, VolumeId,
-};
+use crate::model::{ArtifactId, Name, Outcome, PodUid, Reference, Tenant, VolumeId};
 use crate::store::Contents;
 use crate::sys::{self, Dir};
 
@@ -155,10 +176,10 @@ async fn take_up(
     let recovered = inner.threads.calls.run(move || {
         let recovered = recover::recover(&engine, contents)?;
         match lost {
-            Some(lost) => durability::taint(&engine, &lost),
-            None => durability::finish_taint(&engine)?,
+            Some(lost) => writeback_failure::taint(&engine, &lost),
+            None => writeback_failure::finish_taint(&engine)?,
         }
-        durability::note_unnoted(&engine);
+        writeback_failure::note_unnoted(&engine);
         if !recovered.changes.is_empty() {
             engine.transact(&recovered.changes).result()?;
             failpoint::point(failpoint::Point::RecoverIndexed);
@@ -177,7 +198,7 @@ impl Engine {
             let opened = open::open(&config)?;
             Ok::<_, Error>((config, opened))
         };
-        let opened = threads::apart("open", opened).await;
+        let opened = sys::apart("open", opened).await;
         let (config, pool) = opened.unwrap_or(Err(Error::Defect))?;
         let (inner, sealed) =
             Inner::start(config, pool.origin, pool.dirs, pool.backend, pool.index)?;
@@ -245,8 +266,8 @@ impl Engine {
     /// How many notices were dropped, because the channel was full.
     #[must_use]
     pub fn lost_notices(&self) -> u64 {
-        let notices = self.inner.config.notices.as_ref();
-        notices.map_or(0, Notices::lost)
+        let notices = &self.inner.config.notices;
+        notices.as_ref().map_or(0, Notices::lost)
     }
 
     /// The volumes, by tenant and id.
@@ -340,16 +361,15 @@ impl Engine {
     pub async fn takes_writes_offline(pool: &Path) -> bool {
         let pool = pool.to_owned();
         let touch = async move { Dir::open(&pool).and_then(|pool| pool.touch()).is_ok() };
-        threads::apart("look", touch).await.unwrap_or(false)
+        sys::apart("look", touch).await.unwrap_or(false)
     }
 
     /// Unmounts what is at `target`, and removes the mount point unless it is a staging path.
     /// Nothing more can be done for pods that end while the pool cannot be opened.
     pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
         let target = target.to_owned();
-        let unmount =
-            async move { mounts::detach(&target, staging, mounts::UNPUBLISHED).map(drop) };
-        let unmounted = threads::apart("unmount", unmount).await;
+        let unmount = async move { mounts::detach(&target, staging).map(drop) };
+        let unmounted = sys::apart("unmount", unmount).await;
         unmounted.unwrap_or(Err(Error::Defect))
     }
 
@@ -455,7 +475,7 @@ impl Engine {
             // After this signal, another engine may open the pool.
             drop(engine);
         };
-        if let Err(error) = threads::apart("end", put_away).await {
+        if let Err(error) = sys::apart("end", put_away).await {
             tracing::warn!(%error, "the pool could not be closed");
         }
     }
@@ -508,88 +528,5 @@ impl Engine {
         self.inner.refuse_degraded()?;
         let (tenant, reference) = (tenant.clone(), reference.clone());
         transfer::rollback(&self.inner, Name { tenant, reference }, to, base).await
-    }
-}
-
-/// The shared tier. Where it is, and when it is asked, the caller decides.
-impl Engine {
-    /// The content on this node that a name points at.
-    #[must_use]
-    pub fn local(&self, tenant: &Tenant, reference: &Reference) -> Option<LocalArtifact> {
-        let (tenant, reference) = (tenant.clone(), reference.clone());
-        sharing::local(&self.inner, &Name { tenant, reference })
-    }
-
-    /// The name and the content of the newest commit on this node of all task caches whose key
-    /// begins so.
-    #[must_use]
-    pub fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<(Name, LocalArtifact)> {
-        sharing::newest(&self.inner, tenant, prefix)
-    }
-
-    /// Whether a volume on this node will become the input that is wanted.
-    #[must_use]
-    pub fn is_coming(&self, request: &PublishRequest) -> bool {
-        sharing::is_coming(&self.inner, request)
-    }
-
-    /// Whether this volume exists: a publish of it waits for no content.
-    #[must_use]
-    pub fn has_volume(&self, id: &VolumeId) -> bool {
-        self.inner.state.lock().volumes.live(id).is_some()
-    }
-
-    /// The artifacts that are to be uploaded, newest first.
-    #[must_use]
-    pub fn to_share(&self) -> Vec<Artifact> {
-        sharing::to_share(&self.inner)
-    }
-
-    /// Looks at the artifacts that are to be uploaded, in no order, and at the tables of contents
-    /// of their layers. `look` must be quick, and must not call the engine.
-    pub fn each_to_share(&self, look: impl FnMut(&Artifact, Tables)) {
-        sharing::each_to_share(&self.inner, look);
-    }
-
-    /// Waits until [`Engine::to_share`] or [`Engine::open_layers`] may have a new answer. For one
-    /// caller: a change that happened before the call wakes it, too.
-    pub async fn content_changed(&self) {
-        self.inner.collector.tables.content_changed().await;
-    }
-
-    /// Opens an artifact layer by layer. `None`: it is gone, a layer has no table of contents yet,
-    /// or it turns out that the tier is not to get it. Blocks.
-    pub fn open_layers(&self, id: ArtifactId) -> Result<Option<OpenArtifact>> {
-        sharing::open_layers(&self.inner, id)
-    }
-
-    /// Changes what is known of a durable artifact in the tier, in the index first. `false`: there
-    /// is none of that id. Blocks.
-    pub fn set_sharing(&self, id: ArtifactId, change: impl FnOnce(&mut Sharing)) -> Result<bool> {
-        sharing::set_sharing(&self.inner, id, change)
-    }
-
-    /// Takes a name from content that follows no number of the tier from `cleared` on: the tier
-    /// cleared the name after that content began. Volumes that are forks of it keep it. `false`:
-    /// there is no such content.
-    pub async fn discard_cleared(&self, name: &Name, cleared: u64) -> Result<bool> {
-        sharing::discard_cleared(&self.inner, name, cleared).await
-    }
-
-    /// Receives an artifact of another node. `make` makes one layer at the place that it is given,
-    /// and returns its table. It is called for each layer that this node lacks, oldest first, with
-    /// the layer's place in the request. The artifact becomes whole and durable, or nothing.
-    /// `may_enter` is asked in the transaction in which it appears, so it must not block or call
-    /// the engine. Blocks. Two calls for one artifact at once are not allowed.
-    pub fn receive<E>(
-        &self,
-        request: &ReceiveRequest,
-        progress: &AtomicU64,
-        make: impl FnMut(usize, &LayerPlace<'_>) -> std::result::Result<Arc<Table>, E>,
-        may_enter: impl Fn() -> Result<()>,
-    ) -> std::result::Result<Received, ReceiveError<E>> {
-        self.inner.refuse_degraded()?;
-        let received = transfer::receive(&self.inner, request, progress, make, may_enter);
-        transfer::finish(&self.inner, received)
     }
 }

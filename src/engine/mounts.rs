@@ -11,7 +11,7 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::target::{Found, Target};
 use crate::backend::Start;
-use crate::model::VolumeId;
+use crate::model::{PersistentVolume, VolumeId, VolumeKind, VolumeRecord};
 use crate::sys::{Dir, MountEntry, MountPoint};
 
 /// Whether this mount is what is visible at the target.
@@ -61,20 +61,43 @@ pub(super) fn find(
     })
 }
 
-/// The mounts of the volume at the paths where its record says that it is mounted.
+/// The mounts of a persistent volume at the paths where its record says that it is mounted.
 pub(super) fn find_all(
     inner: &Inner,
     mounts: &[MountEntry],
     id: &VolumeId,
-    label: &str,
     paths: &[&Path],
 ) -> Result<HashMap<PathBuf, u64>> {
     let mut found = HashMap::new();
     for path in paths {
-        let mount = find(inner, mounts, id, label, path)?;
+        let mount = find(inner, mounts, id, id.as_str(), path)?;
         found.extend(mount.map(|mount| (path.to_path_buf(), mount)));
     }
     Ok(found)
+}
+
+/// What a recorded volume is created and mounted with. Only `scratch` is never sealed.
+pub(super) fn start(record: &VolumeRecord) -> Start<'_> {
+    Start {
+        layers: &record.layers,
+        root: record.spec.root,
+        size_limit: record.size_limit(),
+        sealable: record.spec.kind != VolumeKind::Scratch,
+        owner: None,
+        durable: false,
+    }
+}
+
+/// What a claim is mounted with, and its next new upper directory created.
+pub(super) fn start_of_claim(claim: &PersistentVolume) -> Start<'_> {
+    Start {
+        layers: &claim.layers,
+        root: claim.root(),
+        size_limit: claim.limit(),
+        sealable: true,
+        owner: Some(claim.owners_on_disk()),
+        durable: true,
+    }
 }
 
 /// A detached mount of a volume that is mounted nowhere, and that no process holds: two mounts of
@@ -116,27 +139,17 @@ pub(super) fn attach(
     attached
 }
 
-/// The steps of [`detach`] for an inline volume.
-pub(super) const UNPUBLISHED: [Point; 2] =
-    [Point::UnpublishDetached, Point::UnpublishTargetRemoved];
-/// The steps of [`detach`] for a persistent volume.
-pub(super) const CLAIM_UNMOUNTED: [Point; 2] = [Point::ClaimDetached, Point::ClaimTargetRemoved];
-
 /// Detaches all mounts at a path, of whatever volume, and removes the mount point. A staging path
 /// is the caller's, and stays. Returns a descriptor of each mount, topmost first.
-pub(super) fn detach(
-    path: &Path,
-    staging: bool,
-    [detached, removed]: [Point; 2],
-) -> Result<Vec<(MountPoint, OwnedFd)>> {
+pub(super) fn detach(path: &Path, staging: bool) -> Result<Vec<(MountPoint, OwnedFd)>> {
     let Some(target) = Target::open(path)? else {
         return Ok(Vec::new());
     };
     let pins = target.detach()?;
-    point(detached);
+    point(Point::TargetDetached);
     if !staging {
         target.remove()?;
     }
-    point(removed);
+    point(Point::TargetRemoved);
     Ok(pins)
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::model::{Pod, Reference, Tenant, VolumeRecord, layout};
+use crate::model::{Pod, Reference, Tenant, layout};
 
 /// Something about a pod's volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -282,40 +282,6 @@ impl Notices {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
-}
-
-/// Says something about a volume, if anybody listens.
-pub(super) fn say(notices: Option<&Notices>, record: &VolumeRecord, what: impl FnOnce() -> What) {
-    say_of(notices, &record.tenant, &record.pod, what);
-}
-
-/// The same where there is no record yet.
-pub(super) fn say_of(
-    notices: Option<&Notices>,
-    tenant: &Tenant,
-    pod: &Pod,
-    what: impl FnOnce() -> What,
-) {
-    if let Some(notices) = notices {
-        notices.say(Notice {
-            tenant: tenant.clone(),
-            pod: pod.clone(),
-            what: what(),
-        });
-    }
-}
-
-/// Says that a volume was not sealed.
-pub(super) fn say_not_committed(
-    notices: Option<&Notices>,
-    record: &VolumeRecord,
-    why: &NotCommitted,
-) {
-    let Some(plan) = &record.seal else { return };
-    say(notices, record, || What::NotCommitted {
-        reference: plan.reference.clone(),
-        why: why.clone(),
-    });
 }
 
 #[cfg(test)]

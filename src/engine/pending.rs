@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::lifecycle::{Action, Goal, Observation};
-use super::notice::{What, say};
+use super::notice::What;
 use super::shared::Inner;
 use super::types::VolumeState;
 use crate::model::{LayerId, SealPlan, VolumeRecord};
@@ -28,7 +28,7 @@ pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
             held.and_then(|volume| Some((volume.seal_intent()?.clone(), volume.record.clone())))
         };
         if let Some((plan, record)) = held {
-            say(engine.config.notices.as_ref(), &record, || What::HeldOpen {
+            engine.say(&record, || What::HeldOpen {
                 reference: plan.reference,
             });
         }

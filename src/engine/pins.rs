@@ -1,13 +1,14 @@
 //! Pins: layers that an operation needs to stay where they are, though nothing that is known may
-//! refer to them.
+//! refer to them; and artifacts that count as in use while they are read, so that neither eviction
+//! nor a merge takes them away.
 //!
-//! Taken under the lock under which the layers were found; given back in `Drop`.
+//! Taken under the lock under which they were found; given back in `Drop`.
 
 use std::sync::Arc;
 
 use super::shared::Inner;
 use super::state::State;
-use crate::model::LayerId;
+use crate::model::{ArtifactId, LayerId};
 
 /// Layers that stay where they are until this is dropped.
 #[derive(Debug)]
@@ -40,5 +41,33 @@ impl Drop for Pins {
         for layer in &self.layers {
             state.pinned.remove(layer);
         }
+    }
+}
+
+/// An artifact that counts as in use.
+#[derive(Debug)]
+pub(super) struct Use {
+    inner: Arc<Inner>,
+    artifact: ArtifactId,
+}
+
+impl Use {
+    /// Under the lock under which it was found.
+    pub(super) fn begin(inner: &Arc<Inner>, state: &mut State, artifact: ArtifactId) -> Self {
+        state.catalog.begin_export(artifact);
+        Self {
+            inner: inner.clone(),
+            artifact,
+        }
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let mut state = self.inner.state.lock();
+        state.catalog.end_export(&self.artifact);
+        drop(state);
+        // It may have been the last that kept something.
+        self.inner.wake_reaper();
     }
 }

@@ -4,12 +4,35 @@
 //! A node that has no controller knows that there are none. A node of a cluster that was never told
 //! any does not know, and holds commits. Once told, it decides by the last ones that it got.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
 
 use super::error::Context as _;
 use super::shared::Inner;
 use crate::model::{Artifact, ArtifactId, NodeId, Policies, layout};
 use crate::store::{self, Unreadable};
+
+/// What this engine remembers between two calls: which policies are in the pool, and what it said. The
+/// locks order its steps; the policies that count are in the state.
+#[derive(Debug, Default)]
+pub(super) struct KeptPolicies {
+    /// Held while the policies are changed.
+    change: Mutex<()>,
+    /// Held while they are written to the pool.
+    file: tokio::sync::Mutex<FileState>,
+    /// It was said that commits wait for the policies.
+    missing: OnceLock<()>,
+}
+
+/// What is known of the file in the pool.
+#[derive(Debug, Default)]
+struct FileState {
+    /// The policies that this process wrote last.
+    policies: Weak<Policies>,
+    /// The last write failed, which was said.
+    is_failing: bool,
+}
 
 /// The policies that a start finds.
 pub(super) fn found(inner: &Inner) -> Policies {

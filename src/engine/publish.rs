@@ -16,12 +16,12 @@ use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
 use super::hit::Hit;
 use super::lifecycle::Observation;
+use super::notice::What;
 use super::shared::Inner;
 use super::state::{Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{notice, republish};
-use crate::backend::Start;
+use super::{mounts, republish};
 use crate::model::{
     ArtifactId, LayerId, Reference, SealPlan, Sharing, VolumeKind, VolumeRecord, layout,
 };
@@ -144,16 +144,11 @@ async fn plan(
     tracing::info!(volume.id = %request.volume, %state,
         "waiting for content that is being made or sealed");
     let reference = || asked(request);
-    notice::say_of(
-        inner.config.notices.as_ref(),
-        &request.tenant,
-        &request.pod,
-        || notice::What::WaitingForInput {
-            reference: reference(),
-            state: state.clone(),
-            at_most: inner.config.input_wait,
-        },
-    );
+    inner.say_of(&request.tenant, &request.pod, || What::WaitingForInput {
+        reference: reference(),
+        state: state.clone(),
+        at_most: inner.config.input_wait,
+    });
     let _wait = inner.counters().wait(request.spec.kind.type_name());
     let mut last = state;
     let decided = inner
@@ -310,8 +305,8 @@ fn seal_plan(
     // It holds content of its parent.
     let never_shared = !request.share || parent.is_some_and(|sharing| sharing.never);
     Some(SealPlan {
-        artifact: ArtifactId::from_bits(inner.random()),
-        layer: LayerId::from_bits(inner.random()),
+        artifact: ArtifactId::from_bits(Inner::random()),
+        layer: LayerId::from_bits(Inner::random()),
         reference,
         keep,
         base,
@@ -439,24 +434,18 @@ fn make_directory(inner: &Inner, record: &VolumeRecord) -> Result<Dir> {
 fn furnish(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<(OwnedFd, u64)> {
     let limit = inner
         .backend
-        .create(dir, &Start::of(record))
+        .create(dir, &mounts::start(record))
         .context("make the volume's content")?;
     if let Some(why) = limit.why_unenforced() {
         tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
-        let notices = inner.config.notices.as_ref();
-        notice::say(notices, record, || notice::What::SizeLimitNotEnforced {
-            why: why.clone(),
-        });
+        inner.say(record, || What::SizeLimitNotEnforced { why: why.clone() });
         record.limit_unenforced = Some(why);
     }
     point(Point::PublishContentMade);
     store::write_volume(dir, record, false).context("write the volume's record")?;
     point(Point::PublishRecorded);
-    let start = Start::of(record);
-    let mount = inner
-        .backend
-        .mount(dir, record.label(), &start, record.read_only)
-        .context("mount the volume")?;
+    let start = mounts::start(record);
+    let mount = mounts::mount(inner, dir, record.label(), &start, record.read_only)?;
     let point = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
     Ok((mount, point.id))
 }

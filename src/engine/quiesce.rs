@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::backoff::{look_again, retry_after};
-use super::durability::note_remembered;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::lifecycle::{Action, Goal, Observation};
@@ -17,6 +16,7 @@ use super::notice::NotCommitted;
 use super::pending::tell_if_held_for_long;
 use super::shared::Inner;
 use super::teardown_queue::{Pin, Teardown};
+use super::writeback_failure::note_remembered;
 use crate::backend::{self, Freeze};
 use crate::model::{LayerId, VolumeRecord};
 use crate::sys;

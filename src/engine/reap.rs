@@ -62,7 +62,7 @@ pub(super) async fn reap_loop(inner: Arc<Inner>) {
             let artifacts = inner.state.lock().catalog.artifacts().len();
             rested += REST.saturating_mul(u32::try_from(artifacts).unwrap_or(u32::MAX));
         }
-        inner.collector.wake_walker();
+        inner.collector.walker.notify_one();
     }
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn reap_loop(inner: Arc<Inner>) {
 pub(super) async fn walk_loop(inner: Arc<Inner>) {
     loop {
         tokio::select! {
-            () = inner.collector.walker_woken() => {}
+            () = inner.collector.walker.notified() => {}
             () = inner.lifetime.stopping() => return,
         }
         let engine = inner.clone();
@@ -86,7 +86,7 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
             Ok(_) => {}
         }
         inner.collector.tables.wake();
-        inner.collector.wake_merger();
+        inner.collector.merger.notify_one();
     }
 }
 
@@ -94,7 +94,7 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
 pub(super) async fn merge_loop(inner: Arc<Inner>) {
     loop {
         tokio::select! {
-            () = inner.collector.merger_woken() => {}
+            () = inner.collector.merger.notified() => {}
             () = inner.lifetime.stopping() => return,
         }
         let engine = inner.clone();
@@ -125,7 +125,7 @@ async fn wanted(inner: &Inner, rested: Instant) {
     let mut is_asked_for = false;
     loop {
         tokio::select! {
-            () = inner.collector.woken() => is_asked_for = true,
+            () = inner.collector.reaper.notified() => is_asked_for = true,
             () = tokio::time::sleep_until(rested.into()), if is_asked_for => return,
         }
         if inner.space.is_asked() {

@@ -20,7 +20,7 @@ use super::failpoint::{Point, point};
 use super::layers::confirm;
 use super::lifecycle::{Goal, Lifecycle};
 use super::mounts;
-use super::notice::{self, NotCommitted};
+use super::notice::NotCommitted;
 use super::orphans::{self, Orphans, Parent};
 use super::policies;
 use super::pool_scan::{Found, keys, look};
@@ -292,8 +292,7 @@ fn recover_volumes(
 /// volume is then moved to the trash.
 fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     if record.seal.is_some() {
-        let notices = inner.config.notices.as_ref();
-        notice::say_not_committed(notices, record, &NotCommitted::Rebooted);
+        inner.say_not_committed(record, &NotCommitted::Rebooted);
         inner.counters().given_up();
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::artifacts::Sealed;
 use super::error::{Error, Result};
 use super::failpoint::{Point, point};
-use super::flatten;
 use super::layers::trash_unreferenced;
 use super::pins::Pins;
 use super::shared::Inner;
@@ -41,7 +40,6 @@ pub(super) fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> 
         return Ok(Removed::default());
     }
     let artifacts = || removed.iter().map(|(artifact, _)| artifact);
-    flatten::stop_merging(inner, artifacts().flat_map(|artifact| &artifact.layers));
     let mut changes = Vec::new();
     let named_as_indexed = inner.durability.lock_names();
     {

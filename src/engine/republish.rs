@@ -14,7 +14,6 @@ use super::mounts;
 use super::shared::Inner;
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use crate::backend::Start;
 use crate::model::VolumeRecord;
 use crate::store;
 use crate::sys;
@@ -90,7 +89,7 @@ fn mount_again(
         targets: vec![request.target.clone()],
         ..record
     };
-    let start = Start::of(&record);
+    let start = mounts::start(&record);
     let mount = mounts::mount(inner, &dir, record.label(), &start, record.read_only)?;
     let mount_id = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
     mounts::attach(inner, &record.id, target, &mount, || {

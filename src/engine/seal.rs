@@ -18,7 +18,7 @@ use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::trash_unreferenced;
 use super::lifecycle::{Action, Lifecycle, Observation};
-use super::notice::{NotCommitted, say_not_committed};
+use super::notice::NotCommitted;
 use super::pending::{deleted, trash_pending};
 use super::policies;
 use super::quiesce::until_unwritten;
@@ -385,7 +385,7 @@ async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: store::Wait, now:
 fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> Result<Action> {
     let Some(volume) = inner.retired_dir(key)? else {
         tracing::error!(volume.id = %record.id, "the directory of a volume to be sealed is gone");
-        say_not_committed(inner.config.notices.as_ref(), record, &NotCommitted::Lost);
+        inner.say_not_committed(record, &NotCommitted::Lost);
         inner.forget(key, Observation::Gone);
         return Ok(Action::Forget);
     };
@@ -407,11 +407,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         if loses_its_name(inner, &artifact) {
             tracing::info!(volume.id = %record.id, name = %artifact.name(),
                 why = %NotCommitted::NameTaken, "not sealed");
-            say_not_committed(
-                inner.config.notices.as_ref(),
-                record,
-                &NotCommitted::NameTaken,
-            );
+            inner.say_not_committed(record, &NotCommitted::NameTaken);
             inner
                 .throw_away(&inner.dirs.layers, key.to_string().as_ref())
                 .context("take back the layer")?;
@@ -419,12 +415,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             trash_pending(inner, key)?;
             return Ok(Action::Forget);
         }
-        let known = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: key,
-            artifact: Some(artifact.clone()),
-            claim: None,
-        };
+        let known = LayerRecord::of(key, Some(artifact.clone()), None);
         store::write_sealing(&layer, &known).context("write the layer's record")?;
         artifact
     };
@@ -566,7 +557,7 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
     inner.threads.seals.run(job).await??;
     inner.counters().given_up();
     if let Some((_, record)) = &intent {
-        say_not_committed(inner.config.notices.as_ref(), record, why);
+        inner.say_not_committed(record, why);
     }
     Ok(Action::Forget)
 }

@@ -11,19 +11,18 @@ use tokio::sync::mpsc;
 use super::clock::Clock;
 use super::collector::Collector;
 use super::counters::Counters;
+use super::durability::Durability;
 use super::error::{Context, Result};
-use super::kept_policies::KeptPolicies;
 use super::lifetime::Lifetime;
-use super::notice::Notices;
+use super::notice::{NotCommitted, Notice, Notices, What};
+use super::policies::KeptPolicies;
 use super::pool::{self, Origin};
-use super::space_requests::SpaceRequests;
-use super::state::State;
+use super::space::SpaceRequests;
+use super::state::{State, Watched};
 use super::teardown_queue::Teardowns;
 use super::threads::ThreadPools;
-use super::watched::Watched;
-use super::write_back::Durability;
 use crate::backend::{Backend, BackendKind, MountApi};
-use crate::model::{LayerId, NodeId, PodUid, Timestamp, VolumeId};
+use crate::model::{LayerId, NodeId, Pod, PodUid, Tenant, Timestamp, VolumeId, VolumeRecord};
 use crate::store::{Index, PoolDirs};
 use crate::sys::{self, Dir, Errno};
 
@@ -209,12 +208,33 @@ impl Inner {
     }
 
     /// 128 random bits.
-    #[expect(
-        clippy::unused_self,
-        reason = "where randomness comes from is the engine's affair"
-    )]
-    pub(super) fn random(&self) -> u128 {
+    pub(super) fn random() -> u128 {
         pool::random()
+    }
+
+    /// Says something about a volume to its pod's users, if there is a receiver.
+    pub(super) fn say(&self, record: &VolumeRecord, what: impl FnOnce() -> What) {
+        self.say_of(&record.tenant, &record.pod, what);
+    }
+
+    /// The same where there is no record yet.
+    pub(super) fn say_of(&self, tenant: &Tenant, pod: &Pod, what: impl FnOnce() -> What) {
+        if let Some(notices) = &self.config.notices {
+            notices.say(Notice {
+                tenant: tenant.clone(),
+                pod: pod.clone(),
+                what: what(),
+            });
+        }
+    }
+
+    /// Says that a volume was not sealed.
+    pub(super) fn say_not_committed(&self, record: &VolumeRecord, why: &NotCommitted) {
+        let Some(plan) = &record.seal else { return };
+        self.say(record, || What::NotCommitted {
+            reference: plan.reference.clone(),
+            why: why.clone(),
+        });
     }
 
     /// Moves a directory into the trash, under a name of its own.
@@ -263,6 +283,6 @@ impl Inner {
 
     /// Makes garbage collection run soon.
     pub(super) fn wake_reaper(&self) {
-        self.collector.wake();
+        self.collector.reaper.notify_one();
     }
 }

@@ -2,6 +2,9 @@
 //! disk. The collector (`reap`) decides what is evicted, and when.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
 
 use super::artifacts::Sealed;
 use super::error::{Error, Result};
@@ -9,6 +12,51 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use crate::model::{LayerId, layout};
 use crate::sys::{Errno, Space};
+
+/// Requests for space since the last cycle.
+#[derive(Debug)]
+pub(super) struct SpaceRequests {
+    /// How many bytes each call needs at once; 0: a few blocks, or an unknown number.
+    asked: Mutex<Vec<u64>>,
+    short: AtomicBool,
+}
+
+impl Default for SpaceRequests {
+    /// What an earlier process left waiting is looked at first.
+    fn default() -> Self {
+        Self {
+            asked: Mutex::default(),
+            short: AtomicBool::new(true),
+        }
+    }
+}
+
+impl SpaceRequests {
+    /// A call found no space for so many bytes.
+    pub(super) fn ask(&self, bytes: u64) {
+        self.asked.lock().push(bytes);
+        self.set_short(true);
+    }
+
+    /// Whether a call waits.
+    pub(super) fn is_asked(&self) -> bool {
+        !self.asked.lock().is_empty()
+    }
+
+    /// The needs of all waiting calls. From here on they count as handled.
+    pub(super) fn take(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.asked.lock())
+    }
+
+    /// Whether something waits for space, or may: then a cycle runs whenever some comes free.
+    pub(super) fn is_short(&self) -> bool {
+        self.short.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_short(&self, short: bool) {
+        self.short.store(short, Ordering::SeqCst);
+    }
+}
 
 /// How many bytes the eviction of all unused artifacts would free. A layer that is not measured yet
 /// counts as `unmeasured`. A layer that cannot be measured counts as 0: it may be impossible to
@@ -54,7 +102,7 @@ pub(super) fn excess(total: u64, available: u64, percent: u8) -> u64 {
 
 /// Asking for room, and the reserve.
 impl Inner {
-    /// The same because a call found no space for so many bytes (see [`Inner::asked`]): unused
+    /// The same because a call found no space for so many bytes (see [`SpaceRequests`]): unused
     /// content is evicted if that is enough.
     pub(super) fn ask_for_room(&self, bytes: u64) {
         self.space.ask(bytes);

@@ -13,15 +13,18 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
 use super::artifacts::Sealed;
 use super::catalog::Catalog;
 use super::claims::entries::PersistentVolumes;
+use super::durability::WriteBack;
 use super::error::Result;
 use super::health::Health;
 use super::multiset::Multiset;
 use super::types::PublishRequest;
 use super::volumes::Volumes;
-use super::write_back::WriteBack;
 use crate::model::{
     ArtifactId, Fences, LayerId, Name, Origin, PodUid, Policies, Reference, TenantOrigin,
     Timestamp, VolumeId, VolumeKind, VolumeRecord,
@@ -178,6 +181,40 @@ impl State {
                     || artifact.expires().is_some_and(|at| at <= now)
             }
             None => !record.layers.is_empty(),
+        }
+    }
+}
+
+/// A value behind a mutex, and those who wait for a change of it, without polling. The owner says
+/// when something changed that they may be looking for.
+#[derive(Debug, Default)]
+pub(super) struct Watched<T> {
+    value: Mutex<T>,
+    changed: Notify,
+}
+
+impl<T> Watched<T> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        self.value.lock()
+    }
+
+    /// Wakes all who wait: the value changed.
+    pub(super) fn notify(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until `look` finds something. The lock is held during the look only.
+    pub(super) async fn when<F>(&self, mut look: impl FnMut(&mut T) -> Option<F>) -> F {
+        loop {
+            // Registered before the look: a change in between is not missed.
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let found = look(&mut self.value.lock());
+            if let Some(found) = found {
+                return found;
+            }
+            changed.await;
         }
     }
 }

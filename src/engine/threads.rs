@@ -158,21 +158,6 @@ impl Queue {
     }
 }
 
-/// Runs work that may block for as long as a disk does, on a thread of its own. A caller that stops
-/// waiting leaves nothing locked that others need.
-pub async fn apart<T: Send + 'static>(
-    name: &str,
-    job: impl Future<Output = T> + Send + 'static,
-) -> std::io::Result<T> {
-    let runtime = tokio::runtime::Handle::current();
-    let (answer, answered) = oneshot::channel();
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || drop(answer.send(runtime.block_on(job))))?;
-    // A panic was printed where it happened.
-    answered.await.map_err(std::io::Error::other)
-}
-
 /// Runs jobs until the queue is closed. A job that panics must not end the thread: the jobs behind
 /// it would wait for ever.
 fn work(queue: &Queue) {
@@ -211,19 +196,9 @@ impl Threads {
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> impl Future<Output = Result<T>> + Send + 'static {
-        self.run_on(move || (job(), || ()))
-    }
-
-    /// As [`Threads::run`], for a job that goes on after its answer.
-    pub(super) fn run_on<T: Send + 'static, R: FnOnce() + 'static>(
-        &self,
-        job: impl FnOnce() -> (T, R) + Send + 'static,
-    ) -> impl Future<Output = Result<T>> + Send + 'static {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move || {
-            let (result, rest) = job();
-            drop(answer.send(result));
-            rest();
+            drop(answer.send(job()));
         });
         let queued = self.queue.push(job);
         let unanswered = move |_| {

@@ -210,7 +210,7 @@ pub struct VolumeStats {
 pub enum VolumeState {
     /// Being made, or waiting for its content.
     Preparing,
-    /// Mounted at its targets.
+    /// Mounted at its target.
     Published,
     /// Not mounted, though its pod may come for it again.
     Unpublished,

@@ -68,7 +68,7 @@ fn unpublish_now(
     path: &Path,
     permit: OwnedSemaphorePermit,
 ) -> Result<Option<Teardown>> {
-    let pins = mounts::detach(path, false, mounts::UNPUBLISHED)?;
+    let pins = mounts::detach(path, false)?;
     let Some(volume) = volume else {
         return Ok(None);
     };
@@ -183,7 +183,7 @@ fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
         Some(_) => (Goal::Seal, &inner.dirs.pending),
         None => (Goal::Discard, &inner.dirs.trash),
     };
-    let key = layer.unwrap_or_else(|| LayerId::from_bits(inner.random()));
+    let key = layer.unwrap_or_else(|| LayerId::from_bits(Inner::random()));
     let volumes = &inner.dirs.volumes;
     let due = inner.now();
     if goal == Goal::Seal {

@@ -94,7 +94,7 @@ impl Volume {
         }
         self.outcome = Some(outcome);
         self.due = due.or(self.due);
-        // Its task does what follows: `Inner.changed` wakes it.
+        // Its task does what follows: it waits for a change of the state.
         self.observe(Observation::OutcomeTold);
         true
     }

@@ -28,10 +28,9 @@ use rustix::fs::Mode;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::engine;
 use crate::proto::pluginregistration::registration_server::RegistrationServer;
 use crate::server::{self, Drain, Routes, Socket, SocketPlace, Trace};
-use crate::sys::{Dir, DirWatch};
+use crate::sys::{self, Dir, DirWatch};
 
 use service::Answer;
 
@@ -256,7 +255,7 @@ impl Registration {
     /// The socket, and a watch on its directory that began before the socket was made.
     async fn bind(&self) -> Result<(Socket, Option<DirWatch>), server::Error> {
         let directory = self.socket.parent().unwrap_or(Path::new("/")).to_owned();
-        let watch = engine::apart("socket", async move {
+        let watch = sys::apart("socket", async move {
             // Kubelet creates it with this mode too, and may start later. If this fails, opening it
             // gives the better error.
             let _ = rustix::fs::mkdir(&directory, Mode::from(0o755));

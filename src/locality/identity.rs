@@ -5,7 +5,6 @@
 //! Key and certificate are in one file, so that they change together. The path is a digest of the
 //! key. So it changes with the key, too.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
@@ -19,6 +18,7 @@ use rustls::version::TLS13;
 use sha2::{Digest as _, Sha256};
 
 use super::certificate;
+use crate::model::hex;
 
 /// How HTTP/1.1 is named in TLS.
 const HTTP: &[u8] = b"http/1.1";
@@ -111,12 +111,7 @@ fn path_of(private: &[u8]) -> String {
     let mut hash = Sha256::new();
     hash.update(PURPOSE);
     hash.update(private);
-    let mut path = "/".to_owned();
-    for byte in &hash.finalize()[..DIGITS / 2] {
-        // Writing to a String cannot fail.
-        let _ = write!(path, "{byte:02x}");
-    }
-    path
+    format!("/{}", hex(&hash.finalize()[..DIGITS / 2]))
 }
 
 /// A value as PEM (RFC 7468).

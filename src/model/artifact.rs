@@ -254,6 +254,17 @@ pub struct LayerRecord {
 impl LayerRecord {
     /// The format that this version reads and writes.
     pub const FORMAT: u32 = 1;
+
+    /// The record of a layer that belongs to this artifact, as its newest layer, or to this claim.
+    #[must_use]
+    pub fn of(id: LayerId, artifact: Option<Artifact>, claim: Option<VolumeId>) -> Self {
+        Self {
+            format: Self::FORMAT,
+            id,
+            artifact,
+            claim,
+        }
+    }
 }
 
 /// Whether `candidate` takes a name from the artifact that has it.

@@ -1,4 +1,4 @@
-//! SHA-256 digests as people and programs write them: `sha256:` and 64 digits.
+//! SHA-256 digests as people and programs write them: `sha256:` and 64 digits. Bytes as digits.
 //! Nothing is computed here: what hashes bytes is `archive`.
 
 use std::fmt;
@@ -7,6 +7,17 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 const PREFIX: &str = "sha256:";
+
+/// Lower-case hexadecimal digits.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        for digit in [byte >> 4, byte & 0xf] {
+            text.extend(char::from_digit(digit.into(), 16));
+        }
+        text
+    })
+}
 
 /// The SHA-256 of something.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -20,8 +31,7 @@ pub struct DigestError;
 
 impl fmt::Display for Sha256 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(PREFIX)?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "{PREFIX}{}", hex(&self.0))
     }
 }
 

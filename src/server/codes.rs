@@ -47,7 +47,6 @@ pub fn code_of(error: &Error) -> Code {
         | Error::ClaimInUse { .. }
         | Error::Lost { .. }
         | Error::LostContent { .. }
-        | Error::OnNode { .. }
         | Error::Pool { .. }
         | Error::PoolReadOnly { .. } => Code::FailedPrecondition,
         Error::Full(_)
@@ -163,7 +162,7 @@ mod tests {
     use crate::{backend, store};
 
     /// Objects that are not where the caller expects them.
-    fn misplaced() -> [Error; 4] {
+    fn misplaced() -> [Error; 3] {
         let topology = |node: &str| Topology([("node".to_owned(), node.to_owned())].into());
         let here = Node {
             id: NodeId::new("node-1").expect("an id"),
@@ -181,10 +180,6 @@ mod tests {
                 elsewhere,
             },
             Error::NoSuchNode("node-9\n".into()),
-            Error::OnNode {
-                claim: "vol-1".parse().expect("an id"),
-                node: "node-1".into(),
-            },
         ]
     }
 
@@ -220,7 +215,6 @@ mod tests {
             Error::Elsewhere(_) => "Elsewhere",
             Error::ExistsElsewhere { .. } => "ExistsElsewhere",
             Error::NoSuchNode(_) => "NoSuchNode",
-            Error::OnNode { .. } => "OnNode",
             Error::ClaimInUse { .. } => "ClaimInUse",
             Error::Lost { .. } => "Lost",
             Error::LostContent { .. } => "LostContent",

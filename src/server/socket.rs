@@ -18,8 +18,7 @@ use rustix::fs::Mode;
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
 use super::{Error, Result};
-use crate::engine;
-use crate::sys::{Dir, FileKind};
+use crate::sys::{self, Dir, FileKind};
 
 /// The longest path of a socket: `sun_path` has 108 bytes and ends with a NUL.
 pub(super) const LONGEST_PATH: usize = 107;
@@ -135,7 +134,7 @@ async fn apart<T: Send + 'static>(
     path: &Path,
     job: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    let done = engine::apart("socket", job).await;
+    let done = sys::apart("socket", job).await;
     done.unwrap_or_else(|source| {
         Err(Error::Io {
             path: path.to_owned(),
@@ -158,7 +157,7 @@ impl SocketPlace {
     pub async fn is_held(&self) -> bool {
         let path = self.path.clone();
         let look = async move { std::fs::symlink_metadata(path).ok() };
-        let found = engine::apart("socket", look).await.ok().flatten();
+        let found = sys::apart("socket", look).await.ok().flatten();
         let found = found.map(|metadata| (metadata.dev(), metadata.ino()));
         found.is_some() && found == self.inode
     }
@@ -237,7 +236,7 @@ impl SocketName {
     /// Removes the name, and waits however long the disk takes.
     pub(super) async fn remove(mut self) {
         if let Some(removal) = self.removal()
-            && let Err(error) = engine::apart("socket", async { removal() }).await
+            && let Err(error) = sys::apart("socket", async { removal() }).await
         {
             tracing::warn!(socket = %self.path.display(), %error,
                 "the socket could not be removed");

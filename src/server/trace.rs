@@ -80,7 +80,6 @@ impl Trace {
             method: method.to_owned(),
             span: (self.new_span)(method),
             volume: OnceLock::new(),
-            late: Mutex::default(),
             began: Instant::now(),
             polled: self.polled.contains(&method),
         }));
@@ -134,8 +133,6 @@ struct Facts {
     method: String,
     span: Span,
     volume: OnceLock<String>,
-    /// Fields that are added to the span for the last line.
-    late: Mutex<Vec<(&'static str, String)>>,
     began: Instant,
     polled: bool,
 }
@@ -155,12 +152,6 @@ impl Rpc {
     /// Adds a field to the span.
     pub fn record(&self, field: &str, value: impl Display) {
         self.0.span.record(field, cut(&value.to_string()));
-    }
-
-    /// As [`Rpc::record`], for results, which only the last line shows: the span is formatted once
-    /// for all of them.
-    pub fn record_result(&self, field: &'static str, value: impl Display) {
-        self.0.late.lock().push((field, value.to_string()));
     }
 }
 
@@ -200,9 +191,6 @@ impl Guard {
     }
 
     fn log(&self, status: &Status, elapsed: Duration) {
-        for (field, value) in std::mem::take(&mut *self.rpc.0.late.lock()) {
-            self.rpc.record(field, value);
-        }
         let _in = self.rpc.0.span.enter();
         let code = code_name(status.code());
         let duration_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::records::{Unreadable, read_up_to};
+use super::records::{Unreadable, json, read_up_to};
 use crate::model::{NamespacePolicy, Policies, Tenant, layout};
 use crate::sys::{self, Dir, Errno};
 
@@ -31,8 +31,7 @@ pub fn write_policies(root: &Dir, policies: &Policies) -> sys::Result<()> {
         format: FORMAT,
         namespaces,
     };
-    let bytes = serde_json::to_vec(&file).expect("plain data serialises");
-    replace(root, &bytes, LIMIT)
+    replace(root, &json(&file), LIMIT)
 }
 
 /// Replaces the file, durably. What a start would not read is not written: EFBIG.

@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
+use super::records::json;
 use crate::model::layout;
 use crate::sys::{Dir, Errno, Lock};
 
@@ -86,7 +87,7 @@ impl PoolDirs {
 
     /// Writes `pool.json` durably. From then on the pool exists.
     pub fn set_identity(&self, identity: &PoolIdentity) -> Result<()> {
-        let mut bytes = serde_json::to_vec(identity).expect("plain data serialises");
+        let mut bytes = json(identity);
         bytes.push(b'\n');
         self.root.replace(layout::POOL_JSON, &bytes)?;
         self.root.sync_filesystem()?;

@@ -3,6 +3,8 @@
 //! They are written without fsync. The page cache survives `kill -9`, and ephemeral volumes do not
 //! outlive a reboot. A record that does not parse is not an error: its directory is garbage.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::model::{Artifact, ClaimRecord, LayerRecord, Outcome, Timestamp, VolumeRecord, layout};
@@ -28,7 +30,7 @@ pub enum Unreadable {
 
 /// Writes a volume's record.
 pub fn write_volume(volume: &Dir, record: &VolumeRecord, replace: bool) -> sys::Result<()> {
-    let bytes = serde_json::to_vec(record).expect("plain data serialises");
+    let bytes = json(record);
     if replace {
         volume.replace(layout::VOLUME_JSON, &bytes)
     } else {
@@ -38,43 +40,26 @@ pub fn write_volume(volume: &Dir, record: &VolumeRecord, replace: bool) -> sys::
 
 /// Reads a volume's record.
 pub fn read_volume(volume: &Dir) -> sys::Result<Result<VolumeRecord, Unreadable>> {
-    Ok(
-        read(volume, layout::VOLUME_JSON)?.and_then(|record: VolumeRecord| {
-            if record.format == VolumeRecord::FORMAT {
-                Ok(record)
-            } else {
-                Err(Unreadable::Damaged(format!("format {}", record.format)))
-            }
-        }),
-    )
+    read_record(volume, layout::VOLUME_JSON, |record: &VolumeRecord| {
+        (record.format, VolumeRecord::FORMAT)
+    })
 }
 
 /// Writes a claim's record and replaces an older one.
 pub fn write_claim(volume: &Dir, record: &ClaimRecord) -> sys::Result<()> {
-    let bytes = serde_json::to_vec(record).expect("plain data serialises");
-    volume.replace(layout::CLAIM_JSON, &bytes)
+    volume.replace(layout::CLAIM_JSON, &json(record))
 }
 
 /// Reads a claim's record.
 pub fn read_claim(volume: &Dir) -> sys::Result<Result<ClaimRecord, Unreadable>> {
-    Ok(
-        read(volume, layout::CLAIM_JSON)?.and_then(|record: ClaimRecord| {
-            if record.format == ClaimRecord::FORMAT {
-                Ok(record)
-            } else {
-                Err(Unreadable::Damaged(format!("format {}", record.format)))
-            }
-        }),
-    )
+    read_record(volume, layout::CLAIM_JSON, |record: &ClaimRecord| {
+        (record.format, ClaimRecord::FORMAT)
+    })
 }
 
 /// Writes the record of a layer that is being sealed. Replaces that of an interrupted seal.
 pub fn write_sealing(layer: &Dir, record: &LayerRecord) -> sys::Result<()> {
-    let bytes = serde_json::to_vec(record).expect("plain data serialises");
-    match layer.write_new(layout::SEALING_JSON, &bytes) {
-        Err(error) if error.is(Errno::EEXIST) => layer.replace(layout::SEALING_JSON, &bytes),
-        result => result,
-    }
+    write_anyway(layer, layout::SEALING_JSON, &json(record))
 }
 
 /// Marks the layer as durable and referenced by the index. Idempotent.
@@ -96,8 +81,7 @@ pub fn note_sharing(layer: &Dir, artifact: &Artifact) -> sys::Result<()> {
         return Ok(());
     };
     recorded.sharing = artifact.sharing;
-    let bytes = serde_json::to_vec(&record).expect("plain data serialises");
-    layer.replace(layout::LAYER_JSON, &bytes)
+    layer.replace(layout::LAYER_JSON, &json(&record))
 }
 
 /// Reads the record of a layer that has been durable.
@@ -114,13 +98,9 @@ pub fn read_sealing(layer: &Dir) -> sys::Result<Result<LayerRecord, Unreadable>>
 }
 
 fn read_layer_record(layer: &Dir, name: &str) -> sys::Result<Result<LayerRecord, Unreadable>> {
-    Ok(read(layer, name)?.and_then(|record: LayerRecord| {
-        if record.format == LayerRecord::FORMAT {
-            Ok(record)
-        } else {
-            Err(Unreadable::Damaged(format!("format {}", record.format)))
-        }
-    }))
+    read_record(layer, name, |record: &LayerRecord| {
+        (record.format, LayerRecord::FORMAT)
+    })
 }
 
 /// Writes the pod's outcome. The first report wins: it is never replaced.
@@ -149,20 +129,13 @@ pub fn read_outcome(volume: &Dir) -> sys::Result<Option<Outcome>> {
 /// Writes when the volume's commit became due. Replaces an earlier time.
 pub fn write_due(volume: &Dir, due: Timestamp) -> sys::Result<()> {
     let text = format!("{}\n", due.0);
-    match volume.write_new(DUE, text.as_bytes()) {
-        Err(error) if error.is(Errno::EEXIST) => volume.replace(DUE, text.as_bytes()),
-        result => result,
-    }
+    write_anyway(volume, DUE, text.as_bytes())
 }
 
 /// When the volume's commit became due, if that was written. A torn record does not count.
 pub fn read_due(volume: &Dir) -> sys::Result<Option<Timestamp>> {
     match volume.read(DUE, 64) {
-        Ok(bytes) => {
-            let text = String::from_utf8(bytes).unwrap_or_default();
-            let time = text.strip_suffix('\n').and_then(|text| text.parse().ok());
-            Ok(time.map(Timestamp))
-        }
+        Ok(bytes) => Ok(number(bytes).map(Timestamp)),
         Err(error) if error.is(Errno::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }
@@ -196,8 +169,7 @@ pub fn waiting_since(volume: &Dir, wait: Wait, now: u64) -> sys::Result<u64> {
     let noted = match volume.read(file, 64) {
         Err(error) if error.is(Errno::ENOENT) => None,
         noted => {
-            let text = String::from_utf8(noted?).unwrap_or_default();
-            let since = text.strip_suffix('\n').and_then(|text| text.parse().ok());
+            let since = number(noted?);
             if since.is_none() {
                 // Torn by a crash, like an outcome.
                 volume.remove_file(file)?;
@@ -234,10 +206,7 @@ pub struct WritebackFailure {
 
 /// Records a write-back error for later processes of this boot.
 pub fn record_writeback_failure(root: &Dir, failure: &WritebackFailure) -> sys::Result<()> {
-    root.replace(
-        WRITEBACK_FAILURE,
-        &serde_json::to_vec(failure).expect("plain data serialises"),
-    )
+    root.replace(WRITEBACK_FAILURE, &json(failure))
 }
 
 /// This boot's write-back error, if there was one.
@@ -245,6 +214,36 @@ pub fn read_writeback_failure(root: &Dir, boot: &str) -> sys::Result<Option<Writ
     Ok(read(root, WRITEBACK_FAILURE)?
         .ok()
         .filter(|failure: &WritebackFailure| failure.boot == boot))
+}
+
+/// The number in a file of one line; `None`: a crash tore it.
+fn number<T: FromStr>(bytes: Vec<u8>) -> Option<T> {
+    let text = String::from_utf8(bytes).ok()?;
+    text.strip_suffix('\n')?.parse().ok()
+}
+
+/// Writes a new file, or replaces the old one.
+fn write_anyway(dir: &Dir, name: &str, bytes: &[u8]) -> sys::Result<()> {
+    match dir.write_new(name, bytes) {
+        Err(error) if error.is(Errno::EEXIST) => dir.replace(name, bytes),
+        result => result,
+    }
+}
+
+pub(super) fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("plain data serialises")
+}
+
+/// `formats`: the format that the record has, and the one that this version reads.
+fn read_record<T: DeserializeOwned>(
+    dir: &Dir,
+    name: &str,
+    formats: impl Fn(&T) -> (u32, u32),
+) -> sys::Result<Result<T, Unreadable>> {
+    Ok(read(dir, name)?.and_then(|record| match formats(&record) {
+        (format, known) if format == known => Ok(record),
+        (format, _) => Err(Unreadable::Damaged(format!("format {format}"))),
+    }))
 }
 
 fn read<T: DeserializeOwned>(dir: &Dir, name: &str) -> sys::Result<Result<T, Unreadable>> {

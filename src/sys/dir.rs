@@ -75,8 +75,6 @@ pub struct Entry {
     pub name: OsString,
     /// The type from `getdents64`; `None` if the filesystem does not provide it.
     pub kind: Option<FileKind>,
-    /// The inode number.
-    pub inode: u64,
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY
@@ -356,7 +354,6 @@ impl Dir {
             entries.push(Entry {
                 name: name.to_owned(),
                 kind,
-                inode: entry.ino(),
             });
             // On ext4, names with equal hashes share a position, so a call cannot end between them.
             if entries.len() >= most && next != at {

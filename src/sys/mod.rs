@@ -4,6 +4,7 @@
 //! and the errno. This module knows nothing of volumes, pools or CSI, and decides nothing. It
 //! resolves relative paths once, from a directory's descriptor ([`Dir`]).
 
+mod apart;
 mod btrfs;
 mod dir;
 mod error;
@@ -27,6 +28,7 @@ mod user_namespace;
 mod xattr;
 mod xfs;
 
+pub use apart::apart;
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Dir, Entry, FileKind};
 pub use error::{Error, Result, printable};

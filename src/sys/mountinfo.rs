@@ -12,8 +12,6 @@ use super::error::{Error, Result};
 pub struct MountEntry {
     /// The mount's id. The kernel reuses it later.
     pub id: u64,
-    /// The id of the parent mount.
-    pub parent: u64,
     /// The filesystem's device (major, minor): `st_dev` of its files, except on btrfs subvolumes.
     pub device: (u32, u32),
     /// The path inside the filesystem that is the mount's root.
@@ -39,7 +37,7 @@ pub fn mount_table() -> Result<Vec<MountEntry>> {
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&byte| byte == b' ');
     let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
-    let (id, parent) = (number()?, number()?);
+    let (id, _parent): (_, u64) = (number()?, number()?);
     let device = std::str::from_utf8(fields.next()?).ok()?.split_once(':')?;
     let device = (device.0.parse().ok()?, device.1.parse().ok()?);
     let root = unescape(fields.next()?).into();
@@ -49,7 +47,6 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let source = unescape(rest.next()?);
     Some(MountEntry {
         id,
-        parent,
         device,
         root,
         mount_point,
@@ -86,7 +83,7 @@ mod tests {
     fn a_line_with_spaces_and_optional_fields_is_read() {
         let line = br"36 35 98:0 /a\040b /mnt\134x rw,noatime master:1 shared:2 - overlay baggageclaim:csi-1 rw,errors=continue";
         let entry = parse(line).expect("it parses");
-        assert_eq!((entry.id, entry.parent, entry.device), (36, 35, (98, 0)));
+        assert_eq!((entry.id, entry.device), (36, (98, 0)));
         assert_eq!(entry.root, Path::new("/a b"));
         assert_eq!(entry.mount_point, Path::new("/mnt\\x"));
         assert_eq!(

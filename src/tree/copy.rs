@@ -39,30 +39,6 @@ pub enum Marks {
     Refuse,
 }
 
-/// The result of a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copied {
-    /// The method used; the first choice if there were no bytes to copy.
-    pub method: Method,
-    /// Names of anything except directories.
-    pub files: u64,
-    /// Directories, the root included.
-    pub directories: u64,
-}
-
-impl Copied {
-    /// Logs the method, because a copy's duration grows with the tree, or with its data.
-    pub fn tell(self, to: &Dir) {
-        let path = to.path().display();
-        let Self {
-            method,
-            files,
-            directories,
-        } = self;
-        tracing::info!(%path, ?method, files, directories, "copied");
-    }
-}
-
 /// Copies all of `from`, with its own attributes, into the empty directory `to`.
 ///
 /// With [`Method::Reflink`] the first file decides. Without reflinks, bytes are copied from then
@@ -70,7 +46,10 @@ impl Copied {
 /// process may be changing `from`: a vanished entry is skipped, a repeated one is copied once, and
 /// nothing outside is read. Before bytes are copied, the free space is checked: [`Error::NoRoom`].
 /// On an error `to` is incomplete.
-pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied> {
+///
+/// Returns the method that was used, and logs it: a copy's duration grows with the tree, or with
+/// its data. If there were no bytes to copy, it is `method`.
+pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Method> {
     disinherit(to)?;
     let mut job = Copier {
         from: DirStack::new(from)?,
@@ -80,11 +59,8 @@ pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied
             ..Files::new(method, marks)
         },
         links: Links::new(from, to)?,
-        copied: Copied {
-            method,
-            files: 0,
-            directories: 0,
-        },
+        files_copied: 0,
+        directories: 0,
     };
     let result = job.run();
     let links = job.links.finish();
@@ -100,8 +76,10 @@ pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied
             error => error,
         },
     )?;
-    job.copied.method = job.files.method;
-    Ok(job.copied)
+    let (path, method) = (to.path().display(), job.files.method);
+    let (files, directories) = (job.files_copied, job.directories);
+    tracing::info!(%path, ?method, files, directories, "copied");
+    Ok(method)
 }
 
 /// Fails if the bytes do not fit: a copy that fails halfway takes space from others meanwhile.
@@ -211,7 +189,10 @@ struct Copier {
     to: DirStack,
     files: Files,
     links: Links,
-    copied: Copied,
+    /// Names of anything except directories.
+    files_copied: u64,
+    /// The root included.
+    directories: u64,
 }
 
 impl Copier {
@@ -238,7 +219,7 @@ impl Copier {
     }
 
     fn enter(&mut self) -> Result<Level> {
-        self.copied.directories += 1;
+        self.directories += 1;
         Ok(Level {
             names: Names::new(),
             stat: self.from.here().stat_self()?,
@@ -271,7 +252,7 @@ impl Copier {
         if FileKind::of_mode(stat.st_mode) == FileKind::Directory {
             return self.directory(&entry.name);
         }
-        self.copied.files += 1;
+        self.files_copied += 1;
         let to = self.to.here();
         if stat.st_nlink > 1 && self.links.again(&stat, to, entry)? {
             return Ok(false);
@@ -526,8 +507,7 @@ mod tests {
         fs::write(path.join("from/a"), b"content").expect("write");
         fs::hard_link(path.join("from/a"), path.join("from/sub/b")).expect("link");
         fs::hard_link(path.join("from/a"), path.join("outside")).expect("link");
-        let copied = copy(&from, &to, Method::Reflink, Marks::Refuse).expect("copy");
-        assert_eq!((copied.files, copied.directories), (2, 3));
+        copy(&from, &to, Method::Reflink, Marks::Refuse).expect("copy");
         let (a, b) = (path.join("to/a"), path.join("to/sub/b"));
         let inode = |path| fs::metadata(path).expect("stat").ino();
         assert_eq!(inode(&a), inode(&b));

@@ -20,7 +20,7 @@ mod usage;
 mod writers;
 
 pub use apply::apply;
-pub use copy::{Copied, Marks, Method, copy, copy_directory_attributes, copy_node, times_of};
+pub use copy::{Marks, Method, copy, copy_directory_attributes, copy_node, times_of};
 pub use delete::delete;
 pub use dir_stack::DirStack;
 pub use error::{Error, Result, Stop};

@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use baggageclaim::archive::{self, LayerMarks, Progress};
-use baggageclaim::backend::{self, Backend, Btrfs, Copy, MountApi, Overlay, Receiving};
+use baggageclaim::backend::{self, Backend, Btrfs, Copy, MountApi, Overlay};
 use baggageclaim::model::{LayerId, layout};
 use baggageclaim::sys::{self, Dir};
-use baggageclaim::tree;
+use baggageclaim::tree::{self, Marks, Method};
 use rustix::mount::UnmountFlags;
 
 use crate::common::{Fs, Lab, Snapshot, assert_same, require_lab};
@@ -51,38 +51,50 @@ impl<'a> Pool<'a> {
         let incoming = self.dir.open_beneath(layout::INCOMING).expect("open");
         incoming.create_dir(&name, 0o700).expect("mkdir");
         let layer = incoming.open_beneath(&name).expect("open");
-        let place = self.backend.receive_layer(&layer, below).expect("a place");
-        match (sent, place) {
-            (Sent::Tar(bytes, marks), Receiving::Stacked { into, below }) => {
+        let place = self.backend.receive(&layer).expect("a place");
+        let layers = self.dir.open_beneath(layout::LAYERS).expect("open");
+        let content = |id: &LayerId| {
+            let content = Path::new(&id.to_string()).join(layout::FS);
+            layers.open_beneath(content).expect("a layer")
+        };
+        let is_stacked = self.backend.stacks();
+        if let Some(parent) = below.first()
+            && !is_stacked
+        {
+            let all = tree::copy(&content(parent), &place, Method::Reflink, Marks::Refuse);
+            all.expect("copied");
+        }
+        match sent {
+            Sent::Tar(bytes, marks) if is_stacked => {
+                let below: Vec<Dir> = below.iter().map(content).collect();
                 let (bytes, progress) = (&bytes[..], Progress::default());
-                archive::unpack_layer(bytes, &into, &below, *marks, how(), &progress, &never)
+                archive::unpack_layer(bytes, &place, &below, *marks, how(), &progress, &never)
                     .expect("unpack");
             }
-            (Sent::Tar(bytes, marks), Receiving::Onto(tree)) => {
+            Sent::Tar(bytes, marks) => {
                 let (bytes, progress) = (&bytes[..], Progress::default());
-                archive::unpack_onto(bytes, &tree, *marks, how(), &progress, &never)
+                archive::unpack_onto(bytes, &place, *marks, how(), &progress, &never)
                     .expect("unpack");
             }
-            (Sent::Table(held), Receiving::Stacked { into, .. }) => {
+            Sent::Table(held) if is_stacked => {
                 // The receiver makes a directory of its own.
                 let made = self.lab.dir("received");
                 held.receive(&made);
-                fs::remove_dir(into.path()).expect("rmdir");
-                fs::rename(made.join("fs"), into.path()).expect("rename");
+                fs::remove_dir(place.path()).expect("rmdir");
+                fs::rename(made.join("fs"), place.path()).expect("rename");
                 fs::remove_dir_all(made).expect("rm");
             }
-            (Sent::Table(held), Receiving::Onto(tree)) => {
+            Sent::Table(held) => {
                 // Beside the tree's content: on btrfs a rename stays within one subvolume.
-                let beside = tree.path().join("beside");
+                let beside = place.path().join("beside");
                 fs::create_dir(&beside).expect("mkdir");
                 held.receive(&beside);
-                fs::rename(beside.join("fs"), tree.path().join("a new layer")).expect("rename");
+                fs::rename(beside.join("fs"), place.path().join("a new layer")).expect("rename");
                 fs::remove_dir_all(&beside).expect("rm");
-                tree::apply(&tree, "a new layer".as_ref(), &never).expect("apply");
+                tree::apply(&place, "a new layer".as_ref(), &never).expect("apply");
             }
         }
         self.backend.received(&layer).expect("received");
-        let layers = self.dir.open_beneath(layout::LAYERS).expect("open");
         incoming.rename(&name, &layers, &name).expect("rename");
     }
 

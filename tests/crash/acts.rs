@@ -96,8 +96,8 @@ impl Act {
                 Self::PublishOutput,
                 Self::PublishScratch,
             ],
-            Point::UnpublishDetached
-            | Point::UnpublishTargetRemoved
+            Point::TargetDetached
+            | Point::TargetRemoved
             | Point::UnpublishPromised
             | Point::SealFrozen => &[
                 Self::UnpublishOutput,
@@ -154,8 +154,6 @@ impl Act {
             | Point::ClaimRecorded
             | Point::ClaimMounted
             | Point::ClaimAttached
-            | Point::ClaimDetached
-            | Point::ClaimTargetRemoved
             | Point::RecoverContentBack
             | Point::FreezeMarked
             | Point::FreezeLayerMade
@@ -177,17 +175,14 @@ impl Act {
             Point::ImportMade
             | Point::ImportUnpacked
             | Point::ImportRecorded
-            | Point::ImportPlaced
-            | Point::ImportSynced
-            | Point::ImportIndexed
-            | Point::ImportConfirmed => &[Self::Import],
+            | Point::ImportPlaced => &[Self::Import],
+            Point::EntrySynced | Point::EntryIndexed | Point::EntryConfirmed => {
+                &[Self::Import, Self::Receive]
+            }
             Point::ReceiveMade
             | Point::ReceiveFilled
             | Point::ReceiveRecorded
-            | Point::ReceivePlaced
-            | Point::ReceiveSynced
-            | Point::ReceiveIndexed
-            | Point::ReceiveConfirmed => &[Self::Receive],
+            | Point::ReceivePlaced => &[Self::Receive],
             Point::ReceiveTabled => &[Self::ReceiveStack],
             Point::SharingIndexed | Point::SharingNoted => &[Self::Share],
         }

@@ -35,7 +35,7 @@ use self::project::Projects;
 use self::work::{delete_frame, next_work, was_mounted};
 use super::error::{Error, Result};
 use super::method::Backend;
-use super::types::{BackendKind, Freeze, Limit, Receiving, Start};
+use super::types::{BackendKind, Freeze, Limit, Start};
 use crate::model::Usage;
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP};
 use crate::model::{LayerId, RootAttributes, VolumeId};
@@ -102,12 +102,6 @@ impl Overlay {
         };
         self_test::run(&overlay, pool)?;
         Ok(overlay)
-    }
-
-    /// The mount API in use.
-    #[must_use]
-    pub fn api(&self) -> MountApi {
-        self.api
     }
 
     /// A detached mount of `volume` over the content of these layers (newest first).
@@ -382,12 +376,8 @@ impl Backend for Overlay {
         layer.create_dir(FS, 0o700)?;
         // Overlay's deletion marks mean the same in a layer.
         let to = layer.open_beneath(FS)?;
-        tree::copy(&top, &to, tree::Method::Reflink, tree::Marks::Keep)?.tell(&to);
+        tree::copy(&top, &to, tree::Method::Reflink, tree::Marks::Keep)?;
         Ok(())
-    }
-
-    fn has_snapshots(&self) -> bool {
-        false
     }
 
     fn has_content(&self, volume: &Dir) -> Result<bool> {
@@ -414,13 +404,6 @@ impl Backend for Overlay {
         let start = Start::of_layers(layers);
         self.create(scratch, &start)?;
         self.mount(scratch, label, &start, true)
-    }
-
-    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
-        Ok(Receiving::Stacked {
-            into: self.receive(layer)?,
-            below: Lowers::Layers(below).open(self, None)?,
-        })
     }
 
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {

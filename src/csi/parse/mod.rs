@@ -24,12 +24,11 @@ use std::path::{Component, Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::hex::hex;
 use crate::engine::PublishRequest;
 use crate::engine::claims::MountClaim;
 use crate::model::{
     AttributeError, IdError, KUBELET, NameError, ParameterError, Pod, PodUid, Share, Tenant,
-    VolumeId, VolumeSpec,
+    VolumeId, VolumeSpec, hex,
 };
 use crate::proto::csi::v1 as csi;
 use csi::volume_capability::access_mode::Mode;

@@ -13,7 +13,6 @@ use super::entries::VolumeEntry;
 use super::freeze::{self, Freezing, Moment};
 use super::lookup::{self, refuse_full, refuse_too_large};
 use super::types::CreateClaim;
-use crate::engine::durability;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
@@ -21,6 +20,7 @@ use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::writeback_failure;
 use crate::model::{
     ClaimSource, LayerId, MutableParameters, OwnerView, PersistentVolume, RootAttributes,
     SnapshotId, VolumeId, layout,
@@ -37,7 +37,7 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Pe
     }
     match request.source.clone() {
         None => {
-            let content = Content::empty(&inner);
+            let content = Content::kept(&[], OwnerView::default(), 0);
             insert(&inner, id, request, content, guard).await
         }
         Some(ClaimSource::Snapshot(snapshot)) => {
@@ -52,12 +52,6 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Pe
 pub(super) fn made_before(inner: &Inner, id: &VolumeId) -> Option<PersistentVolume> {
     let state = inner.state.lock();
     state.claims.get(id).map(|held| held.claim.clone())
-}
-
-/// Whether there is a claim of that name, usable or not.
-pub(super) fn has(inner: &Inner, name: &str) -> bool {
-    let id = lookup::id_of(lookup::CLAIM, name);
-    inner.state.lock().claims.contains(&id)
 }
 
 /// The claim that a repeated request finds, if it is the same request.
@@ -96,26 +90,17 @@ pub(super) struct Content {
     pub(super) view: OwnerView,
     /// The capacity of the clone's source.
     pub(super) size: u64,
-    _pins: Pins,
+    _pins: Option<Pins>,
 }
 
 impl Content {
     /// Layers that the caller keeps.
-    pub(super) fn kept(inner: &Arc<Inner>, layers: &[LayerId], view: OwnerView, size: u64) -> Self {
+    pub(super) fn kept(layers: &[LayerId], view: OwnerView, size: u64) -> Self {
         Self {
             layers: layers.to_vec(),
             view,
             size,
-            _pins: Pins::none(inner),
-        }
-    }
-
-    fn empty(inner: &Arc<Inner>) -> Self {
-        Self {
-            layers: Vec::new(),
-            view: OwnerView::default(),
-            size: 0,
-            _pins: Pins::none(inner),
+            _pins: None,
         }
     }
 
@@ -130,7 +115,7 @@ impl Content {
             layers: snapshot.layers,
             view: snapshot.view,
             size: snapshot.size,
-            _pins: pins,
+            _pins: Some(pins),
         })
     }
 }
@@ -181,12 +166,7 @@ async fn clone(
     let Some(frozen) = freezing.frozen.first() else {
         return Err(Error::ShuttingDown);
     };
-    let content = Content {
-        layers: frozen.stack.clone(),
-        view: frozen.claim.view,
-        size: frozen.claim.capacity,
-        _pins: Pins::none(inner),
-    };
+    let content = Content::kept(&frozen.stack, frozen.claim.view, frozen.claim.capacity);
     let claim = inner
         .threads
         .calls
@@ -330,7 +310,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
         };
         if since != tainted {
             // It was not there when the others were marked.
-            durability::taint_claim(inner, id);
+            writeback_failure::taint_claim(inner, id);
         }
         return Err(error);
     }

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::entries::{ClaimMount, VolumeEntry};
-use crate::backend::Start;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
+use crate::engine::mounts::start_of_claim;
 use crate::engine::shared::Inner;
 use crate::model::{ClaimRecord, ClaimTarget, LayerId, PersistentVolume, VolumeId, layout};
 use crate::store;
@@ -80,7 +80,7 @@ pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Opti
         held.damaged = false;
     }
     let incoming = &inner.dirs.incoming;
-    let name = LayerId::from_bits(inner.random()).to_string();
+    let name = LayerId::from_bits(Inner::random()).to_string();
     incoming
         .create_dir(&name, 0o700)
         .context("make the volume's directory")?;
@@ -117,7 +117,7 @@ fn fill(inner: &Inner, claim: &PersistentVolume, name: &str) -> Result<Option<St
         .context("open the volume's directory")?;
     let limit = inner
         .backend
-        .create(&dir, &Start::of_claim(claim))
+        .create(&dir, &start_of_claim(claim))
         .context("make the volume's content")?;
     let limit_unenforced = limit.why_unenforced();
     if let Some(why) = &limit_unenforced {
@@ -181,14 +181,17 @@ pub(super) fn write(dir: &Dir, record: &ClaimRecord) -> Result<()> {
     store::write_claim(dir, record).context("write the volume's record")
 }
 
-/// The record could not be written because the disk is full, so it still lists a target where the
-/// volume is not mounted. `maintenance` writes it again.
-pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
-    tracing::warn!(volume.id = %claim, %error,
-        "the volume's record still lists a target where it is not mounted; the record is written \
-         again later");
-    if let Some(held) = inner.state.lock().claims.get_mut(claim) {
-        held.stale = true;
+/// Writes a record that no longer says where the volume is mounted, also on a full disk. If that
+/// fails, the old record stays until the next mount, unmount or start: a start reads the mount
+/// table.
+pub(super) fn correct(inner: &Inner, record: &ClaimRecord) {
+    let id = &record.claim.id;
+    let dir = inner.dirs.volumes.open_beneath(id);
+    let written = dir.and_then(|dir| inner.with_reserve(|| store::write_claim(&dir, record)));
+    if let Err(error) = written {
+        tracing::warn!(volume.id = %id, %error,
+            "the volume's record still lists a target where it is not mounted; the next mount, \
+             unmount or start corrects it");
     }
 }
 

@@ -28,8 +28,6 @@ pub(in crate::engine) struct VolumeEntry {
     pub(in crate::engine) measured: Measured,
     /// Whether it was used since the index was told when.
     pub(in crate::engine) used: bool,
-    /// There was no room to write down where it is mounted now: it is written when there is.
-    pub(in crate::engine) stale: bool,
 }
 
 /// A claim's mount whose files a process may still hold.
@@ -106,7 +104,6 @@ impl VolumeEntry {
             limit_unenforced: None,
             measured: Measured::default(),
             used: false,
-            stale: false,
         }
     }
 

@@ -49,7 +49,8 @@ impl Engine {
     /// Whether an earlier request made a claim of that name.
     #[must_use]
     pub fn has_claim_named(&self, name: &str) -> bool {
-        create::has(&self.inner, name)
+        let id = lookup::id_of(lookup::CLAIM, name);
+        self.inner.state.lock().claims.contains(&id)
     }
 
     /// Deletes a claim; succeeds if there is none. Clones and snapshots stay whole. Fails with
@@ -62,7 +63,7 @@ impl Engine {
     /// Waits until the `ttl` of claims has deleted them. One call at a time; between two calls,
     /// none is missed.
     pub async fn claims_expired(&self) {
-        self.inner.collector.expired().await;
+        self.inner.collector.expired.notified().await;
     }
 
     /// A claim.

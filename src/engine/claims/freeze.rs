@@ -128,21 +128,18 @@ impl Freezing {
         enter: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<()> {
         let engine = self.inner.clone();
-        let result = if self.layers().next().is_some() {
-            let job = move || {
-                let (answer, frozen) = match self.commit_now(changes, enter) {
-                    Ok(frozen) => (Ok(()), Some(frozen)),
-                    Err(error) => (Err(error), None),
-                };
-                (answer, || frozen.into_iter().for_each(Self::tidy))
-            };
-            engine.threads.syncs.run_on(job).await?
+        let made = self.layers().next().is_some();
+        let threads = if made {
+            &engine.threads.syncs
         } else {
-            let job = move || self.commit_now(changes, enter).map(Self::tidy);
-            engine.threads.calls.run(job).await?
+            &engine.threads.calls
         };
-        engine.ask_for_room_after(&result);
-        result
+        let frozen = threads.run(move || self.commit_now(changes, enter)).await?;
+        engine.ask_for_room_after(&frozen);
+        let frozen = frozen?;
+        // The caller need not wait for it. If no job is taken any more, the next start does it.
+        drop(engine.threads.calls.run(move || frozen.tidy()));
+        Ok(())
     }
 
     /// Whether the disk may have lost bytes of the frozen content, before or since the freeze
@@ -381,16 +378,11 @@ impl Freezing {
     /// Makes the layer's directory. It is pinned from here on.
     fn make_layer(&mut self) -> Result<Dir> {
         let inner = self.inner.clone();
-        let layer = LayerId::from_bits(inner.random());
+        let layer = LayerId::from_bits(Inner::random());
         self.pins.add(&mut inner.state.lock(), &[layer]);
         let frozen = self.last();
         frozen.layer = Some(layer);
-        let record = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: layer,
-            artifact: None,
-            claim: Some(frozen.claim.id.clone()),
-        };
+        let record = LayerRecord::of(layer, None, Some(frozen.claim.id.clone()));
         let name = layer.to_string();
         let layers = &inner.dirs.layers;
         layers.create_dir(&name, 0o700).context("make a layer")?;

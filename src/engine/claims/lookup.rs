@@ -1,7 +1,6 @@
 //! The first steps of operations on claims: derive an id from a name, look a claim up, reserve it.
 //! Nothing here touches the pool.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
@@ -14,7 +13,7 @@ use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
 use crate::engine::space;
 use crate::engine::state::State;
-use crate::model::{PersistentVolume, VolumeId};
+use crate::model::{PersistentVolume, VolumeId, hex};
 
 /// The prefix of a claim's id.
 pub(super) const CLAIM: &str = "vol-";
@@ -36,10 +35,7 @@ pub(super) const DAMAGED: &str = "possibly damaged, so it cannot be snapshotted 
 /// the first one.
 pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
     let digest = Sha256::digest(name.as_bytes());
-    let mut id = prefix.to_owned();
-    for byte in digest.iter().take(16) {
-        let _into_a_string_never_fails = write!(id, "{byte:02x}");
-    }
+    let id = format!("{prefix}{}", hex(&digest[..16]));
     id.parse().expect("a word and hexadecimal digits are an id")
 }
 

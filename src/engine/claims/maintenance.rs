@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::create::delete_now;
-use super::data_dir::{self, is_held_open};
+use super::data_dir::is_held_open;
 use super::entries::VolumeEntry;
 use crate::engine::error::{Error, Result};
 use crate::engine::guard::Guard;
@@ -16,11 +16,10 @@ use crate::store::Change;
 /// One round: how many claims were deleted, and the first failure.
 pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> (usize, Result<()>) {
     notice_free(inner);
-    correct_records(inner);
     let remembered = remember_uses(inner);
     let (deleted, expired) = expire(inner);
     if deleted > 0 {
-        inner.collector.tell_expired();
+        inner.collector.expired.notify_one();
     }
     (deleted, remembered.and(expired))
 }
@@ -82,38 +81,6 @@ fn notice_free(inner: &Arc<Inner>) {
             } else if let Some(last) = &mut held.busy_layers {
                 last.assumed = false;
             }
-        }
-    }
-}
-
-/// Records that could not be written when the disk was full.
-fn correct_records(inner: &Arc<Inner>) {
-    let wrong: Vec<VolumeId> = {
-        let state = inner.state.lock();
-        let put_off = state.claims.values().filter(|held| held.stale);
-        put_off.map(|held| held.claim.id.clone()).collect()
-    };
-    for id in wrong {
-        let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
-            continue;
-        };
-        let now = {
-            let state = inner.state.lock();
-            let held = state.claims.get(&id);
-            held.map(|held| data_dir::record(inner, held))
-        };
-        let Some(record) = now else {
-            continue;
-        };
-        let written = inner.volume_dir_if_there(&id).and_then(|dir| match dir {
-            // Its content has become a layer since: there is no record.
-            None => Ok(()),
-            Some(dir) => data_dir::write(&dir, &record),
-        });
-        if written.is_ok()
-            && let Some(held) = inner.state.lock().claims.get_mut(&id)
-        {
-            held.stale = false;
         }
     }
 }

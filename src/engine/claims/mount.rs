@@ -13,14 +13,13 @@ use super::data_dir::{self, is_held_open};
 use super::entries::{BusyLayers, ClaimMount, Problem};
 use super::lookup::{self, refuse_broken};
 use super::types::MountClaim;
-use crate::backend::Start;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
 use crate::engine::mounts;
 use crate::engine::shared::Inner;
 use crate::engine::target::Target;
-use crate::model::{ClaimRecord, MountCapability, PersistentVolume, VolumeId};
+use crate::model::{MountCapability, PersistentVolume, VolumeId};
 use crate::sys::{self, Dir};
 
 /// The bits that a pod's fsGroup adds to the root's mode.
@@ -173,7 +172,7 @@ fn mount_first(inner: &Inner, known: &mut ClaimView, read_only: bool) -> Result<
         known.limit_unenforced = limit_unenforced;
         dir
     };
-    let start = Start::of_claim(&known.claim);
+    let start = mounts::start_of_claim(&known.claim);
     let mount = mounts::mount(inner, &dir, id.as_str(), &start, false)?;
     if !read_only {
         return Ok((dir, mount));
@@ -239,9 +238,7 @@ fn attach(
         Ok(())
     });
     if let Err(error) = attached {
-        if let Err(error) = data_dir::write(dir, &record(&known.claim, &known.mounts)) {
-            data_dir::put_off(inner, &request.claim, &error);
-        }
+        data_dir::correct(inner, &record(&known.claim, &known.mounts));
         return Err(error);
     }
     point(Point::ClaimAttached);
@@ -281,7 +278,7 @@ fn unmount_now(
     staging: bool,
     guard: Option<Guard>,
 ) -> Result<()> {
-    let mut pins = mounts::detach(path, staging, mounts::CLAIM_UNMOUNTED)?;
+    let mut pins = mounts::detach(path, staging)?;
     let Some(claim) = claim else {
         return Ok(());
     };
@@ -318,7 +315,10 @@ fn unmount_now(
     // Slow: the new record replaces one that the disk may be writing. The end of the last mount
     // evicts the dentries of the tree and writes back the whole pool. The next caller waits for it.
     let job = move || {
-        write_down(&engine, &claim, record);
+        // The modes of its other mounts may be unknown, and must not be written down as known.
+        if let Some(record) = record {
+            data_dir::correct(&engine, &record);
+        }
         drop((guard, others));
         if last {
             let_go(&engine, &claim, ours);
@@ -326,17 +326,6 @@ fn unmount_now(
     };
     drop(inner.threads.closes.run(job));
     Ok(())
-}
-
-/// Writes down where a volume is mounted now. On a full disk the old record stays until there is
-/// space. That is harmless, as is a crash before this: the next start reads the mount table.
-fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
-    // The modes of its other mounts are unknown, and must not be written down as known.
-    let Some(record) = record else { return };
-    let dir = inner.volume_dir(claim);
-    if let Err(error) = dir.and_then(|dir| data_dir::write(&dir, &record)) {
-        data_dir::put_off(inner, claim, &error);
-    }
 }
 
 /// Closes our last descriptor of a volume's mount, and finds out whether a process has another.

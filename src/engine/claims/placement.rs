@@ -1,8 +1,8 @@
 //! The seam to the Controller service: claims, on whichever node they are.
 //!
 //! [`Claims`] says where each of them is, and its implementation decides where a new one goes.
-//! In one process that is [`OneNode`]: the engine of this node, and no other. In a cluster it will
-//! be custom resources that ask the engine of the right node. Nothing above it changes then.
+//! In one process that is [`OneNode`]: the engine of this node, and no other. In a cluster it is
+//! `k8s::claims`: custom resources that ask the engine of the right node.
 
 use std::sync::Arc;
 
@@ -49,8 +49,7 @@ pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<PersistentVolume>;
     /// Changes what may be changed; what is not named stays.
     async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume>;
-    /// Notes an attachment. `Error::NoSuchNode` when the node is unknown, `Error::OnNode` when
-    /// the claim is on another.
+    /// Notes an attachment. `Error::NoSuchNode` when the node is unknown.
     async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()>;
     /// Forgets an attachment.
     async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()>;

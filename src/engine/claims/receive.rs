@@ -68,7 +68,7 @@ pub(in crate::engine) fn receive<E>(
     }
     may_enter()?;
     let (count, reused) = (new.layers.len(), new.reused);
-    let content = Content::kept(inner, &new.layers, view, size);
+    let content = Content::kept(&new.layers, view, size);
     let volume = create::describe(inner, id, claim, &content)?;
     new.become_claim(inner, &volume, |state| create::enter(state, volume.clone()))?;
     drop((guard, kept));

@@ -105,10 +105,10 @@ pub(in crate::engine) fn recover_volume(
         Ok(record) if record.boot != inner.boot() => {
             if !record.targets.is_empty() {
                 // It was in use when the boot ended, and its last use is not recorded.
-                was_used_until_now(inner, held, dir);
+                was_used_until_now(inner, held);
             }
         }
-        Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
+        Ok(record) => of_this_boot(inner, held, mounts, record)?,
         Err(why) => {
             // A process may still have files of a recent mount open. The driver asks the kernel
             // before each operation.
@@ -169,7 +169,7 @@ fn unrecorded(
     let shown = |mount: &&MountEntry| inner.backend.shows(mount, id, id.as_str());
     let paths = mounts.iter().filter(shown);
     let paths: Vec<&Path> = paths.map(|mount| mount.mount_point.as_path()).collect();
-    let found = find_all(inner, mounts, id, id.as_str(), &paths)?;
+    let found = find_all(inner, mounts, id, &paths)?;
     let unknown = |id| ClaimMount {
         id,
         staging: false,
@@ -183,7 +183,6 @@ fn unrecorded(
 fn of_this_boot(
     inner: &Inner,
     held: &mut VolumeEntry,
-    dir: &Dir,
     mounts: &[MountEntry],
     record: ClaimRecord,
 ) -> Result<()> {
@@ -193,7 +192,7 @@ fn of_this_boot(
         .map(|target| target.path.as_path())
         .collect();
     let id = &held.claim.id;
-    let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, id.as_str(), &paths)?;
+    let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, &paths)?;
     // A process may still have files of a recent mount open. The driver asks the kernel before each
     // operation.
     held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
@@ -214,20 +213,15 @@ fn of_this_boot(
         })
         .collect();
     if !gone.is_empty() {
-        was_used_until_now(inner, held, dir);
+        was_used_until_now(inner, held);
     }
     Ok(())
 }
 
 /// Records that the volume was in use until now: the true time is unknown, and without a record
 /// each start would find it so again.
-fn was_used_until_now(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
+fn was_used_until_now(inner: &Inner, held: &mut VolumeEntry) {
     held.claim.last_used = inner.now();
     held.used = true;
-    if let Err(error) = data_dir::write(dir, &data_dir::record(inner, held)) {
-        tracing::warn!(volume.id = %held.claim.id, %error,
-            "the volume's record still lists a target where it is not mounted; the record is \
-             written again later");
-        held.stale = true;
-    }
+    data_dir::correct(inner, &data_dir::record(inner, held));
 }

@@ -11,13 +11,13 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::in_use::Use;
 use crate::archive::{self, Codec, Hashing, Packed, Progress};
-use crate::backend::{Start, Usage};
+use crate::backend::Usage;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
-use crate::engine::pins::Pins;
+use crate::engine::mounts;
+use crate::engine::pins::{Pins, Use};
 use crate::engine::shared::Inner;
 use crate::engine::target::{Found, Target};
 use crate::model::{ArtifactId, LayerId, Sha256, Timestamp, VolumeId, VolumeRecord};
@@ -115,7 +115,7 @@ struct Scratch {
 
 impl Scratch {
     fn make(inner: &Arc<Inner>) -> Result<Self> {
-        let name = LayerId::from_bits(inner.random()).to_string();
+        let name = LayerId::from_bits(Inner::random()).to_string();
         let incoming = &inner.dirs.incoming;
         incoming
             .create_dir(&name, 0o700)
@@ -265,7 +265,7 @@ fn open_volume(inner: &Arc<Inner>, id: &VolumeId) -> Result<Export> {
             .context("take a snapshot of the volume")?;
         let view = inner
             .backend
-            .mount(&scratch.dir, &scratch.name, &Start::of(&record), true)
+            .mount(&scratch.dir, &scratch.name, &mounts::start(&record), true)
             .context("open the snapshot")?;
         let of = Of::Snapshot;
         return Ok(opened(View::Snapshot, usage, view, scratch, of, None, pins));

@@ -15,17 +15,6 @@ use crate::model::{Artifact, LayerId, LayerRecord, Timestamp, VolumeId};
 use crate::store::{self, Change};
 use crate::sys::Dir;
 
-/// What a new layer will belong to, for a rebuilt index.
-#[derive(Debug)]
-pub(super) enum Belongs<'a> {
-    /// To an artifact, of which it is the newest layer.
-    Artifact(&'a Artifact),
-    /// To an artifact, of which another layer is the newest.
-    Older,
-    /// To this persistent volume.
-    Claim(&'a VolumeId),
-}
-
 /// A layer that is being made. If it is dropped before the index names it, it is discarded.
 pub(super) struct Half<'a> {
     inner: &'a Inner,
@@ -39,7 +28,7 @@ pub(super) struct Half<'a> {
 impl<'a> Half<'a> {
     /// Makes `incoming/<id>`.
     pub(super) fn make(inner: &'a Arc<Inner>) -> Result<(Self, Dir)> {
-        let id = LayerId::from_bits(inner.random());
+        let id = LayerId::from_bits(Inner::random());
         let half = Self::of(inner, id);
         inner
             .dirs
@@ -77,19 +66,15 @@ impl<'a> Half<'a> {
         self.done = true;
     }
 
-    /// Records what the layer, whose directory this is, will belong to.
-    pub(super) fn record(&self, dir: &Dir, to: &Belongs<'_>) -> Result<()> {
-        let (artifact, claim) = match *to {
-            Belongs::Artifact(artifact) => (Some(artifact.clone()), None),
-            Belongs::Older => (None, None),
-            Belongs::Claim(claim) => (None, Some(claim.clone())),
-        };
-        let record = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: self.id,
-            artifact,
-            claim,
-        };
+    /// Records in the layer's directory what the layer will belong to, for a rebuilt index: to an
+    /// artifact, of which it is the newest layer, or to a persistent volume.
+    pub(super) fn record(
+        &self,
+        dir: &Dir,
+        artifact: Option<&Artifact>,
+        claim: Option<&VolumeId>,
+    ) -> Result<()> {
+        let record = LayerRecord::of(self.id, artifact.cloned(), claim.cloned());
         store::write_sealing(dir, &record).context("write the layer's record")
     }
 
@@ -126,13 +111,6 @@ impl Drop for Half<'_> {
     }
 }
 
-/// The points that an artifact passes on its way into the index.
-pub(super) struct Points {
-    pub(super) synced: Point,
-    pub(super) indexed: Point,
-    pub(super) confirmed: Point,
-}
-
 /// Makes an artifact of placed layers durable and gives it its name. A failure takes no name from
 /// content that is sealed meanwhile. Returns whether it has the name.
 ///
@@ -143,7 +121,6 @@ pub(super) fn enter(
     halves: Vec<Half<'_>>,
     began: Timestamp,
     describe: impl Fn(&State) -> Result<Artifact>,
-    points: &Points,
 ) -> Result<bool> {
     let decide = |state: &State| {
         let artifact = describe(state)?;
@@ -158,7 +135,7 @@ pub(super) fn enter(
         state.catalog.add_indexed(artifact.clone(), takes_name);
         state.catalog.is_named(&artifact)
     };
-    settle(inner, halves, began, points, decide, known)
+    settle(inner, halves, began, decide, known)
 }
 
 /// Makes placed layers durable, and then what stacks them: in the index, and only then in memory.
@@ -169,13 +146,12 @@ pub(super) fn settle<T, R>(
     inner: &Inner,
     mut halves: Vec<Half<'_>>,
     began: Timestamp,
-    points: &Points,
     decide: impl FnOnce(&State) -> Result<(Vec<Change>, T)>,
     known: impl FnOnce(&mut State, T) -> R,
 ) -> Result<R> {
     let syncing = inner.durability.lock();
     inner.sync(&syncing)?;
-    point(points.synced);
+    point(Point::EntrySynced);
     let named_as_indexed = inner.durability.lock_names();
     let (changes, what) = {
         let state = inner.state.lock();
@@ -199,7 +175,7 @@ pub(super) fn settle<T, R>(
     let result = known(&mut inner.state.lock(), what);
     drop(named_as_indexed);
     drop(syncing);
-    point(points.indexed);
+    point(Point::EntryIndexed);
     for half in &mut halves {
         half.done = true;
         if let Err(error) = layers::confirm(inner, half.id) {
@@ -208,6 +184,6 @@ pub(super) fn settle<T, R>(
                 "the layer could not be confirmed: an index rebuilt now would not include it");
         }
     }
-    point(points.confirmed);
+    point(Point::EntryConfirmed);
     Ok(result)
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rustix::fs::{Timespec, Timestamps};
 
-use super::half::{self, Belongs, Half, Points};
+use super::half::{self, Half};
 use super::space::{self, Gate};
 use crate::archive::{self, Hashing, Limits, Progress, Unpack, Unpacked};
 use crate::engine::error::{Context, Error, Result};
@@ -70,12 +70,6 @@ pub struct Imported {
     pub named: bool,
 }
 
-const POINTS: Points = Points {
-    synced: Point::ImportSynced,
-    indexed: Point::ImportIndexed,
-    confirmed: Point::ImportConfirmed,
-};
-
 /// Imports an archive.
 pub(in crate::engine) async fn import(
     inner: &Arc<Inner>,
@@ -123,7 +117,7 @@ fn import_now(
         .received(&dir)
         .context("complete the archive's content")?;
     let artifact = describe(inner, request, half.id, fence, &unpacked);
-    half.record(&dir, &Belongs::Artifact(&artifact))?;
+    half.record(&dir, Some(&artifact), None)?;
     point(Point::ImportRecorded);
     half.place()?;
     point(Point::ImportPlaced);
@@ -134,7 +128,7 @@ fn import_now(
         }
         Ok(artifact.clone())
     };
-    let named = half::enter(inner, vec![half], began, described, &POINTS)?;
+    let named = half::enter(inner, vec![half], began, described)?;
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
         digest = imported(&unpacked).map(tracing::field::display), "imported");
     if named {
@@ -247,7 +241,7 @@ fn describe(
     drop(state);
     inner.saw(created);
     Artifact {
-        id: ArtifactId::from_bits(inner.random()),
+        id: ArtifactId::from_bits(Inner::random()),
         tenant: request.tenant.clone(),
         reference: request.reference.clone(),
         layers: vec![layer],

@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::half::{Belongs, Half};
+use super::half::Half;
 use super::parts;
 use super::space::{self, Gate};
 use super::wanted::{LayerPlace, Owner, ReceiveError, ReceiveRequest};
 use crate::archive::toc::Table;
 use crate::archive::{self, Limits};
-use crate::backend::Receiving;
 use crate::engine::error::{Context, Error};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::parts::Part;
@@ -245,14 +244,11 @@ where
     fn whole(&mut self) -> Result<(), ReceiveError<E>> {
         let backend = &self.inner.backend;
         let (mut made, tree) = if let Some(made) = self.taken.pop() {
-            let tree = backend.receiving(&made.dir).context(MAKE)?;
+            let tree = backend.reopen_received(&made.dir).context(MAKE)?;
             (made, tree)
         } else {
             let made = Made::begin(self.inner)?;
-            let receiving = backend.receive_layer(&made.dir, &[]).context(MAKE)?;
-            let Receiving::Onto(tree) = receiving else {
-                return Err(Error::Defect.into());
-            };
+            let tree = backend.receive(&made.dir).context(MAKE)?;
             (made, tree)
         };
         point(Point::ReceiveMade);
@@ -280,7 +276,7 @@ where
             name
         } else {
             // No layer can guess the name: the directory must not be a part of the layer.
-            let name = format!(".layer-{:032x}", self.inner.random());
+            let name = format!(".layer-{:032x}", Inner::random());
             tree.create_dir(&name, 0o700).context(MAKE)?;
             made.digests.push(self.wanted[layer].digest);
             made.filling.insert(name).clone()
@@ -352,10 +348,10 @@ where
                 let state = self.inner.state.lock();
                 let artifact = describe(self.inner, &state, request, &self.placed.layers);
                 drop(state);
-                half.record(dir, &Belongs::Artifact(&artifact))?;
+                half.record(dir, Some(&artifact), None)?;
             }
-            Owner::Artifact(_) => half.record(dir, &Belongs::Older)?,
-            Owner::Claim(claim) => half.record(dir, &Belongs::Claim(claim))?,
+            Owner::Artifact(_) => half.record(dir, None, None)?,
+            Owner::Claim(claim) => half.record(dir, None, Some(claim))?,
         }
         point(Point::ReceiveRecorded);
         half.place()?;

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use super::in_use::Use;
 use crate::archive::toc::{Holder, Table};
 use crate::archive::{self, Limits};
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::layers;
-use crate::engine::pins::Pins;
+use crate::engine::pins::{Pins, Use};
 use crate::engine::shared::Inner;
 use crate::engine::table_digests::{Recorded, recorded};
 use crate::model::{Artifact, ArtifactId, LayerId, Snapshot, SnapshotId, layout};

@@ -21,26 +21,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::half::{self, Half, Points};
+use super::half::{self, Half};
 use super::making::{self, Job, Placed, describe};
 use super::space::{self, Gate};
 use super::wanted::{LayerPlace, Owner, ReceiveError, ReceiveRequest, Received};
 use crate::archive::toc::Table;
 use crate::archive::{self, Limits};
 use crate::engine::error::{Context, Error};
-use crate::engine::failpoint::Point;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::types::ReceiveLayer;
 use crate::model::{LayerId, PersistentVolume, Sha256, Timestamp};
 use crate::store::Change;
-
-const POINTS: Points = Points {
-    synced: Point::ReceiveSynced,
-    indexed: Point::ReceiveIndexed,
-    confirmed: Point::ReceiveConfirmed,
-};
 
 /// A stack has at most so many layers here: the kernel bounds the options of a mount.
 const MOST_LAYERS: usize = 64;
@@ -92,7 +85,7 @@ pub(in crate::engine) fn receive<E>(
         may_enter()?;
         Ok(describe(inner, state, request, &layers))
     };
-    let named = half::enter(inner, halves, began, described, &POINTS)?;
+    let named = half::enter(inner, halves, began, described)?;
     remember(inner, tables);
     tracing::info!(artifact.id = %request.artifact, name = %request.name, named,
         layers = layers.len(), reused = count, kept, "received");
@@ -200,7 +193,7 @@ impl New<'_> {
             Ok((vec![Change::PutClaim(claim.clone())], ()))
         };
         let known = |state: &mut State, ()| enter(state);
-        half::settle(inner, self.halves, self.began, &POINTS, decide, known)?;
+        half::settle(inner, self.halves, self.began, decide, known)?;
         remember(inner, self.tables);
         Ok(())
     }

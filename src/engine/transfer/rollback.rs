@@ -6,21 +6,13 @@
 
 use std::sync::Arc;
 
-use super::half::{self, Points};
+use super::half;
 use crate::engine::error::{Error, Result};
-use crate::engine::failpoint::Point;
 use crate::engine::pins::Pins;
 use crate::engine::policies;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::model::{Artifact, ArtifactId, Name, Sharing, Timestamp};
-
-/// As an import, without content that comes in.
-const POINTS: Points = Points {
-    synced: Point::ImportSynced,
-    indexed: Point::ImportIndexed,
-    confirmed: Point::ImportConfirmed,
-};
 
 /// Commits the artifact `to` of this name once more. `base`: the number of the name in the shared
 /// tier. Returns the new artifact. `NoSuchName`: the name has no such generation here, or it is not
@@ -60,7 +52,7 @@ fn rollback_now(
     // Newer than the owner of the name, even if a wrong clock dated that.
     let created = Timestamp(began.0.max(after_holder));
     inner.saw(created);
-    let id = ArtifactId::from_bits(inner.random());
+    let id = ArtifactId::from_bits(Inner::random());
     let again = Artifact {
         id,
         created,
@@ -81,7 +73,7 @@ fn rollback_now(
             ..again.clone()
         })
     };
-    let named = half::enter(inner, Vec::new(), began, described, &POINTS)?;
+    let named = half::enter(inner, Vec::new(), began, described)?;
     inner.state.notify();
     // The previous owner of the name may be deleted.
     inner.wake_reaper();

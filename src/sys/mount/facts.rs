@@ -22,8 +22,6 @@ pub struct MountPoint {
     pub is_root: bool,
     /// The file's type.
     pub kind: FileKind,
-    /// `st_dev`, as (major, minor).
-    pub device: (u32, u32),
 }
 
 /// The mount that `name` in `parent` is on; `None` if the name does not exist. Follows no symlink
@@ -65,7 +63,6 @@ fn read(
         unique,
         is_root: facts.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
         kind: FileKind::of_mode(facts.stx_mode.into()),
-        device: (facts.stx_dev_major, facts.stx_dev_minor),
     })
 }
 

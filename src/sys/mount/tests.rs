@@ -56,10 +56,7 @@ fn a_mount_is_attached_recognised_and_taken_away_by_name() {
     let after = mount_point_at(&dir, "target")
         .expect("statx")
         .expect("it is there");
-    assert!(
-        after.is_root && after.id != before.id && after.device != before.device,
-        "{after:?}"
-    );
+    assert!(after.is_root && after.id != before.id, "{after:?}");
     for _ in 0..3 {
         detach(&dir, "target").expect("three are stacked");
     }

@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use crate::backend::BackendKind;
-use crate::csi::{FindClaims, hex::hex, topology};
+use crate::csi::{FindClaims, topology};
 use crate::engine::claims::{Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter};
 use crate::engine::{Error, Result};
+use crate::model::hex;
 use crate::model::{
     Attachment, ClaimParameters, ClaimSource, MutableChange, MutableParameters, Node, NodeId,
     OwnerView, PersistentVolume, Placed, Requirement, Snapshot, SnapshotGroup, SnapshotId,
@@ -297,9 +298,9 @@ impl Claims for Fake {
             return Err(Error::NoSuchNode(attachment.node));
         }
         if node.id.as_str() != attachment.node {
-            return Err(Error::OnNode {
+            return Err(Error::ClaimInUse {
                 claim: claim.id.clone(),
-                node: node.id.as_str().to_owned(),
+                how: format!("on node {}", node.id.as_str()),
             });
         }
         let there = claim
