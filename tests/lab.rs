@@ -99,6 +99,30 @@ fn a_remount_keeps_what_was_synced_and_unmounts_what_was_below() {
     assert!(lab.leftovers().is_empty());
 }
 
+/// As a process of another test does that is forked meanwhile.
+#[test]
+fn a_repaired_disk_takes_changes_though_a_file_on_it_was_open_for_longer() {
+    require_root!();
+    let lab = require_lab!(Fs::Ext4);
+    let path = lab.path().join("held");
+    let held = fs::File::create(&path).expect("create");
+    lab.disk_fails();
+    fs::write(&path, b"x").expect_err("it takes no changes");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let held = held;
+            while lab.path().join("held").exists() {
+                std::thread::yield_now();
+            }
+            // It is unmounted, and lives on.
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            drop(held);
+        });
+        lab.repair();
+    });
+    fs::write(&path, b"x").expect("it takes changes again");
+}
+
 #[test]
 fn two_odd_trees_are_the_same() {
     require_root!();

@@ -9,6 +9,9 @@
 //! | [`Cache`] | a handle to clear caches | users and controller (mirror) | controller |
 //! | [`CachePolicy`] | limits and rights of a namespace | users | controller |
 //!
+//! When the controller gives a node up, it writes into the status of its objects that they are Lost.
+//! That is its only write of an answer.
+//!
 //! Deletion of an object deletes data only for a [`Cache`]. Otherwise only [`Wanted::Absent`] does.
 //!
 //! Types and their conversions only; `k8s` decides what happens with them.
@@ -48,8 +51,8 @@ pub const GROUP: &str = "baggageclaim.concourse-ci.org";
 /// The annotation of a `Volume` that a PersistentVolume has named at some time.
 pub const BOUND: &str = "baggageclaim.concourse-ci.org/bound";
 
-/// The annotation of a `Volume` or `Snapshot` whose node was given up. The controller removes it
-/// when the node is back.
+/// The annotation by which older controllers marked objects of nodes that were given up. It is
+/// removed.
 pub const NODE_GONE: &str = "baggageclaim.concourse-ci.org/node-gone";
 
 /// The definitions of all kinds, in the order of their names.

@@ -24,17 +24,40 @@ pub enum Phase {
     Fetching,
     /// It was not made, and nothing is left of it.
     Failed,
-    /// It was Ready, and is not in the node's pool any more.
+    /// It was Ready, and is not in the node's pool any more, or its node was given up.
     Lost,
     /// The data is deleted. The controller deletes the object.
     Gone,
 }
 
-/// Why the node could not do what `spec` says.
+/// The code in the status of what is Lost with its node.
+const NODE_GONE: &str = "NodeGone";
+
+/// Why the node could not do what `spec` says, or why the data is Lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Refusal {
-    /// The gRPC code, such as FAILED_PRECONDITION
+    /// The gRPC code, such as FAILED_PRECONDITION; NodeGone: the node was given up
     pub code: String,
     /// What happened and what to do
     pub message: String,
+}
+
+impl Refusal {
+    /// What the controller says in the status of an object whose node was given up.
+    #[must_use]
+    pub fn node_gone(node: &str) -> Self {
+        Self {
+            code: NODE_GONE.to_owned(),
+            message: format!(
+                "node {node}, which has the data, was deleted from the cluster; the data can be \
+                 used again when a node of this name is back with the same disk"
+            ),
+        }
+    }
+
+    /// Whether the controller said it of a node that was given up.
+    #[must_use]
+    pub fn is_node_gone(&self) -> bool {
+        self.code == NODE_GONE
+    }
 }

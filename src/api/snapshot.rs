@@ -28,12 +28,11 @@ use super::phase::{Phase, Refusal, Wanted};
     printcolumn = r#"{"name":"Request","type":"string","jsonPath":".spec.name","description":"The name in CreateSnapshot"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName","description":"The node with the data"}"#,
     printcolumn = r#"{"name":"Wanted","type":"string","jsonPath":".spec.wanted","description":"The order of the controller"}"#,
-    printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.phase","description":"The answer of the node"}"#,
-    printcolumn = r#"{"name":"Node-Gone","type":"string","jsonPath":".metadata.annotations.baggageclaim\\.concourse-ci\\.org/node-gone","description":"true: the node was deleted, and the state is the last that it reported"}"#,
+    printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.phase","description":"The answer of the node; Lost: the data is not in its pool, or the node was deleted"}"#,
     printcolumn = r#"{"name":"Bytes","type":"integer","jsonPath":".status.members[0].size","description":"The least size of a volume that is restored from it, or from the first member of a group"}"#,
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".spec.sources[*]","description":"The volumes"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.error.message","description":"Why the node could not do it"}"#
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.error.message","description":"Why the node could not do it, or why the data is Lost"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -74,7 +73,7 @@ pub struct SnapshotStatus {
     /// The snapshots: one, or those of the group
     #[serde(default)]
     pub members: Vec<Member>,
-    /// Why the node could not do what `spec` of that generation says
+    /// Why the node could not do what `spec` of that generation says, or why the data is Lost
     #[serde(default)]
     pub error: Option<Refusal>,
 }
@@ -99,9 +98,18 @@ impl Snapshot {
         is_current.then_some(status)
     }
 
-    /// The last state that the node reported.
+    /// The last state that the node reported, or Lost if it was given up.
     #[must_use]
     pub fn phase(&self) -> Option<Phase> {
         self.status.as_ref().map(|status| status.phase)
+    }
+
+    /// Whether it is Lost with its node, which was given up and has not answered since.
+    #[must_use]
+    pub fn is_node_gone(&self) -> bool {
+        let status = self.status.as_ref();
+        let status = status.filter(|status| status.phase == Phase::Lost);
+        let error = status.and_then(|status| status.error.as_ref());
+        error.is_some_and(Refusal::is_node_gone)
     }
 }

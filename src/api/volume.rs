@@ -29,12 +29,11 @@ use super::phase::{Phase, Refusal, Wanted};
     printcolumn = r#"{"name":"PV","type":"string","jsonPath":".spec.name","description":"The PersistentVolume"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName","description":"The node with the data"}"#,
     printcolumn = r#"{"name":"Wanted","type":"string","jsonPath":".spec.wanted","description":"The order of the controller"}"#,
-    printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.phase","description":"The answer of the node"}"#,
-    printcolumn = r#"{"name":"Node-Gone","type":"string","jsonPath":".metadata.annotations.baggageclaim\\.concourse-ci\\.org/node-gone","description":"true: the node was deleted, and the state is the last that it reported"}"#,
+    printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.phase","description":"The answer of the node; Lost: the data is not in its pool, or the node was deleted"}"#,
     printcolumn = r#"{"name":"Bytes","type":"integer","jsonPath":".status.capacity","description":"The capacity; 0: no limit"}"#,
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".spec.source.name","description":"The volume or snapshot that it is a clone of","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.error.message","description":"Why the node could not do it"}"#
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.error.message","description":"Why the node could not do it, or why the data is Lost"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -163,7 +162,7 @@ pub struct VolumeStatus {
     /// The parameters that apply now
     #[serde(default)]
     pub mutable: Mutable,
-    /// Why the node could not do what `spec` of that generation says
+    /// Why the node could not do what `spec` of that generation says, or why the data is Lost
     #[serde(default)]
     pub error: Option<Refusal>,
 }
@@ -178,9 +177,18 @@ impl Volume {
         (is_current && is_final).then_some(status)
     }
 
-    /// The last state that the node reported.
+    /// The last state that the node reported, or Lost if it was given up.
     #[must_use]
     pub fn phase(&self) -> Option<Phase> {
         self.status.as_ref().map(|status| status.phase)
+    }
+
+    /// Whether it is Lost with its node, which was given up and has not answered since.
+    #[must_use]
+    pub fn is_node_gone(&self) -> bool {
+        let status = self.status.as_ref();
+        let status = status.filter(|status| status.phase == Phase::Lost);
+        let error = status.and_then(|status| status.error.as_ref());
+        error.is_some_and(Refusal::is_node_gone)
     }
 }

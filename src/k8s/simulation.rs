@@ -5,7 +5,7 @@
 //!
 //! - Data that a PersistentVolume names is never deleted, and never made again empty.
 //! - At the end, each Volume object of a node that is there is named by a PersistentVolume, and is
-//!   Ready if the data is in the node's pool.
+//!   Ready if the data is in the node's pool. That of a node that is gone is Lost.
 //! - A call that makes a volume never orders the deletion of data that was Ready.
 //! - No snapshot is left of a clone on another node.
 //! - Without rough steps the claims in the engines, the Ready volumes and the PersistentVolumes are
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use super::claims::decide::{self, Asked, Candidate, Creation, Deletion};
 use super::claims::leaks::{ApiClaims, is_leak};
-use super::claims::{name_on, nodes, orphans};
+use super::claims::{name_on, orphans};
 use crate::api::{Phase, Snapshot, Volume, VolumeSpec, Wanted, number};
 use crate::engine::Error;
 use crate::engine::claims::{CreateClaim, claim_id};
@@ -410,7 +410,9 @@ impl World {
             .collect();
         self.server.remove_all(|volume: &Volume| {
             let id = volume.metadata.name.as_ref().expect("a name");
-            orphans::is_empty_handed(volume.spec.wanted, volume.phase()) && !named.contains(id)
+            let is_gone = volume.is_node_gone();
+            orphans::is_empty_handed(volume.spec.wanted, volume.phase(), is_gone)
+                && !named.contains(id)
         });
     }
 
@@ -420,12 +422,8 @@ impl World {
         let missing = NODES.iter().filter(|name| !stored.nodes.contains(**name));
         let missing: Vec<&str> = missing.copied().collect();
         for node in missing {
-            self.server.remove_all(|volume: &Volume| {
-                volume.spec.node_name == node && nodes::goes(volume.spec.wanted, volume.phase())
-            });
-            self.server.remove_all(|one: &Snapshot| {
-                one.spec.node_name == node && nodes::goes(one.spec.wanted, one.phase())
-            });
+            self.server.give_up_all::<Volume>(node);
+            self.server.give_up_all::<Snapshot>(node);
             self.server.now.pools.remove(node);
         }
     }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, OnceLock, mpsc};
+use std::time::{Duration, Instant};
 
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
@@ -287,6 +288,7 @@ impl Lab {
         unmount_below(&self.base.join("kubelet"), true);
         unmount_below(&self.path(), false);
         let image = self.image.as_ref().expect("ext4");
+        await_detached(image);
         // Its exit code 1 says that it repaired something, which is no failure.
         let mended = run(Command::new("e2fsck").args(["-f", "-y"]).arg(image));
         run(Command::new("e2fsck").args(["-f", "-n"]).arg(image))
@@ -311,6 +313,7 @@ impl Lab {
             .image
             .as_ref()
             .expect("every kind but tmpfs has an image");
+        await_detached(image);
         run(Command::new("mount")
             .args(["-o", options])
             .arg(image)
@@ -416,6 +419,23 @@ fn unmount_below(path: &Path, keep_root: bool) {
         }
     }
     eprintln!("lab: cannot unmount everything below {}", path.display());
+}
+
+/// Waits until no loop device has the image. A process that another test forks keeps the filesystem
+/// alive until its exec, and then `mount` finds it again, with its page cache and after an error
+/// still read-only.
+fn await_detached(image: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let found = output(Command::new("losetup").arg("--associated").arg(image));
+        let devices = found.expect("losetup runs").stdout;
+        if devices.is_empty() {
+            return;
+        }
+        let devices = String::from_utf8_lossy(&devices);
+        assert!(Instant::now() < deadline, "still in use: {devices}");
+        std::thread::sleep(Duration::from_millis(3));
+    }
 }
 
 /// Runs a mkfs. That of btrfs looks at each mounted loop device, and fails if another test detaches

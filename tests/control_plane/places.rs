@@ -137,6 +137,12 @@ async fn a_full_node_refuses_an_empty_claim_and_keeps_nothing_of_it() {
     small.disk_fails();
     shows("overlay NotReady").await;
     shows("change something in the pool").await;
+    // The disk is repaired, and the driver starts again.
+    one.kill();
+    small.repair();
+    one.start();
+    one.ready().await;
+    shows("overlay Ready").await;
 }
 
 /// As for a PersistentVolume that was written by hand, and says another node.

@@ -110,6 +110,13 @@ async fn a_driver_writes_the_status_of_its_own_objects_and_nothing_else() {
         let path = "-o=jsonpath={.metadata.finalizers}";
         assert_eq!(plane.kubectl(&["get", object, path]), "", "{object}");
     }
+    // The controller says of objects that they are lost with their node. A Pool is its node's own.
+    let controller = "--as=system:serviceaccount:baggageclaim:baggageclaim-controller";
+    for (kind, may) in [("volumes", true), ("snapshots", true), ("pools", false)] {
+        let kind = format!("{kind}.{GROUP}");
+        let asked = plane.try_kubectl(&["auth", "can-i", "patch", &kind, STATUS, controller]);
+        assert_eq!(asked.0, may, "{kind}: {}", asked.1);
+    }
     // A Pool of another node, and one without a node in the token.
     plane.kubectl(&["delete", "pools", "--all"]);
     for (node, pool, may) in [

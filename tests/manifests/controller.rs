@@ -16,6 +16,11 @@ const CONTROLLER: &[Rule] = &[
     ),
     (
         &["baggageclaim.concourse-ci.org"],
+        &["volumes/status", "snapshots/status"],
+        &["patch"],
+    ),
+    (
+        &["baggageclaim.concourse-ci.org"],
         &["pools"],
         &["get", "list", "watch", "delete"],
     ),

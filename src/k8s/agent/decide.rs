@@ -50,12 +50,13 @@ pub(in crate::k8s) fn volume(
     let was_ready =
         matches!(phase, Some(Phase::Ready | Phase::Lost)) || spec.wanted == Wanted::Kept;
     let Some(held) = held.filter(|_| !(was_ready && was_elsewhere)) else {
-        return match (was_ready, phase) {
-            (true, Some(Phase::Lost)) if volume.answer().is_some() => VolumeStep::Nothing,
-            (true, _) => VolumeStep::Report(lost(volume, pool)),
+        let lost = was_ready.then(|| lost(volume, pool));
+        return match (lost, phase) {
+            (lost @ Some(_), _) if lost == volume.status => VolumeStep::Nothing,
+            (Some(lost), _) => VolumeStep::Report(lost),
             // The controller withdraws it.
-            (false, Some(Phase::Failed)) => VolumeStep::Nothing,
-            (false, _) => match request(volume) {
+            (None, Some(Phase::Failed)) => VolumeStep::Nothing,
+            (None, _) => match request(volume) {
                 Ok(request) => VolumeStep::Create(request),
                 Err(refusal) => VolumeStep::Report(created(volume, pool, Err(&refusal))),
             },
@@ -158,12 +159,17 @@ pub(in crate::k8s) fn deleted(volume: &Volume, pool: &str, error: Option<Refusal
     }
 }
 
+/// Why data is Lost: this pool does not have it.
+fn not_here(what: &str, pool: &str) -> Refusal {
+    Refusal {
+        code: "FAILED_PRECONDITION".to_owned(),
+        message: format!("the {what} is not in pool {pool} of this node; it is not created again"),
+    }
+}
+
 /// The status of a claim that was Ready and is not here. It keeps the id of the pool that has it.
 fn lost(volume: &Volume, pool: &str) -> VolumeStatus {
-    let error = Refusal {
-        code: "FAILED_PRECONDITION".to_owned(),
-        message: format!("the volume is not in pool {pool} of this node; it is not created again"),
-    };
+    let error = not_here("volume", pool);
     match &volume.status {
         Some(before) => VolumeStatus {
             observed_generation: generation(volume),
@@ -208,19 +214,12 @@ pub(in crate::k8s) fn snapshot(
     let was_ready =
         matches!(phase, Some(Phase::Ready | Phase::Lost)) || object.spec.wanted == Wanted::Kept;
     if held.is_empty() || (was_ready && was_elsewhere) {
-        return match (was_ready, phase) {
-            (true, Some(Phase::Lost)) if object.answer().is_some() => SnapshotStep::Nothing,
-            (true, _) => {
-                let mut lost = snapshot_status(object, "", Phase::Lost);
-                if let Some(before) = before {
-                    lost.clone_from(before);
-                    lost.phase = Phase::Lost;
-                    lost.observed_generation = object.metadata.generation.unwrap_or_default();
-                }
-                SnapshotStep::Report(lost)
-            }
-            (false, Some(Phase::Failed)) => SnapshotStep::Nothing,
-            (false, _) => SnapshotStep::Take,
+        let lost = was_ready.then(|| lost_snapshot(object, pool));
+        return match (lost, phase) {
+            (lost @ Some(_), _) if lost == object.status => SnapshotStep::Nothing,
+            (Some(lost), _) => SnapshotStep::Report(lost),
+            (None, Some(Phase::Failed)) => SnapshotStep::Nothing,
+            (None, _) => SnapshotStep::Take,
         };
     }
     if object
@@ -241,6 +240,18 @@ fn snapshot_status(object: &Snapshot, pool: &str, phase: Phase) -> SnapshotStatu
         created: None,
         members: Vec::new(),
         error: None,
+    }
+}
+
+/// The status of a snapshot that was Ready and is not here. It keeps the id of the pool that has it.
+fn lost_snapshot(object: &Snapshot, pool: &str) -> SnapshotStatus {
+    let lost = snapshot_status(object, "", Phase::Lost);
+    let before = object.status.clone().unwrap_or_else(|| lost.clone());
+    SnapshotStatus {
+        observed_generation: lost.observed_generation,
+        phase: Phase::Lost,
+        error: Some(not_here("snapshot", pool)),
+        ..before
     }
 }
 

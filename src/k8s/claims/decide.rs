@@ -331,16 +331,66 @@ fn no_peer(node: &Node, source: &Node, other: &Node) -> Error {
     )
 }
 
+fn why_lost(is_node_gone: bool) -> &'static str {
+    if is_node_gone {
+        "which was deleted from the cluster"
+    } else {
+        "whose pool does not have it any more"
+    }
+}
+
 /// The error for a volume whose data its node does not have any more.
-pub(in crate::k8s) fn lost(volume: &Volume) -> Error {
+fn lost(volume: &Volume) -> Error {
+    let id = volume.metadata.name.as_deref().unwrap_or_default();
+    let node = &volume.spec.node_name;
+    let gone = why_lost(volume.is_node_gone());
     refusal(
         Code::FailedPrecondition,
         format!(
-            "the data of volume {} is no longer on node {}; the volume is not created again empty. \
-             Delete the claim, or bring back the disk",
-            volume.metadata.name.as_deref().unwrap_or_default(),
-            volume.spec.node_name
+            "the data of volume {id} was on node {node}, {gone}; the volume is not created again \
+             empty. Delete the claim, or bring back the disk"
         ),
+    )
+}
+
+/// The error for a source on a node that was given up.
+pub(in crate::k8s) fn given_up(source: &str, node: &str) -> Error {
+    let message = format!(
+        "the source {source} is on node {node}, which was deleted from the cluster; it can be \
+         copied again when the node is back with its disk"
+    );
+    refusal(Code::FailedPrecondition, message)
+}
+
+/// Refuses to copy a volume that its node does not have.
+pub(in crate::k8s) fn check_source(volume: &Volume) -> Result<()> {
+    if volume.spec.wanted != Wanted::Absent && volume.is_node_gone() {
+        let id = volume.metadata.name.as_deref().unwrap_or_default();
+        return Err(given_up(id, &volume.spec.node_name));
+    }
+    Aim::now(volume).map(drop)
+}
+
+/// Refuses to restore a snapshot that its node does not have.
+pub(in crate::k8s) fn check_snapshot(snapshot: &Snapshot) -> Result<()> {
+    if snapshot.is_node_gone() {
+        let id = snapshot.metadata.name.as_deref().unwrap_or_default();
+        return Err(given_up(id, &snapshot.spec.node_name));
+    }
+    if snapshot.phase() == Some(Phase::Lost) {
+        return Err(lost_snapshot(snapshot));
+    }
+    Ok(())
+}
+
+/// The error for a snapshot whose data its node does not have any more.
+fn lost_snapshot(snapshot: &Snapshot) -> Error {
+    let id = snapshot.metadata.name.as_deref().unwrap_or_default();
+    let node = &snapshot.spec.node_name;
+    let gone = why_lost(snapshot.is_node_gone());
+    refusal(
+        Code::FailedPrecondition,
+        format!("snapshot {id} was on node {node}, {gone}"),
     )
 }
 
@@ -480,8 +530,7 @@ pub(in crate::k8s) fn take(snapshot: &Snapshot, sources: &[String], group: bool)
     Ok(match snapshot.phase() {
         Some(Phase::Ready) => Taking::Done,
         Some(Phase::Lost) => {
-            let message = format!("the snapshot is no longer on node {node}");
-            return Err(refusal(Code::FailedPrecondition, message));
+            return Err(lost_snapshot(snapshot));
         }
         _ => match snapshot.answer().and_then(|status| status.error.as_ref()) {
             Some(error) => Taking::Withdraw(of_node(node, error)),

@@ -114,11 +114,11 @@ const STATES: [&str; 7] = [
 ];
 
 /// The state of an object, as a label. The node's last answer says nothing of the data any more
-/// when its Node object is gone.
-fn state(wanted: Wanted, phase: Option<Phase>, has_node: bool) -> &'static str {
+/// when its node is gone.
+fn state(wanted: Wanted, phase: Option<Phase>, is_node_gone: bool) -> &'static str {
     match (wanted, phase) {
         (Wanted::Absent, _) | (_, Some(Phase::Gone)) => "deleting",
-        (_, Some(Phase::Ready | Phase::Lost)) if !has_node => "node_gone",
+        (_, Some(Phase::Ready | Phase::Lost)) if is_node_gone => "node_gone",
         (_, None) => "waiting",
         (_, Some(Phase::Fetching)) => "fetching",
         (_, Some(Phase::Ready)) => "ready",
@@ -155,14 +155,14 @@ impl Cluster {
         let (volumes, snapshots) = (self.seen_volumes.all(), self.seen_snapshots.all());
         let has_node = |node: &str| self.seen_nodes.get(node).is_some();
         let states = volumes.iter().map(|one| {
-            let has_node = has_node(&one.spec.node_name);
-            state(one.spec.wanted, one.phase(), has_node)
+            let is_gone = one.is_node_gone() || !has_node(&one.spec.node_name);
+            state(one.spec.wanted, one.phase(), is_gone)
         });
         let help = "Volume objects, by state";
         registry.register("cluster_volumes", help, by_state(states));
         let states = snapshots.iter().map(|one| {
-            let has_node = has_node(&one.spec.node_name);
-            state(one.spec.wanted, one.phase(), has_node)
+            let is_gone = one.is_node_gone() || !has_node(&one.spec.node_name);
+            state(one.spec.wanted, one.phase(), is_gone)
         });
         let help = "Snapshot objects, by state";
         registry.register("cluster_snapshots", help, by_state(states));

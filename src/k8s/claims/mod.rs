@@ -87,9 +87,8 @@ impl Claims for Cluster {
     async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
         let found = self.volumes.get(id).await?;
         let volume = found.ok_or_else(|| Error::NoSuchClaim(id.to_owned()))?;
-        let given_up = self.is_given_up(&volume.spec.node_name).await?;
         Ok(ClaimUse {
-            problems: tell::problem(&volume, given_up).into_iter().collect(),
+            problems: tell::problem(&volume).into_iter().collect(),
             ..ClaimUse::default()
         })
     }

@@ -1,33 +1,38 @@
 //! Nodes that are gone: their Node object is missing for `--node-grace`.
 //!
 //! Such a node is given up. Its objects go that order a deletion, or that were never Ready, and its
-//! `Pool` goes last. Objects of Ready volumes stay, since a PersistentVolume may name them: if the
-//! disk comes back, they work again. They are marked until then, since the state that they show is
-//! the node's last answer. DeleteVolume and DeleteSnapshot of them succeed.
+//! `Pool` goes last. Objects of Ready volumes stay, since a PersistentVolume may name them. Their
+//! status becomes Lost. If the disk comes back, the node reports them Ready again, as after any
+//! other loss. DeleteVolume and DeleteSnapshot of them succeed.
 //!
-//! No state says that a node was given up: it has neither a Node nor a `Pool`, both read live. So
-//! a restart, or a second controller, changes nothing. A node that is only NotReady has both.
+//! Whether a call may go on without the node is read live: it was given up if it has neither a Node
+//! nor a `Pool`. So a restart, or a second controller, changes nothing. A node that is only NotReady
+//! has both.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::{Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
 use tokio::time::Instant;
-use tonic::Code;
 
 use super::cluster::Cluster;
-use super::decide::refusal;
-use super::objects::failed;
-use crate::api::{NODE_GONE, Phase, Wanted};
-use crate::engine::{Error, Result};
+use super::decide::given_up;
+use super::objects::{Objects, failed};
+use crate::api::{NODE_GONE, Phase, Refusal, Snapshot, Volume, Wanted};
+use crate::engine::Result;
 use crate::model::NodeId;
 
 /// The shortest and the longest time between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Whether an object goes with its node: its data was to be deleted, or never existed for anyone.
-pub(in crate::k8s) fn goes(wanted: Wanted, phase: Option<Phase>) -> bool {
+fn goes(wanted: Wanted, phase: Option<Phase>) -> bool {
     wanted == Wanted::Absent || !matches!(phase, Some(Phase::Ready | Phase::Lost))
 }
 
@@ -59,47 +64,23 @@ impl Cluster {
                     }
                 }
             }
-            if let Err(error) = self.unmark_nodes_back().await {
-                tracing::warn!(%error, "objects of nodes that are back stay marked; retrying");
+            let unmarked = remove_marks(&self.volumes, &self.seen_volumes.all()).await;
+            let also = remove_marks(&self.snapshots, &self.seen_snapshots.all()).await;
+            if let Err(error) = unmarked.and(also) {
+                tracing::warn!(%error, "marks of an older controller stay; retrying");
             }
             tokio::time::sleep(pause).await;
         }
     }
 
-    /// Removes the mark from objects whose node is back.
-    async fn unmark_nodes_back(&self) -> Result<()> {
-        let is_back = |node: &str| self.seen_nodes.get(node).is_some();
-        let mut failure = None;
-        for volume in self.seen_volumes.all() {
-            if is_marked(&*volume) && is_back(&volume.spec.node_name) {
-                let name = volume.name_any();
-                let unmarked = self.volumes.annotate(&name, NODE_GONE, None).await;
-                failure = unmarked.err().or(failure);
-            }
-        }
-        for snapshot in self.seen_snapshots.all() {
-            if is_marked(&*snapshot) && is_back(&snapshot.spec.node_name) {
-                let name = snapshot.name_any();
-                let unmarked = self.snapshots.annotate(&name, NODE_GONE, None).await;
-                failure = unmarked.err().or(failure);
-            }
-        }
-        failure.map_or(Ok(()), Err)
-    }
-
     /// The nodes that have something to give up, and no Node object.
     fn missing_nodes(&self) -> BTreeSet<String> {
-        let mut nodes: BTreeSet<String> = BTreeSet::new();
-        for volume in self.seen_volumes.all() {
-            if goes(volume.spec.wanted, volume.phase()) {
-                nodes.insert(volume.spec.node_name.clone());
-            }
-        }
-        for snapshot in self.seen_snapshots.all() {
-            if goes(snapshot.spec.wanted, snapshot.phase()) {
-                nodes.insert(snapshot.spec.node_name.clone());
-            }
-        }
+        let volumes = self.seen_volumes.all();
+        let volumes = volumes.iter().filter(|one| one.is_left());
+        let mut nodes: BTreeSet<String> = volumes.map(|one| one.node().to_owned()).collect();
+        let snapshots = self.seen_snapshots.all();
+        let snapshots = snapshots.iter().filter(|one| one.is_left());
+        nodes.extend(snapshots.map(|one| one.node().to_owned()));
         nodes.extend(self.seen_pools.all().iter().map(|pool| pool.name_any()));
         nodes.retain(|node| self.seen_nodes.get(node).is_none());
         nodes
@@ -126,27 +107,8 @@ impl Cluster {
         if self.has_node(node).await? {
             return Ok(());
         }
-        // A mark that cannot be written keeps no node.
-        let mut failure = None;
-        // Each is deleted as it was read, or stays: a node that is back may have written to it.
-        for volume in &volumes {
-            if goes(volume.spec.wanted, volume.phase()) {
-                self.volumes.remove(volume).await?;
-            } else if !is_marked(volume) {
-                let name = volume.name_any();
-                let marked = self.volumes.annotate(&name, NODE_GONE, MARK).await;
-                failure = marked.err().or(failure);
-            }
-        }
-        for snapshot in &snapshots {
-            if goes(snapshot.spec.wanted, snapshot.phase()) {
-                self.snapshots.remove(snapshot).await?;
-            } else if !is_marked(snapshot) {
-                let name = snapshot.name_any();
-                let marked = self.snapshots.annotate(&name, NODE_GONE, MARK).await;
-                failure = marked.err().or(failure);
-            }
-        }
+        let volumes = give_up_all(&self.volumes, &volumes).await?;
+        let snapshots = give_up_all(&self.snapshots, &snapshots).await?;
         if let Some(pool) = pool
             && self.pools.remove(&pool).await?
         {
@@ -155,7 +117,7 @@ impl Cluster {
                 "the Node object was missing for --node-grace: the node is given up; volumes with \
                  a PersistentVolume are kept in case its disk returns");
         }
-        failure.map_or(Ok(()), Err)
+        volumes.and(snapshots)
     }
 
     /// Whether a node was given up, read live: nothing will answer an order for it.
@@ -176,11 +138,65 @@ impl Cluster {
     }
 }
 
-/// The value of the mark, as the tables of kubectl show it.
-const MARK: Option<&str> = Some("true");
+/// An object that is an order to a node.
+pub(in crate::k8s) trait Order:
+    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize
+{
+    fn node(&self) -> &str;
+    /// Whether it is deleted when its node is given up.
+    fn goes(&self) -> bool;
+    /// Whether something is left to do when its node is given up.
+    fn is_left(&self) -> bool;
+}
 
-fn is_marked<K: Resource>(object: &K) -> bool {
-    object.annotations().contains_key(NODE_GONE)
+macro_rules! order {
+    ($kind:ty) => {
+        impl Order for $kind {
+            fn node(&self) -> &str {
+                &self.spec.node_name
+            }
+            fn goes(&self) -> bool {
+                goes(self.spec.wanted, self.phase())
+            }
+            fn is_left(&self) -> bool {
+                self.goes() || !self.is_node_gone()
+            }
+        }
+    };
+}
+
+order!(Volume);
+order!(Snapshot);
+
+/// Deletes objects of a node that is given up, or says that they are Lost. Each as it was read, or
+/// not at all: a node that is back may have written to it. A status that cannot be written keeps no
+/// node: its error is the inner one.
+async fn give_up_all<K: Order>(objects: &Objects<K>, all: &[K]) -> Result<Result<()>> {
+    let mut done = Ok(());
+    for object in all.iter().filter(|object| object.is_left()) {
+        if object.goes() {
+            objects.remove(object).await?;
+        } else {
+            let lost = json!({
+                "phase": Phase::Lost,
+                "error": Refusal::node_gone(object.node()),
+            });
+            done = done.and(objects.write_status(object, lost).await);
+        }
+    }
+    Ok(done)
+}
+
+/// Removes the marks by which older controllers told that a node was given up.
+async fn remove_marks<K: Order>(objects: &Objects<K>, all: &[Arc<K>]) -> Result<()> {
+    let mut done = Ok(());
+    for object in all {
+        if object.annotations().contains_key(NODE_GONE) {
+            let unmarked = objects.annotate(&object.name_any(), NODE_GONE, None).await;
+            done = done.and(unmarked);
+        }
+    }
+    done
 }
 
 /// Whether a node is Ready and not cordoned.
@@ -192,15 +208,6 @@ fn is_ready(node: &ApiNode) -> bool {
         .flat_map(|it| it.conditions.iter().flatten());
     let is_ready = conditions.any(|it| it.type_ == "Ready" && it.status == "True");
     is_ready && is_cordoned != Some(true)
-}
-
-/// The error for a source on a node that was given up.
-pub(in crate::k8s) fn given_up(source: &str, node: &str) -> Error {
-    let message = format!(
-        "the source {source} is on node {node}, which was deleted from the cluster; it can be \
-         copied again when the node is back with its disk"
-    );
-    refusal(Code::FailedPrecondition, message)
 }
 
 #[cfg(test)]

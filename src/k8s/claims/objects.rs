@@ -67,6 +67,22 @@ where
         }
     }
 
+    /// Changes fields of `status`, unless the object was changed or deleted since it was read.
+    pub(super) async fn write_status(&self, object: &K, status: Value) -> Result<()> {
+        let meta = object.meta();
+        let patch = json!({
+            "metadata": { "resourceVersion": meta.resource_version, "uid": meta.uid },
+            "status": status,
+        });
+        let name = meta.name.as_deref().unwrap_or_default();
+        let params = PatchParams::default();
+        let patch = Patch::Merge(patch);
+        match self.0.patch_status(name, &params, &patch).await {
+            Err(error) if has_code(&error, 409) || has_code(&error, 404) => Ok(()),
+            done => done.map(drop).map_err(|error| failed(&error)),
+        }
+    }
+
     /// Sets an annotation, or removes it. An object that was deleted meanwhile needs none.
     pub(super) async fn annotate(&self, name: &str, key: &str, value: Option<&str>) -> Result<()> {
         let patch = json!({ "metadata": { "annotations": { key: value } } });

@@ -86,9 +86,14 @@ pub(in crate::k8s) fn snapshot_order(
     Some(Snapshot::new(&orphan.id, spec))
 }
 
-/// Whether an object was made of an orphan that is not there any more.
-pub(in crate::k8s) fn is_empty_handed(wanted: Wanted, phase: Option<Phase>) -> bool {
-    wanted == Wanted::Kept && phase == Some(Phase::Lost)
+/// Whether an object was made of an orphan that is not there any more. A node that was given up may
+/// have it all the same.
+pub(in crate::k8s) fn is_empty_handed(
+    wanted: Wanted,
+    phase: Option<Phase>,
+    is_node_gone: bool,
+) -> bool {
+    wanted == Wanted::Kept && phase == Some(Phase::Lost) && !is_node_gone
 }
 
 fn orphan_volumes(pool: &Pool) -> &[OrphanVolume] {
@@ -128,7 +133,8 @@ impl Cluster {
         });
         let orphans: Vec<(String, &OrphanVolume)> = orphans.collect();
         let mut empty_handed = self.seen_volumes.all();
-        empty_handed.retain(|one| is_empty_handed(one.spec.wanted, one.phase()));
+        empty_handed
+            .retain(|one| is_empty_handed(one.spec.wanted, one.phase(), one.is_node_gone()));
         if orphans.is_empty() && empty_handed.is_empty() {
             return Ok(());
         }
@@ -196,7 +202,7 @@ impl Cluster {
         let seen = self.seen_snapshots.all();
         let empty_handed = seen
             .iter()
-            .filter(|one| is_empty_handed(one.spec.wanted, one.phase()));
+            .filter(|one| is_empty_handed(one.spec.wanted, one.phase(), one.is_node_gone()));
         let empty_handed: Vec<_> = empty_handed.collect();
         if orphans.is_empty() && empty_handed.is_empty() {
             return Ok(());

@@ -82,7 +82,7 @@ impl Cluster {
         let mut found: Option<String> = None;
         for source in sources {
             let volume = self.wanted_volume(source).await?;
-            decide::Aim::now(&volume)?;
+            decide::check_source(&volume)?;
             let node = volume.spec.node_name;
             if found.as_ref().is_some_and(|found| *found != node) {
                 return Err(Error::Unsupported {
@@ -112,7 +112,7 @@ impl Cluster {
         seen.answered(object, deadline, is_answer).await;
     }
 
-    /// The object with this snapshot: its own, or that of its group.
+    /// The object with this snapshot: its own, or that of its group. It may be Lost.
     pub(super) async fn snapshot_with(&self, id: &str) -> Result<Snapshot> {
         let none = || Error::NoSuchSnapshot(id.to_owned());
         id.parse::<SnapshotId>().map_err(|_| none())?;
@@ -120,7 +120,7 @@ impl Cluster {
         let is_there = |object: &Snapshot| {
             let members = object.status.iter().flat_map(|status| &status.members);
             object.spec.wanted != Wanted::Absent
-                && object.phase() == Some(Phase::Ready)
+                && matches!(object.phase(), Some(Phase::Ready | Phase::Lost))
                 && members.into_iter().any(|member| member.id == id)
         };
         if let Some(own) = own.filter(is_there) {

@@ -53,11 +53,10 @@ enum Trouble {
 }
 
 impl Trouble {
-    /// The trouble of a volume; `given_up`: its node is.
-    fn of(volume: &Volume, given_up: bool) -> Option<Self> {
+    fn of(volume: &Volume) -> Option<Self> {
         match (volume.spec.wanted, volume.phase()) {
             (Wanted::Absent, _) => None,
-            (_, Some(Phase::Ready | Phase::Lost)) if given_up => Some(Self::NodeGone),
+            (_, Some(Phase::Lost)) if volume.is_node_gone() => Some(Self::NodeGone),
             (_, Some(Phase::Lost)) => Some(Self::Lost),
             _ => None,
         }
@@ -124,10 +123,10 @@ fn event(
     }
 }
 
-/// What is wrong with a volume, in words; `given_up`: its node is.
-pub(super) fn problem(volume: &Volume, given_up: bool) -> Option<String> {
+/// What is wrong with a volume, in words.
+pub(super) fn problem(volume: &Volume) -> Option<String> {
     let (id, node) = (volume.name_any(), &volume.spec.node_name);
-    Trouble::of(volume, given_up).map(|trouble| trouble.message(&id, node))
+    Trouble::of(volume).map(|trouble| trouble.message(&id, node))
 }
 
 impl Cluster {
@@ -135,19 +134,11 @@ impl Cluster {
     pub(super) async fn tell_forever(&self) {
         self.ready().await;
         let mut told: HashMap<String, (Trouble, Instant)> = HashMap::new();
-        let (mut volumes, mut nodes) = (self.seen_volumes.changes(), self.seen_nodes.changes());
-        let mut pools = self.seen_pools.changes();
+        let mut volumes = self.seen_volumes.changes();
         loop {
             let has_more = self.tell(&mut told).await;
             sleep(if has_more { LATER } else { PAUSE }).await;
-            let changed = async {
-                tokio::select! {
-                    changed = volumes.changed() => changed,
-                    changed = nodes.changed() => changed,
-                    changed = pools.changed() => changed,
-                }
-            };
-            if !has_more && let Ok(Err(_)) = timeout(AGAIN, changed).await {
+            if !has_more && let Ok(Err(_)) = timeout(AGAIN, volumes.changed()).await {
                 return;
             }
         }
@@ -161,11 +152,9 @@ impl Cluster {
             let uids: HashSet<String> = volumes.iter().filter_map(|one| one.uid()).collect();
             told.retain(|uid, _| uids.contains(uid));
         }
-        let is_given_up =
-            |node: &str| self.seen_nodes.get(node).is_none() && self.seen_pools.get(node).is_none();
         let changed = volumes.iter().filter_map(|volume| {
             let uid = volume.uid()?;
-            let trouble = Trouble::of(volume, is_given_up(&volume.spec.node_name));
+            let trouble = Trouble::of(volume);
             is_due(told.get(&uid), trouble, now).then_some((volume, uid, trouble))
         });
         let changed: Vec<_> = changed.collect();

@@ -9,7 +9,6 @@ use tonic::Code;
 
 use super::cluster::{Cluster, TO_MAKE, deadline, late};
 use super::decide::{self, Aim, Asked, Candidate, Change, Creation, Deletion, refusal};
-use super::nodes::given_up;
 use super::{lists, temporary};
 use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
 use crate::engine::claims::{CreateClaim, claim_id};
@@ -193,11 +192,13 @@ impl Cluster {
             },
             (None, ClaimSource::Claim(id)) => {
                 let volume = self.wanted_volume(id.as_str()).await?;
-                Aim::now(&volume)?;
+                decide::check_source(&volume)?;
                 volume.spec.node_name
             }
             (None, ClaimSource::Snapshot(id)) => {
-                self.snapshot_with(id.as_str()).await?.spec.node_name
+                let snapshot = self.snapshot_with(id.as_str()).await?;
+                decide::check_snapshot(&snapshot)?;
+                snapshot.spec.node_name
             }
         };
         // With all labels, if it has a pool.
@@ -222,7 +223,7 @@ impl Cluster {
             return Err(refusal(Code::Aborted, message));
         }
         let (ClaimSource::Claim(id) | ClaimSource::Snapshot(id)) = source;
-        Err(given_up(id.as_str(), &node))
+        Err(decide::given_up(id.as_str(), &node))
     }
 
     /// A volume that is not to be deleted.

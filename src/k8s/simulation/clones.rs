@@ -8,8 +8,8 @@ use super::{Fate, Life, Random, World, life, place};
 use crate::api::{Fetch, Phase, Snapshot, SnapshotSpec, Volume, Wanted};
 use crate::engine::Error;
 use crate::engine::claims::snapshot_id;
-use crate::k8s::claims::decide::{self, Aim, Taking};
-use crate::k8s::claims::{nodes, orphans, temporary};
+use crate::k8s::claims::decide::{self, Taking};
+use crate::k8s::claims::{orphans, temporary};
 use crate::model::{ClaimParameters, ClaimSource, Node as ModelNode};
 
 /// The clones of a world: which life has the source of each, and its fate.
@@ -65,7 +65,7 @@ impl World {
         let volume = self.server.now.volumes.get(id);
         let volume = volume.filter(|volume| volume.spec.wanted != Wanted::Absent);
         let volume = volume.ok_or_else(|| Error::NoSuchClaim(id.to_owned()))?;
-        Aim::now(volume)?;
+        decide::check_source(volume)?;
         Ok(volume)
     }
 
@@ -99,7 +99,7 @@ impl World {
         if let Some(begun) = begun.filter(|it| decide::lacks_content(it)) {
             self.abandon(number, begun);
         }
-        Err(nodes::given_up(id.as_str(), &node))
+        Err(decide::given_up(id.as_str(), &node))
     }
 
     /// Makes the object of an order. For a clone on another node than its source's, the snapshot
@@ -179,7 +179,7 @@ impl World {
     fn node_to_freeze_on(&self, source: &str) -> Result<String, Error> {
         let node = self.wanted_source(source)?.spec.node_name.clone();
         if self.server.is_given_up(&node) {
-            return Err(nodes::given_up(source, &node));
+            return Err(decide::given_up(source, &node));
         }
         Ok(node)
     }

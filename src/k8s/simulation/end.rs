@@ -51,6 +51,8 @@ impl World {
         let named: BTreeSet<&String> = bound.clone().map(|bound| &bound.id).collect();
         for (id, volume) in &self.server.now.volumes {
             assert!(named.contains(id), "seed {seed}: not needed: {volume:?}");
+            let has_node = self.server.now.nodes.contains(&volume.spec.node_name);
+            assert_ne!(has_node, volume.is_node_gone(), "seed {seed}: {volume:?}");
         }
         for bound in bound {
             let mut nodes = self.nodes.iter();

@@ -3,9 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::Resource;
-
-use crate::api::{OrphanSnapshot, OrphanVolume, Phase, Snapshot, Volume, Wanted};
+use crate::api::{OrphanSnapshot, OrphanVolume, Phase, Refusal, Snapshot, Volume, Wanted};
+use crate::k8s::claims::nodes::Order;
 
 /// Each change of an object of a kind, in order; `None`: deleted.
 type Log<K> = Vec<(String, Option<K>)>;
@@ -36,13 +35,14 @@ pub(super) struct Server {
 }
 
 /// A kind of objects that are orders to nodes.
-pub(super) trait Kind: Resource + Clone {
+pub(super) trait Kind: Order {
     fn stored(stored: &mut Stored) -> &mut BTreeMap<String, Self>;
     fn log(server: &mut Server) -> &mut Log<Self>;
     fn changes(server: &Server) -> &Log<Self>;
-    fn node(&self) -> &str;
     fn wanted(&mut self) -> &mut Wanted;
     fn phase_now(&self) -> Option<Phase>;
+    /// Says that it is Lost with its node.
+    fn lose(&mut self);
 }
 
 macro_rules! kind {
@@ -57,14 +57,16 @@ macro_rules! kind {
             fn changes(server: &Server) -> &Log<Self> {
                 &server.$field
             }
-            fn node(&self) -> &str {
-                &self.spec.node_name
-            }
             fn wanted(&mut self) -> &mut Wanted {
                 &mut self.spec.wanted
             }
             fn phase_now(&self) -> Option<Phase> {
                 self.phase()
+            }
+            fn lose(&mut self) {
+                let status = self.status.as_mut().expect("it was Ready");
+                status.phase = Phase::Lost;
+                status.error = Some(Refusal::node_gone(&self.spec.node_name));
             }
         }
     };
@@ -138,6 +140,17 @@ impl Server {
         let which: Vec<K> = all.filter(|one| which(one)).cloned().collect();
         for object in which {
             self.remove(&object);
+        }
+    }
+
+    /// Gives up the objects of a node.
+    pub(super) fn give_up_all<K: Kind>(&mut self, node: &str) {
+        self.remove_all(|one: &K| one.node() == node && one.goes());
+        let left = K::stored(&mut self.now).values();
+        let left = left.filter(|one| one.node() == node && one.is_left());
+        let left: Vec<K> = left.cloned().collect();
+        for object in left {
+            self.report(&object, K::lose);
         }
     }
 

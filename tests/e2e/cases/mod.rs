@@ -60,6 +60,10 @@ pub(crate) fn of_several_nodes() -> Vec<Case> {
             nodes::policies,
         ),
         case(
+            "a full node refuses a claim, and its pod runs elsewhere",
+            nodes::full_node,
+        ),
+        case(
             "a node is cut off: its pods go on, and a new claim is made elsewhere",
             nodes::cut_off,
         ),

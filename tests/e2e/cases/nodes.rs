@@ -14,6 +14,7 @@ use super::claims::{Controller, Snapshots};
 use crate::cluster::{Cluster, eventually, succeed};
 use crate::env::{Env, condition, items};
 
+pub(super) use full::full_node;
 pub(super) use peers::peers;
 pub(super) use policies::policies;
 pub(crate) use report::report;
@@ -418,7 +419,14 @@ pub(super) fn deleted(env: &Env) {
     });
     succeed(&mut node.kubectl(&["delete", "node", &node.name()]));
     let begin = Instant::now();
-    eventually("only what is bound is left", || {
+    let is_lost = |volumes: Vec<Value>| {
+        let said = volumes.iter().map(|volume| &volume["status"]);
+        let said: Vec<_> = said
+            .map(|it| (&it["phase"], &it["error"]["code"]))
+            .collect();
+        matches!(said[..], [(phase, code)] if phase == "Lost" && code == "NodeGone")
+    };
+    eventually("only what is bound is left, and it is lost", || {
         let (volumes, kept) = (
             env.cluster.get(&["persistentvolumes"]),
             volume_of(env, "kept"),
@@ -427,7 +435,7 @@ pub(super) fn deleted(env: &Env) {
         let of_node = |pool: &Value| pool["metadata"]["name"] == *node.name();
         (names.next() == Some(Some(&kept))
             && names.next().is_none()
-            && objects(env.cluster, "volumes").len() == 1
+            && is_lost(objects(env.cluster, "volumes"))
             && !objects(env.cluster, "pools").iter().any(of_node))
         .then_some(())
     });
@@ -476,6 +484,7 @@ spec: {{name: {released}, nodeName: {}, wanted: Absent}}
 }
 
 mod fetches;
+mod full;
 mod peers;
 mod policies;
 mod report;

@@ -6,15 +6,13 @@ use std::os::unix::fs::FileExt as _;
 
 use serde_json::Value;
 
+use super::full::Filled;
 use super::peers::{figures, step_with};
 use super::{ENDS, claim_of, node_of, only_on, place_of, pod, source, volume_of};
 use crate::cluster::{Cluster, eventually};
 use crate::env::Env;
 
 const LARGE: u64 = 64 << 20;
-const POOL: &str = "/var/lib/baggageclaim";
-/// What fills a pool.
-const FILLER: &str = "/var/lib/baggageclaim/filler";
 
 /// `one` is the node of the controller. The limit of `Installed` makes each fetch take seconds.
 pub(super) fn disturbed(env: &Env, one: &Cluster, holder: &Cluster, receiver: &Cluster) {
@@ -121,12 +119,7 @@ fn full(env: &Env, receiver: &Cluster, holder: &Cluster) {
     let write = format!("head -c {LARGE} /dev/urandom > /work/data");
     makes(env, "makes-too-large", holder, CACHE, &write);
     kept(holder, "task-cache/too-large");
-    let fill = format!(
-        "free=$(df --output=avail --block-size=1 {POOL} | tail -1); \
-         fallocate -l $((free - 33554432)) {FILLER}"
-    );
-    receiver.shell(&fill, true);
-    let _filled = Filled(receiver);
+    let _filled = Filled::new(receiver);
     let empty = "[ ! -e /work/data ]";
     env.apply_text(&step_with(
         "reads-too-large",
@@ -137,15 +130,6 @@ fn full(env: &Env, receiver: &Cluster, holder: &Cluster) {
     ));
     env.succeeded("reads-too-large");
     env.event("reads-too-large", &["the pool has no room left"]);
-}
-
-/// A node whose pool is full, until this is dropped.
-struct Filled<'a>(&'a Cluster);
-
-impl Drop for Filled<'_> {
-    fn drop(&mut self) {
-        self.0.shell(&format!("rm {FILLER}"), true);
-    }
 }
 
 /// A clone of a class with `cloneElsewhere` is made where its pod is.
