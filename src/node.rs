@@ -265,7 +265,12 @@ impl Tasks {
 }
 
 /// Reports to the controller what this node has, until the drain begins.
-async fn report(catalog: Arc<hub::Node>, engine: Engine, tier: hub::FindDistribution, drain: Drain) {
+async fn report(
+    catalog: Arc<hub::Node>,
+    engine: Engine,
+    tier: hub::FindDistribution,
+    drain: Drain,
+) {
     tokio::select! {
         () = catalog.run(engine, tier) => {}
         () = drain.begun() => {}

@@ -206,7 +206,10 @@ async fn rollback_in_cluster(what: Rollback) -> Done {
         RollbackResult::Done(said) => print(|to| writeln!(to, "{}.", printable(said)))?,
         RollbackResult::Failed(why) => return Err(Failure::NotRolledBack(why)),
         RollbackResult::Given { object, state } => print(|to| {
-            writeln!(to, "The order to roll {name} of namespace {tenant} back is given.")?;
+            writeln!(
+                to,
+                "The order to roll {name} of namespace {tenant} back is given."
+            )?;
             if let Some(state) = state {
                 writeln!(to, "So far: {}.", printable(state))?;
             }

@@ -455,12 +455,7 @@ impl Stream<'_> {
 
     /// Another node has newer content of a name. An order that cannot be carried out ends the
     /// stream: the next account makes the controller repeat it.
-    async fn supersede(
-        &mut self,
-        name: &Name,
-        newer: Version,
-        fence: u64,
-    ) -> Result<(), Status> {
+    async fn supersede(&mut self, name: &Name, newer: Version, fence: u64) -> Result<(), Status> {
         // Content that was cleared takes no name (`catalog::Supersede::takes`). Only this stream
         // brings fences.
         if fence < self.engine.covering(name) {

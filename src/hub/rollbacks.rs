@@ -139,7 +139,11 @@ pub(super) fn obey(
 }
 
 /// The error says why nothing was changed.
-async fn roll_back(engine: &Engine, tier: &FindDistribution, order: wire::RollBack) -> Result<(), String> {
+async fn roll_back(
+    engine: &Engine,
+    tier: &FindDistribution,
+    order: wire::RollBack,
+) -> Result<(), String> {
     let malformed = "the order is malformed";
     let name = Name {
         tenant: order.tenant.parse().map_err(|_| malformed)?,

@@ -183,7 +183,10 @@ impl Keeper {
             }
             Choice::Done(by, artifact) => {
                 status.artifact = Some(artifact.to_string());
-                let said = format!("{} has this content already, by Rollback {by}", name.reference);
+                let said = format!(
+                    "{} has this content already, by Rollback {by}",
+                    name.reference
+                );
                 self.end(object, status, Ok(said)).await
             }
             Choice::Fail(why) => self.end(object, status, Err(why)).await,
@@ -301,10 +304,7 @@ impl Keeper {
     }
 
     fn api(&self, object: &Rollback) -> Api<Rollback> {
-        Api::namespaced(
-            self.client.clone(),
-            &object.namespace().unwrap_or_default(),
-        )
+        Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default())
     }
 }
 
@@ -446,7 +446,10 @@ mod tests {
         });
         Generations {
             found: found.collect(),
-            silent: silent.iter().map(ToString::to_string).collect::<BTreeSet<_>>(),
+            silent: silent
+                .iter()
+                .map(ToString::to_string)
+                .collect::<BTreeSet<_>>(),
         }
     }
 
@@ -466,14 +469,20 @@ mod tests {
         // The first digits must be those of one generation; a copy on another node is the same.
         assert!(fails(choose(&object("aa"), &all, false, &[])).contains("several generations"));
         let copies = told(&[("n2", A, 5, true), ("n1", A, 5, true)], &[]);
-        assert!(matches!(choose(&object("aa"), &copies, false, &[]), Choice::Order(..)));
+        assert!(matches!(
+            choose(&object("aa"), &copies, false, &[]),
+            Choice::Order(..)
+        ));
     }
 
     #[test]
     fn a_generation_that_is_gone_is_an_error_unless_a_node_is_away() {
         let all = told(&[("n2", B, 9, true)], &[]);
         let why = fails(choose(&object(A), &all, false, &[]));
-        assert!(why.contains("no node has generation") && why.contains(B), "{why}");
+        assert!(
+            why.contains("no node has generation") && why.contains(B),
+            "{why}"
+        );
         let none = fails(choose(&object(A), &told(&[], &[]), false, &[]));
         assert!(none.contains("no connected node has any"), "{none}");
         let away = told(&[("n2", B, 9, true)], &["n3"]);

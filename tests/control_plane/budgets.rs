@@ -168,7 +168,11 @@ async fn a_namespace_is_back_within_its_budget_in_two_minutes_with_the_usual_int
         is_told(pool, true).await;
     }
     let budget = format!("{}Ki", MADE * SIZE / 1024 * 2 / 3);
-    limit(&plane, "limits", &format!("{{budget: {{storage: {budget}}}}}"));
+    limit(
+        &plane,
+        "limits",
+        &format!("{{budget: {{storage: {budget}}}}}"),
+    );
     // From here on the budget is exceeded, by half in the end. No node has told its use yet.
     let began = std::time::Instant::now();
     for (number, (node, pool)) in (1..).zip(processes.iter().zip(&pools)) {
@@ -178,7 +182,12 @@ async fn a_namespace_is_back_within_its_budget_in_two_minutes_with_the_usual_int
             let key = format!("k{number}-{place}");
             commit(&plane, &kubelet, (&name, &key), (&key, SIZE)).await;
         }
-        has(pool, &format!("task-cache/k{number}-{}", MADE / 2 - 1), true).await;
+        has(
+            pool,
+            &format!("task-cache/k{number}-{}", MADE / 2 - 1),
+            true,
+        )
+        .await;
     }
     let all = || pools.iter().map(|pool| caches(pool).len()).sum::<usize>();
     let within = async {

@@ -368,7 +368,11 @@ impl Cluster {
         Ran {
             round,
             cells,
-            artifacts: self.pools.iter().map(|pool| told(pool, "artifacts")).collect(),
+            artifacts: self
+                .pools
+                .iter()
+                .map(|pool| told(pool, "artifacts"))
+                .collect(),
         }
     }
 }

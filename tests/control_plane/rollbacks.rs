@@ -96,7 +96,11 @@ async fn size(plane: &ControlPlane, kubelet: &Kubelet, (node, pod): (&str, &str)
 
 async fn orders(plane: &ControlPlane) -> Vec<Rollback> {
     let orders: Api<Rollback> = Api::namespaced(plane.client.clone(), "ci");
-    orders.list(&ListParams::default()).await.expect("a list").items
+    orders
+        .list(&ListParams::default())
+        .await
+        .expect("a list")
+        .items
 }
 
 /// The roles and the admission policy of deploy/, and a cache policy that the audit needs.
@@ -159,9 +163,15 @@ async fn a_user_puts_an_earlier_generation_back_on_all_nodes() {
         newest["node"] == "node-2" && newest["madeBy"]["pod"]["name"] == "bad"
     })
     .await;
-    assert_eq!(size(&plane, &kubelets[1], ("node-2", "before")).await, BAD as u64);
+    assert_eq!(
+        size(&plane, &kubelets[1], ("node-2", "before")).await,
+        BAD as u64
+    );
 
-    let no_right = ["you may not create rollbacks in namespace ci", "baggageclaim-rollback"];
+    let no_right = [
+        "you may not create rollbacks in namespace ci",
+        "baggageclaim-rollback",
+    ];
     refused(&builder, GO, &good, &no_right);
     let (done, said) = run(&releaser, &["clear", GO]);
     assert!(!done && said.contains("may not create caches"), "{said}");
@@ -169,9 +179,16 @@ async fn a_user_puts_an_earlier_generation_back_on_all_nodes() {
 
     let (done, said) = roll_back(&releaser, GO, &good[..8]);
     let expected = format!("{GO} has the content of {good} again");
-    assert!(done && said.contains(&expected), "{said}\n{}", controller.tail());
+    assert!(
+        done && said.contains(&expected),
+        "{said}\n{}",
+        controller.tail()
+    );
     let newest = generations(&controller, GO)[0].clone();
-    assert_eq!((&newest["node"], &newest["current"]), (&"node-1".into(), &true.into()));
+    assert_eq!(
+        (&newest["node"], &newest["current"]),
+        (&"node-1".into(), &true.into())
+    );
     assert_ne!(id(&newest), good);
     eventually("node 2 has dropped the bad content", async || {
         !told(&pools[1], "artifacts").to_string().contains(GO)
@@ -194,8 +211,18 @@ async fn a_user_puts_an_earlier_generation_back_on_all_nodes() {
     assert!(done && said.contains("has this content already"), "{said}");
     assert_eq!(id(&generations(&controller, GO)[0]), id(&newest));
 
-    refused(&releaser, GO, "ffffffff", &["no node has generation ffffffff", &id(&newest)]);
-    refused(&releaser, "resource-cache/a", &good, &["keeps its first content"]);
+    refused(
+        &releaser,
+        GO,
+        "ffffffff",
+        &["no node has generation ffffffff", &id(&newest)],
+    );
+    refused(
+        &releaser,
+        "resource-cache/a",
+        &good,
+        &["keeps its first content"],
+    );
     what_was_cleared_stays_cleared(&plane, &controller, &kubelets[0], (&releaser, &builder)).await;
 
     // Its only node is away. The order is carried out when it is back.
@@ -208,7 +235,10 @@ async fn a_user_puts_an_earlier_generation_back_on_all_nodes() {
     })
     .await;
     let (done, said) = roll_back(&releaser, "task-cache/lib", &lib);
-    assert!(done && said.contains("these do not answer: node-2"), "{said}");
+    assert!(
+        done && said.contains("these do not answer: node-2"),
+        "{said}"
+    );
     // Also after a restart of the controller.
     controller.kill();
     controller.start();
@@ -221,7 +251,12 @@ async fn a_user_puts_an_earlier_generation_back_on_all_nodes() {
     .await;
     has(&pools[1], "task-cache/lib", true).await;
     for order in orders(&plane).await {
-        assert_eq!(order.spec.by, "system:serviceaccount:ci:releaser", "{}", order.name_any());
+        assert_eq!(
+            order.spec.by,
+            "system:serviceaccount:ci:releaser",
+            "{}",
+            order.name_any()
+        );
     }
 }
 
@@ -255,7 +290,12 @@ async fn what_was_cleared_stays_cleared(
     .await;
     let kept = generations(controller, GO);
     assert!(!kept.is_empty(), "the volume keeps it");
-    refused(releaser, GO, &id(&kept[0]), &["node-1 did nothing", "was cleared"]);
+    refused(
+        releaser,
+        GO,
+        &id(&kept[0]),
+        &["node-1 did nothing", "was cleared"],
+    );
     let after = generations(controller, GO);
     assert!(after.iter().all(|it| it["current"] == false), "{after:?}");
     unpublish(&long).await;

@@ -127,7 +127,10 @@ async fn an_order_of_the_controller_has_one_effect_and_brings_back_nothing_that_
     let row = bench.artifact("task-cache/k").expect("there");
     assert_eq!(row.id, newer);
     bench.engine.reap().await.expect("reap");
-    assert!(generations(&bench).len() <= count, "a refused order leaves nothing");
+    assert!(
+        generations(&bench).len() <= count,
+        "a refused order leaves nothing"
+    );
 
     // What a clear has taken the name of stays without one, for the controller.
     let clear = Clear {
@@ -146,7 +149,10 @@ async fn an_order_of_the_controller_has_one_effect_and_brings_back_nothing_that_
     let made = roll_back(fourth, &order(&bench, 4)).await;
     let made = made.expect("rolled back");
     assert!(made.fence > 0);
-    assert_eq!(bench.look("v2", FORK, "file").await.as_deref(), Some("four"));
+    assert_eq!(
+        bench.look("v2", FORK, "file").await.as_deref(),
+        Some("four")
+    );
     bench.outcome("long", Outcome::Failed).await;
     bench.unpublish("long").await;
     bench.finish().await;

@@ -235,7 +235,10 @@ fn a_rollback_is_a_right_of_its_own_and_names_its_author() {
         users,
         &[(group, &["rollbacks"], &["get", "list", "watch", "create"])],
     );
-    rules(viewers, &[(group, &["rollbacks"], &["get", "list", "watch"])]);
+    rules(
+        viewers,
+        &[(group, &["rollbacks"], &["get", "list", "watch"])],
+    );
     let aggregated = |role: &Value, to: &str| {
         let label = format!("rbac.authorization.k8s.io/aggregate-to-{to}");
         role["metadata"]["labels"][label] == "true"

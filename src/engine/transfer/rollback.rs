@@ -150,10 +150,16 @@ fn done_before(state: &State, name: &Name, order: &RollbackOrder) -> Option<Roll
     })
 }
 
-/// Refuses an order of the controller for content that was cleared, and one that is older than the
-/// content that has the name.
+/// Refuses an order of the controller for content that was cleared or is never shared, and one that
+/// is older than the content that has the name.
 fn allow(state: &State, earlier: &Artifact, created: Timestamp) -> Result<()> {
     let name = earlier.name();
+    if earlier.sharing.never {
+        return Err(Error::Unsupported {
+            what: format!("a rollback of {name} in the cluster"),
+            why: "this generation is never shared; roll back on its node".to_owned(),
+        });
+    }
     let holder = state.catalog.owner(&name);
     // The owner of a name is not cleared. Of the others, a fence may be forgotten that did it.
     let is_owner = holder.is_some_and(|holder| holder.artifact.id == earlier.id);
