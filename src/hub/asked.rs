@@ -1,5 +1,4 @@
-//! The questions of people that wait for answers of nodes. What is asked is in `generations` and
-//! `rollbacks`.
+//! The questions of users that wait for answers of nodes. `generations` and `rollbacks` ask them.
 
 use std::collections::HashMap;
 

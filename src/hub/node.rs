@@ -68,8 +68,8 @@ impl Node {
         })
     }
 
-    /// Keeps a stream to the controller, until it is dropped. When a name is rolled back, the shared
-    /// tier is asked.
+    /// Keeps a stream to the controller, until it is dropped. When a name is rolled back, the
+    /// shared tier is asked.
     pub async fn run(self: Arc<Self>, engine: Engine, tier: FindDistribution) {
         let mut controller = self.controller.clone();
         let mut clock = ClusterClock::default();

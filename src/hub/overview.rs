@@ -1,5 +1,5 @@
-//! The catalog for people who ask the controller, and for their rollbacks. Reads in parts, so that streams and questions of
-//! nodes do not wait for a long list.
+//! The catalog for people who ask the controller, and for their rollbacks. Reads in parts, so that
+//! streams and questions of nodes do not wait for a long list.
 
 use std::collections::HashMap;
 use std::time::Duration;

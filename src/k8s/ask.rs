@@ -1,6 +1,7 @@
 //! Orders that a person gives through the API server, with the person's own rights:
-//! `baggageclaim clear` and `baggageclaim rollback --cluster`. An order to clear is a `Cache` that is made with its finalizer and deleted
-//! at once. The deletion is the order; `orders` carries it out in the controller.
+//! `baggageclaim clear` and `baggageclaim rollback --cluster`. An order to clear is a `Cache` that
+//! is made with its finalizer and deleted at once. The deletion is the order; `orders` carries it
+//! out in the controller.
 //!
 //! Each order has an object of its own. An object that is there already may belong to an order that
 //! is just ending, so its deletion might be no new order.

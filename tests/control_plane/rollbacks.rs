@@ -123,7 +123,7 @@ async fn set_up(plane: &ControlPlane) {
     let file = plane.directory.path().join("forged.yaml");
     fs::write(&file, forged).expect("write");
     let file = file.to_str().expect("text");
-    eventually("nobody gives an order in another's name", async || {
+    eventually("no user gives an order in another's name", async || {
         let (done, said) = plane.try_kubectl(&["create", "--dry-run=server", "-f", file]);
         !done && said.contains("spec.by must be your name, 'admin'")
     })
