@@ -1,4 +1,5 @@
-//! The questions of users that wait for answers of nodes. `generations` and `rollbacks` ask them.
+//! The questions of users that wait for answers of nodes: `generations` asks for content, and
+//! `rollbacks` for work. Who asks, and what follows from the answers, is decided there.
 
 use std::collections::HashMap;
 
