@@ -366,6 +366,7 @@ async fn run_hub(
     let limits = Arc::new(hub.budgets());
     let seen = policies.clone();
     let budgets = k8s::budgets::keep(client.clone(), seen, limits, usage_interval, budgets, tier);
+    let rollbacks = k8s::rollbacks::keep(client.clone(), hub.rollbacks());
     let nodes = Arc::new(hub.policies());
     let policies = k8s::policies::keep(client.clone(), policies, namespaces, nodes);
     let publish = async {
@@ -378,6 +379,7 @@ async fn run_hub(
         () = watch_policies => Err(Exited("watch over CachePolicies").into()),
         () = watch_namespaces => Err(Exited("watch over namespaces").into()),
         () = clears => Err(Exited("clears").into()),
+        () = rollbacks => Err(Exited("rollbacks").into()),
         () = policies => Err(Exited("cache policies").into()),
         () = budgets => Err(Exited("budgets").into()),
     }

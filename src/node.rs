@@ -228,7 +228,8 @@ impl Tasks {
                 let (kubernetes, catalog, orders) = (self.kubernetes, self.catalog, self.orders);
                 let node = csi::node_of(&self.id, engine.backend());
                 let watch = kubernetes.map(|it| watch_pods(it, engine.clone(), drain.clone()));
-                let report = catalog.map(|it| report(it, engine.clone(), drain.clone()));
+                let tier = self.distribution.clone();
+                let report = catalog.map(|it| report(it, engine.clone(), tier, drain.clone()));
                 let (distribution, published) = (self.distribution, self.published);
                 let stop = drain.clone();
                 let obey = orders.map(|Orders { kubeconfig }| async move {
@@ -264,9 +265,14 @@ impl Tasks {
 }
 
 /// Reports to the controller what this node has, until the drain begins.
-async fn report(catalog: Arc<hub::Node>, engine: Engine, drain: Drain) {
+async fn report(
+    catalog: Arc<hub::Node>,
+    engine: Engine,
+    tier: hub::FindDistribution,
+    drain: Drain,
+) {
     tokio::select! {
-        () = catalog.run(engine) => {}
+        () = catalog.run(engine, tier) => {}
         () = drain.begun() => {}
     }
 }

@@ -14,7 +14,7 @@ use crate::backend;
 use crate::distribution::Distribution;
 use crate::engine::{self, ArtifactRow, Engine, VolumeRow, VolumeState};
 use crate::model::{
-    ArtifactId, Maker, Outcome, PodUid, Reference, Sha256, Tenant, Timestamp, VolumeKind,
+    ArtifactId, Maker, Name, Outcome, PodUid, Reference, Sha256, Tenant, Timestamp, VolumeKind,
 };
 use crate::proto::admin::v1 as admin;
 use crate::server::{Rpc, code_of, message_of};
@@ -132,9 +132,10 @@ impl Admin for Service {
             Some(distribution) => distribution.base(&tenant, &reference).await,
             None => None,
         };
-        let made = self.engine.rollback(&tenant, &reference, to, base).await;
+        let name = Name { tenant, reference };
+        let made = self.engine.rollback(name, to, base, None).await;
         let made = made.map_err(|error| failed(&error))?;
-        let artifact_id = made.to_string();
+        let artifact_id = made.id.to_string();
         Ok(Response::new(admin::RollbackResponse { artifact_id }))
     }
 

@@ -24,6 +24,18 @@ pub enum NameKind {
     TaskCache,
 }
 
+impl NameKind {
+    /// The kind and the key of a name, or the name of an output.
+    #[must_use]
+    pub fn of(reference: &Reference) -> (Self, String) {
+        match reference {
+            Reference::Artifact(name) => (Self::Artifact, name.to_string()),
+            Reference::ResourceCache(key) => (Self::ResourceCache, key.to_string()),
+            Reference::TaskCache(key) => (Self::TaskCache, key.to_string()),
+        }
+    }
+}
+
 /// An order to clear names on all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, CustomResource, KubeSchema, Serialize, Deserialize)]
 #[kube(
@@ -89,11 +101,7 @@ impl From<&model::Fence> for Fence {
         let (kind, key, prefix) = match &fence.covers {
             Coverage::Namespace(_) => (None, None, None),
             Coverage::Name(name) => {
-                let (kind, key) = match &name.reference {
-                    Reference::Artifact(name) => (NameKind::Artifact, name.to_string()),
-                    Reference::ResourceCache(key) => (NameKind::ResourceCache, key.to_string()),
-                    Reference::TaskCache(key) => (NameKind::TaskCache, key.to_string()),
-                };
+                let (kind, key) = NameKind::of(&name.reference);
                 (Some(kind), Some(key), None)
             }
             Coverage::Prefix { kind, prefix, .. } => {

@@ -7,6 +7,7 @@
 //! | [`Pool`] | what a node offers | node | node |
 //! | [`Fence`] | clears on all nodes | controller | none |
 //! | [`Cache`] | a handle to clear caches | users and controller (mirror) | controller |
+//! | [`Rollback`] | an order to put earlier content back | users | controller |
 //! | [`CachePolicy`] | limits and rights of a namespace | users | controller |
 //!
 //! When the controller gives a node up, it writes into the status of its objects that they are Lost.
@@ -22,6 +23,7 @@ pub mod fence;
 mod phase;
 pub mod policy;
 pub mod pool;
+pub mod rollback;
 pub mod snapshot;
 pub mod volume;
 
@@ -40,6 +42,7 @@ pub use policy::{
 pub use pool::{
     OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolState, PoolStatus,
 };
+pub use rollback::{Rollback, RollbackPhase, RollbackSpec, RollbackStatus};
 pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};
 pub use volume::{
     Fetch, Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus,
@@ -63,6 +66,7 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
         CachePolicy::crd(),
         Fence::crd(),
         Pool::crd(),
+        Rollback::crd(),
         Snapshot::crd(),
         Volume::crd(),
     ]

@@ -68,6 +68,8 @@ pub(super) enum Failure {
     NothingCalled(String),
     #[error("no node that has answered has content of the name {}", printable(.0))]
     NoGeneration(String),
+    #[error("nothing was rolled back: {}", printable(.0))]
+    NotRolledBack(String),
     #[error(
         "{count} volumes and artifacts here match {}: {some}; choose one with -n or a longer id",
         printable(what)

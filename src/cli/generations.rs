@@ -1,7 +1,8 @@
-//! The verbs about the generations of a name: `log` lists them, on this node or on all nodes of a
-//! cluster, and `rollback` commits an earlier one of this node once more.
+//! The verbs about the generations of a name, on this node or in a cluster: `log` lists them, and
+//! `rollback` commits an earlier one once more.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -16,6 +17,8 @@ use super::show::{Thing, WIDTH, data};
 use super::table::Table;
 use crate::admin as socket;
 use crate::config::{self, PlainOutput};
+use crate::k8s::ask::{self, RollbackResult};
+use crate::k8s::connect_as_user;
 use crate::model::Reference;
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
@@ -49,6 +52,14 @@ pub(super) struct Rollback {
     to: String,
     #[command(flatten)]
     namespace: Namespace,
+    /// Roll back on all nodes of the cluster, through the API server: with the rights of the user
+    /// of --kubeconfig, KUBECONFIG, ~/.kube/config, or the pod's service account. A generation that
+    /// was cleared is refused
+    #[arg(long)]
+    cluster: bool,
+    /// The same, with the rights of this file's user
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     pool: config::Pool,
 }
@@ -157,6 +168,9 @@ fn table_of_cluster(to: &mut impl Write, rows: &[admin::Generation], now: Now) -
 
 /// Commits an earlier generation once more.
 pub(super) async fn rollback(what: Rollback) -> Done {
+    if what.cluster || what.kubeconfig.is_some() {
+        return rollback_in_cluster(what).await;
+    }
     let mut client = socket::connect(&what.pool.pool).await?;
     let tenant = what.namespace.required();
     let all = artifacts(&mut client, Some(&tenant)).await?;
@@ -180,6 +194,32 @@ pub(super) async fn rollback(what: Rollback) -> Done {
             short(&made.artifact_id)
         )
     })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The same on all nodes, by an order in the API server.
+async fn rollback_in_cluster(what: Rollback) -> Done {
+    let tenant = what.namespace.required();
+    let name = printable(&what.reference);
+    let client = connect_as_user(what.kubeconfig.as_deref()).await?;
+    match ask::roll_back(client, &tenant, &what.reference, &what.to).await? {
+        RollbackResult::Done(said) => print(|to| writeln!(to, "{}.", printable(said)))?,
+        RollbackResult::Failed(why) => return Err(Failure::NotRolledBack(why)),
+        RollbackResult::Given { object, state } => print(|to| {
+            writeln!(
+                to,
+                "The order to roll {name} of namespace {tenant} back is given."
+            )?;
+            if let Some(state) = state {
+                writeln!(to, "So far: {}.", printable(state))?;
+            }
+            writeln!(
+                to,
+                "It is carried out within 5 minutes or not at all. To see the result: \
+                 kubectl get rollback {object} -n {tenant} -o wide"
+            )
+        })?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 

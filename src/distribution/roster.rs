@@ -170,6 +170,36 @@ pub trait Overview: fmt::Debug + Send + Sync {
     async fn generations(&self, name: &Name) -> Generations;
 }
 
+/// A user's order to put an earlier generation of a name back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RollbackOrder {
+    /// The name.
+    pub name: Name,
+    /// The id of the generation on the node that gets the order.
+    pub to: ArtifactId,
+    /// The id of the new artifact. An order that is repeated has the same one.
+    pub id: ArtifactId,
+    /// When the new artifact counts as committed.
+    pub stamp: Timestamp,
+    /// The user.
+    pub by: String,
+}
+
+/// The nodes of the cluster, as they are told to put an earlier generation of a name back.
+#[async_trait]
+pub trait Rollbacks: Overview {
+    /// A time for a new commit of this name: now, or after all content that is known.
+    fn after(&self, name: &Name) -> Timestamp;
+
+    /// Orders it of this node, and waits a few seconds. The error says why the node did nothing.
+    /// `None`: it has not answered.
+    async fn roll_back(&self, node: &NodeId, order: &RollbackOrder) -> Option<Result<(), String>>;
+
+    /// Orders the nodes that have content of this name which is older than this commit to drop the
+    /// name, if that commit or newer content is on some node.
+    fn withdraw_older(&self, name: &Name, stamp: Timestamp, artifact: ArtifactId);
+}
+
 /// Where the controller of a cluster is, and how it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Controller {

@@ -198,7 +198,10 @@ impl Engine {
         name: &Name,
         is_older: impl Fn(Timestamp, ArtifactId) -> bool + Copy + Send + 'static,
     ) -> Result<bool> {
-        let fits = move |artifact: &crate::model::Artifact| is_older(artifact.created, artifact.id);
+        // Content that is never shared is this node's own.
+        let fits = move |artifact: &crate::model::Artifact| {
+            !artifact.sharing.never && is_older(artifact.created, artifact.id)
+        };
         remove::discard(&self.inner, name, fits).await
     }
 

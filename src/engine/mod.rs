@@ -141,7 +141,7 @@ pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
 pub use transfer::{
     Export, Exported, ImportRequest, Imported, LayerPlace, OpenArtifact, OpenLayer, OpenSnapshot,
-    Opened, ReceiveError, ReceiveRequest, Received, Source, View,
+    Opened, ReceiveError, ReceiveRequest, Received, RollbackOrder, RolledBack, Source, View,
 };
 pub use types::{
     ArtifactRow, Awaited, ContentSource, FetchedContent, Finding, LocalArtifact, OutcomeReport,
@@ -517,16 +517,15 @@ impl Engine {
     }
 
     /// Commits an earlier artifact of a name once more. `base`: the number of the name in the
-    /// shared tier. `NoSuchName`: there is no such artifact of this name.
+    /// shared tier. `order`: that of the controller. `NoSuchName`: the name has no such artifact.
     pub async fn rollback(
         &self,
-        tenant: &Tenant,
-        reference: &Reference,
+        name: Name,
         to: ArtifactId,
         base: Option<u64>,
-    ) -> Result<ArtifactId> {
+        order: Option<RollbackOrder>,
+    ) -> Result<RolledBack> {
         self.inner.refuse_degraded()?;
-        let (tenant, reference) = (tenant.clone(), reference.clone());
-        transfer::rollback(&self.inner, Name { tenant, reference }, to, base).await
+        transfer::rollback(&self.inner, name, to, base, order).await
     }
 }

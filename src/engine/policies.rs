@@ -138,27 +138,39 @@ pub(super) fn audit(policies: &Policies, artifact: &Artifact) {
     );
 }
 
-/// Logs for an audit that an administrator imported content under a name that a policy selects, or,
-/// with the earlier artifact, rolled the name back to it. A kill after the transaction may lose the
-/// line.
-pub(super) fn audit_administrator(
-    policies: &Policies,
-    artifact: &Artifact,
-    earlier: Option<ArtifactId>,
-) {
+/// Logs for an audit that an administrator imported content under a name that a policy selects. A
+/// kill after the transaction may lose the line.
+pub(super) fn audit_import(policies: &Policies, artifact: &Artifact) {
     if !policies.select(&artifact.name()) {
         return;
     }
-    let what = match earlier {
-        None => "imported under a cache policy",
-        Some(_) => "rolled back under a cache policy",
-    };
     tracing::info!(
         target: "baggageclaim::audit",
         tenant = %artifact.tenant,
         name = %artifact.reference,
         artifact.id = %artifact.id,
-        earlier.id = earlier.as_ref().map(tracing::field::display),
-        "{what}"
+        "imported under a cache policy"
+    );
+}
+
+/// The same for a name that was rolled back to an earlier artifact. `by`: the user who wants it;
+/// `None`: an administrator of this node.
+pub(super) fn audit_rollback(
+    policies: &Policies,
+    artifact: &Artifact,
+    earlier: ArtifactId,
+    by: Option<&str>,
+) {
+    if !policies.select(&artifact.name()) {
+        return;
+    }
+    tracing::info!(
+        target: "baggageclaim::audit",
+        tenant = %artifact.tenant,
+        name = %artifact.reference,
+        artifact.id = %artifact.id,
+        earlier.id = %earlier,
+        by,
+        "rolled back under a cache policy"
     );
 }

@@ -1,25 +1,31 @@
-//! The questions of users that wait for answers of nodes. `generations` asks them.
+//! The questions of users that wait for answers of nodes: `generations` asks for content, and
+//! `rollbacks` for work. Who asks, and what follows from the answers, is decided there.
 
 use std::collections::HashMap;
 
 use tokio::sync::mpsc;
 
-use crate::distribution::roster::Generation;
 use crate::model::NodeId;
 
-/// What a node answers.
-pub(super) type Answer = (NodeId, Vec<Generation>);
-
-/// The questions that wait for nodes.
-#[derive(Debug, Default)]
-pub(super) struct Questions {
+/// The questions of one kind that wait for nodes.
+#[derive(Debug)]
+pub(super) struct Questions<T> {
     last: u64,
-    waiting: HashMap<u64, mpsc::Sender<Answer>>,
+    waiting: HashMap<u64, mpsc::Sender<(NodeId, T)>>,
 }
 
-impl Questions {
+impl<T> Default for Questions<T> {
+    fn default() -> Self {
+        Self {
+            last: 0,
+            waiting: HashMap::new(),
+        }
+    }
+}
+
+impl<T> Questions<T> {
     /// A new question for so many nodes: its number, and where their answers come.
-    pub(super) fn ask(&mut self, nodes: usize) -> (u64, mpsc::Receiver<Answer>) {
+    pub(super) fn ask(&mut self, nodes: usize) -> (u64, mpsc::Receiver<(NodeId, T)>) {
         let (answers, received) = mpsc::channel(nodes.max(1));
         self.last += 1;
         self.waiting.insert(self.last, answers);
@@ -27,7 +33,7 @@ impl Questions {
     }
 
     /// An answer has come. The question may have ended.
-    pub(super) fn answered(&self, question: u64, answer: Answer) {
+    pub(super) fn answered(&self, question: u64, answer: (NodeId, T)) {
         if let Some(answers) = self.waiting.get(&question) {
             // There is space for one answer of each node that was asked.
             let _answered_before = answers.try_send(answer);

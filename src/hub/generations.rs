@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::asked::Answer;
 use super::messages;
 use super::serve::{Attached, Inner};
 use crate::distribution::roster::{Generation, Generations};
@@ -19,6 +18,8 @@ use wire::to_node::Kind as To;
 
 /// How long the nodes may take.
 const WAIT: Duration = Duration::from_secs(5);
+/// What a node answers.
+type Answer = (NodeId, Vec<Generation>);
 /// The most generations of a node that are told. Then an answer fits in a message.
 const MOST: usize = 100;
 

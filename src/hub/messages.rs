@@ -147,17 +147,28 @@ pub(super) fn supersede(order: &Supersede) -> wire::ToNode {
         stamp: order.version.stamp.0,
         tie: order.version.tie,
         fence: order.fence,
+        tenant: String::new(),
+        reference: String::new(),
     };
     to_node(wire::to_node::Kind::Superseded(superseded))
 }
 
-/// The name and the version of such an order.
-pub(super) fn superseded(order: &wire::Superseded) -> Result<(NameHash, Version), &'static str> {
+/// The name and the version of such an order. The name is whole after a rollback.
+pub(super) fn superseded(
+    order: &wire::Superseded,
+) -> Result<(NameHash, Version, Option<Name>), &'static str> {
     let version = Version {
         stamp: Timestamp(order.stamp),
         tie: order.tie,
     };
-    Ok((name_hash(&order.name)?, version))
+    let whole = (!order.reference.is_empty()).then(|| {
+        let malformed = "the name of an order is malformed";
+        Ok::<_, &str>(Name {
+            tenant: order.tenant.parse().map_err(|_| malformed)?,
+            reference: order.reference.parse().map_err(|_| malformed)?,
+        })
+    });
+    Ok((name_hash(&order.name)?, version, whole.transpose()?))
 }
 
 /// What a namespace uses on this node.

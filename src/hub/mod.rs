@@ -6,6 +6,7 @@
 //! peer::client ─▶ node ─▶ Find ────────────▶ questions ─▶ Catalog
 //! k8s ─▶ chain, policies, budgets ─▶ serve ─▶ node ─▶ engine
 //! admin ─▶ overview ─▶ generations ─▶ serve ─▶ node ─▶ engine
+//! k8s ─▶ overview ─▶ rollbacks ─▶ serve ─▶ node ─▶ engine
 //! ```
 //!
 //! `catalog` decides, without I/O. This module has the streams and the clocks.
@@ -22,6 +23,7 @@ mod node;
 mod overview;
 mod policies;
 mod questions;
+mod rollbacks;
 mod serve;
 mod service;
 
@@ -31,4 +33,5 @@ pub use figures::Figures;
 pub use limits::USAGE;
 pub use node::Node;
 pub use policies::PolicyBook;
+pub use rollbacks::FindDistribution;
 pub use service::{Hub, ServeError};

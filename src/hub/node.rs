@@ -20,6 +20,7 @@ use tonic::{Status, Streaming};
 
 use super::limits::USAGE;
 use super::limits::{BEAT, MOST_MESSAGE, SENT_ENTRIES};
+use super::rollbacks::{self, FindDistribution};
 use super::{find, generations, messages, policies};
 use crate::catalog::{NameHash, Version};
 use crate::distribution::roster::{Controller, Directory, Located};
@@ -67,8 +68,9 @@ impl Node {
         })
     }
 
-    /// Keeps a stream to the controller, until it is dropped.
-    pub async fn run(self: Arc<Self>, engine: Engine) {
+    /// Keeps a stream to the controller, until it is dropped. When a name is rolled back, the
+    /// shared tier is asked.
+    pub async fn run(self: Arc<Self>, engine: Engine, tier: FindDistribution) {
         let mut controller = self.controller.clone();
         let mut clock = ClusterClock::default();
         let mut backoff = Backoff::default();
@@ -83,7 +85,7 @@ impl Node {
                 continue;
             };
             let ended = tokio::select! {
-                ended = self.attach(&engine, &known, &mut clock) => Some(ended),
+                ended = self.attach(&engine, &tier, &known, &mut clock) => Some(ended),
                 // Without a sender, this controller stays.
                 Ok(()) = controller.changed() => None,
             };
@@ -113,6 +115,7 @@ impl Node {
     async fn attach(
         &self,
         engine: &Engine,
+        tier: &FindDistribution,
         controller: &Controller,
         clock: &mut ClusterClock,
     ) -> Result<(), Status> {
@@ -130,6 +133,7 @@ impl Node {
         let outputs = HashMap::new();
         let mut stream = Stream {
             engine,
+            tier,
             to,
             from,
             watch,
@@ -151,6 +155,7 @@ impl Node {
 /// A stream whose controller has answered.
 struct Stream<'a> {
     engine: &'a Engine,
+    tier: &'a FindDistribution,
     to: mpsc::Sender<wire::FromNode>,
     from: Streaming<wire::ToNode>,
     watch: NameWatch,
@@ -397,7 +402,12 @@ impl Stream<'_> {
                 let _used = self.heard_beat(&beat);
             }
             Some(To::Superseded(order)) => match messages::superseded(&order) {
-                Ok((hash, version)) => self.supersede(hash, version, order.fence).await?,
+                Ok((hash, version, name)) => {
+                    let name = name.or_else(|| self.outputs.get(&hash).cloned());
+                    if let Some(name) = name {
+                        self.supersede(&name, version, order.fence).await?;
+                    }
+                }
                 Err(why) => tracing::warn!(why, "an order of the controller is malformed"),
             },
             Some(To::Fence(fence)) => {
@@ -411,6 +421,9 @@ impl Stream<'_> {
                 Err(why) => tracing::warn!(why, "an order of the controller is malformed"),
             },
             Some(To::Log(question)) => generations::answer(self.engine, &self.to, question),
+            Some(To::RollBack(order)) => {
+                rollbacks::obey(self.engine, self.tier, &self.to, order);
+            }
             // Of a later version.
             Some(To::Welcome(_)) | None => {}
         }
@@ -440,17 +453,9 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Another node has newer content of an output. An order that cannot be carried out ends the
+    /// Another node has newer content of a name. An order that cannot be carried out ends the
     /// stream: the next account makes the controller repeat it.
-    async fn supersede(
-        &mut self,
-        hash: NameHash,
-        newer: Version,
-        fence: u64,
-    ) -> Result<(), Status> {
-        let Some(name) = self.outputs.get(&hash) else {
-            return Ok(());
-        };
+    async fn supersede(&mut self, name: &Name, newer: Version, fence: u64) -> Result<(), Status> {
         // Content that was cleared takes no name (`catalog::Supersede::takes`). Only this stream
         // brings fences.
         if fence < self.engine.covering(name) {
@@ -474,7 +479,7 @@ impl Stream<'_> {
         if done.map_err(|error| failed(error.to_string()))? {
             tracing::info!(
                 tenant = %name.tenant, reference = %name.reference,
-                "another node has made this output again; this node's content loses the name"
+                "another node has newer content of this name; this node's content loses the name"
             );
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The catalog for people who ask the controller. Reads in parts, so that streams and questions of
-//! nodes do not wait for a long list.
+//! The catalog for people who ask the controller, and for their rollbacks. Reads in parts, so that
+//! streams and questions of nodes do not wait for a long list.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::catalog::{Catalog, Explained, NameHash, Part};
-use crate::distribution::roster::{Generations, Overview};
-use crate::model::{Name, Reference, Tenant};
+use crate::distribution::roster::{Generations, Overview, RollbackOrder, Rollbacks};
+use crate::model::{ArtifactId, Name, NodeId, Reference, Tenant, Timestamp};
 
 use super::service::Service;
 
@@ -48,5 +48,20 @@ impl Overview for Service {
 
     async fn generations(&self, name: &Name) -> Generations {
         self.inner().generations(name).await
+    }
+}
+
+#[async_trait]
+impl Rollbacks for Service {
+    fn after(&self, name: &Name) -> Timestamp {
+        self.inner().after(name)
+    }
+
+    async fn roll_back(&self, node: &NodeId, order: &RollbackOrder) -> Option<Result<(), String>> {
+        self.inner().roll_back(node, order).await
+    }
+
+    fn withdraw_older(&self, name: &Name, stamp: Timestamp, artifact: ArtifactId) {
+        self.inner().withdraw_older(name, stamp, artifact);
     }
 }

@@ -1,7 +1,7 @@
 //! The controller's side: the streams of the nodes, their messages, and the passing of time. It
 //! finds out which node calls from the key of the connection, and passes on what the catalog
 //! decides. `service` has the address and the calls. Parts of what a stream carries have files of
-//! their own: `chain`, `policies`, `budgets`, `generations`.
+//! their own: `chain`, `policies`, `budgets`, `generations`, `rollbacks`.
 //! Calls of `Find` are in `questions`.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use super::policies::PolicySet;
 use crate::catalog::{
     Answer, Catalog, Changes, Hello, MAX_INCOMPLETE, SessionId, WaitingQuestions,
 };
-use crate::distribution::roster::Members;
+use crate::distribution::roster::{Generation, Members};
 use crate::link::Who;
 use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
@@ -69,7 +69,9 @@ pub(super) struct State {
     /// Fence objects that cannot be read.
     pub(super) malformed: usize,
     /// Questions of people that wait for nodes.
-    pub(super) questions: Questions,
+    pub(super) questions: Questions<Vec<Generation>>,
+    /// Rollbacks that wait for nodes.
+    pub(super) rollbacks: Questions<Result<(), String>>,
 }
 
 /// The way to a node.
@@ -100,6 +102,7 @@ impl Inner {
                 policies: None,
                 malformed: 0,
                 questions: Questions::default(),
+                rollbacks: Questions::default(),
             }),
             chain: watch::Sender::new(()),
             began,
@@ -178,6 +181,7 @@ impl Inner {
         self.follow(&mut state, &changes, now);
         state.held.retain(|asker| !asker.is_closed());
         state.questions.forget();
+        state.rollbacks.forget();
     }
 
     /// Ends the streams of nodes whose Pool was deleted, or has another key now. The keys are
@@ -284,6 +288,7 @@ impl Attached {
             Some(From::Applied(applied)) => self.applied(applied.fence),
             Some(From::Usage(usage)) => self.usage(&usage),
             Some(From::Generations(answer)) => self.generations(answer),
+            Some(From::RolledBack(answer)) => self.rolled_back(answer),
             // Of a later version.
             None => Ok(()),
         }

@@ -19,7 +19,7 @@ use super::limits::MOST_HELLO;
 use super::policies::PolicyBook;
 use super::serve::{Attached, Inner, WAITING};
 use crate::catalog::Catalog;
-use crate::distribution::roster::{Members, Overview};
+use crate::distribution::roster::{Members, Overview, Rollbacks};
 use crate::link::{self, IsKnown, Key, KeyError};
 use crate::model::{Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
@@ -105,6 +105,12 @@ impl Hub {
     /// The catalog, for people who ask.
     #[must_use]
     pub fn overview(&self) -> Arc<dyn Overview> {
+        Arc::new(self.service.clone())
+    }
+
+    /// The same for rollbacks.
+    #[must_use]
+    pub fn rollbacks(&self) -> Arc<dyn Rollbacks> {
         Arc::new(self.service.clone())
     }
 

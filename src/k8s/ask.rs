@@ -1,26 +1,35 @@
 //! Orders that a person gives through the API server, with the person's own rights:
-//! `baggageclaim clear`. An order to clear is a `Cache` that is made with its finalizer and deleted
-//! at once. The deletion is the order; `orders` carries it out in the controller.
+//! `baggageclaim clear` and `baggageclaim rollback --cluster`. An order to clear is a `Cache` that
+//! is made with its finalizer and deleted at once. The deletion is the order; `orders` carries it
+//! out in the controller.
 //!
 //! Each order has an object of its own. An object that is there already may belong to an order that
 //! is just ending, so its deletion might be no new order.
 //!
 //! It needs `create` and `delete` on `caches` in the namespace. With `watch` it also sees that the
 //! order is carried out.
+//!
+//! An order to roll back is a `Rollback`, which stays. It needs `create` on `rollbacks`, and `watch`
+//! to see the result.
 
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::api::{ObjectMeta, PostParams, WatchEvent, WatchParams};
 use kube::{Api, Client, ResourceExt as _};
 
 use super::client::{deletion_of, has_code};
-use crate::api::{CLEAR, Cache, CacheSpec, NameKind};
+use crate::api::{
+    CLEAR, Cache, CacheSpec, NameKind, Rollback, RollbackPhase, RollbackSpec, RollbackStatus,
+};
 use crate::model::{CacheKind, Reference, Tenant};
 use crate::sys::printable;
 
 /// How long an order is watched. With the requests before, the whole takes less than a second.
 const WATCHED: Duration = Duration::from_millis(600);
+/// The same for an order to roll back. The nodes are asked, and one of them carries it out.
+const ROLLBACK_WATCHED: Duration = Duration::from_secs(20);
 
 /// The state of an order when the command ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +40,46 @@ pub enum Order {
     Given {
         /// The object, which is gone then.
         object: String,
+    },
+}
+
+/// The objects of an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    name: &'static str,
+    plural: &'static str,
+    /// The roles of Kubernetes that have the right.
+    roles: &'static str,
+    /// Our own.
+    role: &'static str,
+}
+
+const CACHE: Kind = Kind {
+    name: "Cache",
+    plural: "caches",
+    roles: "edit or admin",
+    role: "baggageclaim-clear",
+};
+const ROLLBACK: Kind = Kind {
+    name: "Rollback",
+    plural: "rollbacks",
+    roles: "admin",
+    role: "baggageclaim-rollback",
+};
+
+/// The state of an order to roll back when the command ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RollbackResult {
+    /// It is done, and the controller says so.
+    Done(String),
+    /// The controller has refused it, or no node could do it, and says why.
+    Failed(String),
+    /// It is in the API server.
+    Given {
+        /// The object, which tells the result later.
+        object: String,
+        /// How far it is, as the controller says.
+        state: Option<String>,
     },
 }
 
@@ -46,12 +95,14 @@ pub enum AskError {
     Output(Reference),
     /// The user lacks a right.
     #[error(
-        "you may not {verb} caches in namespace {namespace}: {why}; ask for the role edit or admin \
-         there, or for a binding of the ClusterRole baggageclaim-clear"
+        "you may not {verb} {} in namespace {namespace}: {why}; ask for the role {} there, or for \
+         a binding of the ClusterRole {}", .of.plural, .of.roles, .of.role
     )]
     NoRight {
         /// The verb.
         verb: &'static str,
+        /// What it is about.
+        of: Kind,
         /// The namespace.
         namespace: Tenant,
         /// What the API server says.
@@ -65,10 +116,16 @@ pub enum AskError {
     Ending(Tenant),
     /// Our kinds are not defined.
     #[error(
-        "the cluster has no Cache objects: install deploy/crds, and the component peers of the \
-         controller (docs/peers.md)"
+        "the cluster has no {} objects: install deploy/crds, and the component peers of the \
+         controller (docs/peers.md)", .0.name
     )]
-    NoKind,
+    NoKind(Kind),
+    /// A resource cache is asked for.
+    #[error("{} keeps its first content, so there is nothing to go back to", printable(.0))]
+    FirstStays(Reference),
+    /// The API server does not say who the user is.
+    #[error("the API server does not say who you are: {0}")]
+    NoName(String),
     /// The object was made, and the deletion failed.
     #[error(
         "the order may not be given, and the Cache {object} may be left in namespace {namespace}; \
@@ -97,7 +154,7 @@ pub async fn clear(
     let caches: Api<Cache> = Api::namespaced(client, namespace.as_str());
     let cache = object(reference, prefix)?;
     let made = caches.create(&PostParams::default(), &cache).await;
-    let made = made.map_err(|error| said("create", namespace, error))?;
+    let made = made.map_err(|error| said("create", CACHE, namespace, error))?;
     let object = made.name_any();
     let deleted = match caches.delete(&object, &deletion_of(made.uid())).await {
         Ok(deleted) => deleted,
@@ -107,7 +164,7 @@ pub async fn clear(
             return Err(AskError::Half {
                 object,
                 namespace: namespace.clone(),
-                source: Box::new(said("delete", namespace, error)),
+                source: Box::new(said("delete", CACHE, namespace, error)),
             });
         }
     };
@@ -121,6 +178,81 @@ pub async fn clear(
         // Without the right to watch, too: the order is given.
         _ => Order::Given { object },
     })
+}
+
+/// Orders to put the generation `to` of a name back; `to` may be the first digits of its id.
+pub async fn roll_back(
+    client: Client,
+    namespace: &Tenant,
+    reference: &Reference,
+    to: &str,
+) -> Result<RollbackResult, AskError> {
+    if reference.first_writer_wins() {
+        return Err(AskError::FirstStays(reference.clone()));
+    }
+    let (kind, key) = NameKind::of(reference);
+    let spec = RollbackSpec {
+        kind,
+        key,
+        to: to.to_owned(),
+        by: own_name(&client).await?,
+    };
+    let mut order = Rollback::new("", spec);
+    order.metadata.generate_name = Some("rollback-".to_owned());
+    let orders: Api<Rollback> = Api::namespaced(client, namespace.as_str());
+    let made = orders.create(&PostParams::default(), &order).await;
+    let made = made.map_err(|error| said("create", ROLLBACK, namespace, error))?;
+    let object = made.name_any();
+    let version = made.resource_version().unwrap_or_default();
+    let mut last = None;
+    let ended = answered(&orders, &object, &version, &mut last);
+    let ended = tokio::time::timeout(ROLLBACK_WATCHED, ended).await;
+    let said = last.and_then(|status| status.message);
+    Ok(match ended {
+        Ok(Ok(RollbackPhase::Done)) => RollbackResult::Done(said.unwrap_or_default()),
+        Ok(Ok(RollbackPhase::Failed)) => RollbackResult::Failed(said.unwrap_or_default()),
+        // Without the right to watch, too: the order is given.
+        _ => RollbackResult::Given {
+            object,
+            state: said,
+        },
+    })
+}
+
+/// The user's name, as the API server knows it. Each user may ask for that.
+async fn own_name(client: &Client) -> Result<String, AskError> {
+    let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
+    let review = reviews
+        .create(&PostParams::default(), &SelfSubjectReview::default())
+        .await;
+    let review = review.map_err(|error| AskError::NoName(error.to_string()))?;
+    let user = review.status.and_then(|status| status.user_info);
+    let name = user.and_then(|user| user.username);
+    name.ok_or_else(|| AskError::NoName("its answer has no name".to_owned()))
+}
+
+/// Waits until the controller says something about an order. `last`: its last status. Without a
+/// message in it, the watch has ended before.
+async fn answered(
+    orders: &Api<Rollback>,
+    object: &str,
+    version: &str,
+    last: &mut Option<RollbackStatus>,
+) -> Result<RollbackPhase, kube::Error> {
+    let params = WatchParams::default().fields(&format!("metadata.name={object}"));
+    let events = orders.watch(&params, version).await?;
+    let mut events = events.boxed();
+    while let Some(event) = events.try_next().await? {
+        if let WatchEvent::Added(order) | WatchEvent::Modified(order) = event {
+            let phase = order.phase();
+            *last = order.status;
+            // With a message, it has ended, or waits for a node.
+            if last.as_ref().is_some_and(|status| status.message.is_some()) {
+                return Ok(phase);
+            }
+        }
+    }
+    Ok(RollbackPhase::Waiting)
 }
 
 /// The object of an order, without its name.
@@ -157,7 +289,7 @@ async fn is_gone(caches: &Api<Cache>, object: &str, version: &str) -> Result<boo
 }
 
 /// What an answer means.
-fn said(verb: &'static str, namespace: &Tenant, error: kube::Error) -> AskError {
+fn said(verb: &'static str, of: Kind, namespace: &Tenant, error: kube::Error) -> AskError {
     let kube::Error::Api(status) = &error else {
         return AskError::Api(error);
     };
@@ -170,11 +302,12 @@ fn said(verb: &'static str, namespace: &Tenant, error: kube::Error) -> AskError 
         _ if is_ending => AskError::Ending(namespace.clone()),
         403 => AskError::NoRight {
             verb,
+            of,
             namespace: namespace.clone(),
             why: status.message.clone(),
         },
         404 if is_named => AskError::NoNamespace(namespace.clone()),
-        404 => AskError::NoKind,
+        404 => AskError::NoKind(of),
         _ => AskError::Api(error),
     }
 }
@@ -219,7 +352,7 @@ mod tests {
                 "details": {"name": name, "causes": [{"reason": cause}]},
             });
             let status: Status = serde_json::from_value(status).expect("a status");
-            said("create", &ci, kube::Error::Api(status.boxed())).to_string()
+            said("create", CACHE, &ci, kube::Error::Api(status.boxed())).to_string()
         };
         for (code, name, cause, expected) in [
             (403, "", "", "may not create caches in namespace ci"),

@@ -21,6 +21,7 @@
 //! | `ask` | orders that a person gives through the API server |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
 //! | `fences` | the chain of `Fence` objects: which can be read, which may be deleted |
+//! | `rollbacks` | the controller's side: earlier content of a name that is put back |
 //! | `mirror` | the controller's side: the newest task caches as objects, for people |
 //! | `policies` | the controller's side: cache policies, for all nodes |
 //! | `births` | whether content is from before its namespace was made |
@@ -54,6 +55,7 @@ pub mod peers;
 mod pod;
 mod pod_event;
 pub mod policies;
+pub mod rollbacks;
 #[cfg(test)]
 mod simulation;
 mod tenants;

@@ -146,6 +146,61 @@ async fn a_namespace_stays_within_its_budget_and_goes_although_no_controller_run
     goes_unseen(&plane, &mut controller, &kubelets[1], &pools).await;
 }
 
+/// How long a namespace may be above its budget, with the intervals of deploy/.
+const TO_SHRINK: std::time::Duration = std::time::Duration::from_mins(2);
+
+#[tokio::test]
+async fn a_namespace_is_back_within_its_budget_in_two_minutes_with_the_usual_intervals() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    plane.kubectl(&["create", "namespace", "ci"]);
+    nodes(&plane, 2);
+    let _controller = controller_with(&plane, &[&hub_flag(&plane)]);
+    let pools = [lab.dir("one"), lab.dir("two")];
+    let processes = [
+        peer(&plane, "node-1", &pools[0]),
+        peer(&plane, "node-2", &pools[1]),
+    ];
+    for pool in &pools {
+        knows(pool, 1).await;
+        is_told(pool, true).await;
+    }
+    let budget = format!("{}Ki", MADE * SIZE / 1024 * 2 / 3);
+    limit(
+        &plane,
+        "limits",
+        &format!("{{budget: {{storage: {budget}}}}}"),
+    );
+    // From here on the budget is exceeded, by half in the end. No node has told its use yet.
+    let began = std::time::Instant::now();
+    for (number, (node, pool)) in (1..).zip(processes.iter().zip(&pools)) {
+        let name = format!("node-{number}");
+        let kubelet = kubelet(&plane, &name, node).await;
+        for place in 0..MADE / 2 {
+            let key = format!("k{number}-{place}");
+            commit(&plane, &kubelet, (&name, &key), (&key, SIZE)).await;
+        }
+        has(
+            pool,
+            &format!("task-cache/k{number}-{}", MADE / 2 - 1),
+            true,
+        )
+        .await;
+    }
+    let all = || pools.iter().map(|pool| caches(pool).len()).sum::<usize>();
+    let within = async {
+        while all() > MADE * 2 / 3 {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    };
+    let left = TO_SHRINK.saturating_sub(began.elapsed());
+    let within = tokio::time::timeout(left, within).await;
+    assert!(within.is_ok(), "{} of {MADE} are left", all());
+    assert!(all() >= MADE / 2, "not much more than needed");
+}
+
 /// The budget holds while the API server answers nothing: no write of a status is waited for long.
 /// The budget is almost nothing.
 async fn goes_on_unanswered(plane: &ControlPlane, node: &Process, kubelet: &Kubelet, pool: &Path) {

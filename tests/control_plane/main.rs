@@ -35,6 +35,7 @@ mod programs;
 #[path = "../sanity/report.rs"]
 mod report;
 mod rights;
+mod rollbacks;
 mod sanity;
 mod scale;
 mod shared_budgets;

@@ -1,5 +1,5 @@
 //! What pods may do with the names of a namespace: each cell of the matrix of policies, kinds,
-//! namespaces and uses, on three nodes. Then the same with content on the node while the
+//! namespaces and uses, on one node and on three. Then the same with content on the node while the
 //! controller, the API server, or both are away.
 
 use std::collections::BTreeMap;
@@ -120,12 +120,13 @@ struct Cell {
     expected: &'static str,
 }
 
-fn cells() -> Vec<Cell> {
+/// All cells, on so many nodes.
+fn cells(count: usize) -> Vec<Cell> {
     let mut cells = Vec::new();
     for (policy, reader, kinds) in MATRIX {
         for (kind, uses) in KINDS.into_iter().zip(kinds) {
             for (used, expected) in USES.into_iter().zip(uses) {
-                cells.extend((0..3).map(|node| Cell {
+                cells.extend((0..count).map(|node| Cell {
                     policy,
                     reader,
                     kind,
@@ -201,36 +202,38 @@ impl Cell {
     }
 }
 
-/// A controller and three nodes.
+/// A controller and its nodes.
 struct Cluster {
     plane: ControlPlane,
     controller: Process,
-    nodes: [Process; 3],
-    pools: [PathBuf; 3],
+    nodes: Vec<Process>,
+    pools: Vec<PathBuf>,
     kubelets: Vec<Kubelet>,
 }
 
 impl Cluster {
-    async fn start(plane: ControlPlane, lab: &Lab) -> Self {
+    async fn start(plane: ControlPlane, lab: &Lab, count: usize) -> Self {
         let names = ["none", "selected", "listed", "unlisted", "other"];
         let namespaces = names.map(|name| {
             format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}}}}}\n")
         });
         plane.apply("namespaces", &namespaces.join("---\n"));
-        nodes(&plane, 3);
+        nodes(&plane, count);
         let controller = hub(&plane);
-        let pools = ["one", "two", "three"].map(|name| lab.dir(name));
-        let nodes = [0, 1, 2].map(|node| {
+        let names = ["one", "two", "three"].into_iter().take(count);
+        let pools: Vec<PathBuf> = names.map(|name| lab.dir(name)).collect();
+        let nodes = (1..).zip(&pools).map(|(number, pool)| {
             let listen = format!("--peer-listen=127.0.0.1:{}", free_port());
             let flags = [listen.as_str(), "--ask=10s", "--input-wait=5s"];
-            node_with(&plane, &format!("node-{}", node + 1), &pools[node], &flags)
+            node_with(&plane, &format!("node-{number}"), pool, &flags)
         });
+        let nodes: Vec<Process> = nodes.collect();
         let mut kubelets = Vec::new();
         for (number, node) in (1..).zip(&nodes) {
             kubelets.push(kubelet(&plane, &format!("node-{number}"), node).await);
         }
         for pool in &pools {
-            knows(pool, 2).await;
+            knows(pool, count as u64 - 1).await;
             is_told(pool, true).await;
         }
         Self {
@@ -365,7 +368,11 @@ impl Cluster {
         Ran {
             round,
             cells,
-            artifacts: self.pools.each_ref().map(|pool| told(pool, "artifacts")),
+            artifacts: self
+                .pools
+                .iter()
+                .map(|pool| told(pool, "artifacts"))
+                .collect(),
         }
     }
 }
@@ -375,7 +382,7 @@ struct Ran {
     round: &'static str,
     cells: Vec<(Cell, String)>,
     /// Of each node, after that.
-    artifacts: [Value; 3],
+    artifacts: Vec<Value>,
 }
 
 impl Ran {
@@ -505,31 +512,47 @@ async fn run_here(cluster: &Cluster, cells: &[Cell], round: &'static str) -> Ran
     cluster.ended(round, ran).await
 }
 
+/// The cells that this is expected of.
+fn with(cells: &[Cell], wanted: fn(&str) -> bool) -> Vec<Cell> {
+    let cells = cells.iter().copied();
+    cells.filter(|cell| wanted(cell.expected)).collect()
+}
+
+/// Runs each cell once.
+async fn every_cell_holds(cluster: &Cluster, cells: &[Cell]) {
+    cluster.make(cells).await;
+    cluster.apply_policies().await;
+    are_refused(cluster, &with(cells, |it| it == NO_VOLUME)).await;
+    let pods = cluster.pods(cells, "matrix", true).await;
+    let start = with(cells, |it| it != NO_VOLUME && it != "fails");
+    let ran = run_all(&start, &pods, "matrix").await;
+    are_missing(&with(cells, |it| it == "fails"), &pods).await;
+    let ran = cluster.ended("matrix", ran).await;
+    ran.is_as_expected(cluster).await;
+}
+
+#[tokio::test]
+async fn every_cell_of_the_matrix_holds_on_one_node() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let cluster = Cluster::start(plane, &lab, 1).await;
+    every_cell_holds(&cluster, &cells(1)).await;
+}
+
 #[tokio::test]
 async fn every_cell_of_the_matrix_holds_on_three_nodes_and_without_a_control_plane() {
     let Some(plane) = ControlPlane::start().await else {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    let mut cluster = Cluster::start(plane, &lab).await;
-    let cells = cells();
-    cluster.make(&cells).await;
-    cluster.apply_policies().await;
-
-    let with = |wanted: fn(&str) -> bool| -> Vec<Cell> {
-        let cells = cells.iter().copied();
-        cells.filter(|cell| wanted(cell.expected)).collect()
-    };
-    are_refused(&cluster, &with(|it| it == NO_VOLUME)).await;
-    let pods = cluster.pods(&cells, "matrix", true).await;
-    let start = with(|it| it != NO_VOLUME && it != "fails");
-    let ran = run_all(&start, &pods, "matrix").await;
-    are_missing(&with(|it| it == "fails"), &pods).await;
-    let ran = cluster.ended("matrix", ran).await;
-    ran.is_as_expected(&cluster).await;
+    let mut cluster = Cluster::start(plane, &lab, 3).await;
+    let cells = cells(3);
+    every_cell_holds(&cluster, &cells).await;
 
     // All that was read is on the nodes now.
-    let here = with(|it| it.starts_with("reads"));
+    let here = with(&cells, |it| it.starts_with("reads"));
     cluster.controller.kill();
     for pool in &cluster.pools {
         is_told(pool, false).await;

@@ -3,8 +3,10 @@
 
 use std::fs;
 
-use baggageclaim::engine::{ArtifactRow, Error};
-use baggageclaim::model::{ArtifactId, Outcome, Reference};
+use baggageclaim::engine::{ArtifactRow, Error, RollbackOrder};
+use baggageclaim::model::{
+    ArtifactId, Clear, Coverage, Name, Outcome, Reference, Tenant, Timestamp,
+};
 
 use crate::common::bench::{Bench, Ground};
 use crate::common::require_bench;
@@ -32,6 +34,10 @@ async fn an_earlier_generation_that_is_still_there_is_committed_once_more() {
         let bench = require_bench!(on ground);
         let name: Reference = "task-cache/k".parse().expect("a reference");
         let tenant = bench.request("v", "v", TASK).tenant;
+        let named = |reference: &Reference| Name {
+            tenant: tenant.clone(),
+            reference: reference.clone(),
+        };
         let first = commit(&bench, "one").await;
         // A long step keeps it.
         bench.publish("long", "long", FORK).await;
@@ -43,8 +49,8 @@ async fn an_earlier_generation_that_is_still_there_is_committed_once_more() {
         let earlier = rows.iter().find(|row| row.id == first).expect("in use");
         assert_eq!(earlier.name, None);
 
-        let made = bench.engine.rollback(&tenant, &name, first, None).await;
-        let made = made.expect("rolled back");
+        let made = bench.engine.rollback(named(&name), first, None, None).await;
+        let made = made.expect("rolled back").id;
         let row = bench.artifact("task-cache/k").expect("there");
         assert!(row.id == made && made != first && row.durable);
         assert_eq!(row.made_by, earlier.made_by);
@@ -66,7 +72,7 @@ async fn an_earlier_generation_that_is_still_there_is_committed_once_more() {
         // What is gone, and what is another name's, is refused.
         let other: Reference = "task-cache/other".parse().expect("a reference");
         for (name, id) in [(&name, first), (&name, second), (&other, made)] {
-            let refused = bench.engine.rollback(&tenant, name, id, None).await;
+            let refused = bench.engine.rollback(named(name), id, None, None).await;
             assert!(matches!(refused, Err(Error::NoSuchName(_))), "{refused:?}");
         }
         // A later commit is newer.
@@ -75,4 +81,79 @@ async fn an_earlier_generation_that_is_still_there_is_committed_once_more() {
         assert_eq!(read.as_deref(), Some("three"));
         bench.finish().await;
     }
+}
+
+fn name_of(bench: &Bench) -> Name {
+    let tenant: Tenant = bench.request("v", "v", TASK).tenant;
+    let reference = "task-cache/k".parse().expect("a reference");
+    Name { tenant, reference }
+}
+
+/// An order of the controller, as it comes some time after all that is here.
+fn order(bench: &Bench, id: u128) -> RollbackOrder {
+    RollbackOrder {
+        id: ArtifactId::from_bits(id),
+        created: Timestamp(bench.engine.now().0 + 1),
+        by: "jane".to_owned(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_of_the_controller_has_one_effect_and_brings_back_nothing_that_was_cleared() {
+    let bench = require_bench!();
+    let name = name_of(&bench);
+    let roll_back = async |to, order: &RollbackOrder| {
+        let order = Some(order.clone());
+        bench.engine.rollback(name.clone(), to, None, order).await
+    };
+    let first = commit(&bench, "one").await;
+    bench.publish("long", "long", FORK).await;
+    commit(&bench, "two").await;
+    let ordered = order(&bench, 1);
+    let made = roll_back(first, &ordered).await.expect("rolled back");
+    assert_eq!(made.id, ordered.id);
+    let row = bench.artifact("task-cache/k").expect("there");
+    assert_eq!((row.id, row.created), (ordered.id, ordered.created));
+    // Repeated, it changes nothing.
+    assert_eq!(roll_back(first, &ordered).await.expect("repeated"), made);
+    let count = generations(&bench).len();
+    assert_eq!(bench.look("v1", FORK, "file").await.as_deref(), Some("one"));
+
+    // Content that was committed after the order stays.
+    let late = order(&bench, 2);
+    let newer = commit(&bench, "three").await;
+    let refused = roll_back(first, &late).await;
+    assert!(matches!(refused, Err(Error::NameTaken(_))), "{refused:?}");
+    let row = bench.artifact("task-cache/k").expect("there");
+    assert_eq!(row.id, newer);
+    bench.engine.reap().await.expect("reap");
+    assert!(
+        generations(&bench).len() <= count,
+        "a refused order leaves nothing"
+    );
+
+    // What a clear has taken the name of stays without one, for the controller.
+    let clear = Clear {
+        covers: Coverage::Name(name.clone()),
+        repeats: Vec::new(),
+    };
+    let fence = bench.engine.fences().next(clear, bench.engine.now(), 0, 7);
+    let applied = bench.engine.apply_fences(vec![fence]).await;
+    assert!(applied.expect("applied"));
+    assert!(bench.artifact("task-cache/k").is_none());
+    let refused = roll_back(first, &order(&bench, 3)).await;
+    assert!(matches!(refused, Err(Error::Cleared(_))), "{refused:?}");
+    assert!(bench.artifact("task-cache/k").is_none());
+    // What was committed since is no longer cleared.
+    let fourth = commit(&bench, "four").await;
+    let made = roll_back(fourth, &order(&bench, 4)).await;
+    let made = made.expect("rolled back");
+    assert!(made.fence > 0);
+    assert_eq!(
+        bench.look("v2", FORK, "file").await.as_deref(),
+        Some("four")
+    );
+    bench.outcome("long", Outcome::Failed).await;
+    bench.unpublish("long").await;
+    bench.finish().await;
 }

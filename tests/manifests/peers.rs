@@ -210,3 +210,43 @@ fn only_the_controller_makes_fences_and_users_only_make_and_delete_caches() {
     assert_eq!(to.map(|to| aggregated(users, to)), [true, true, false]);
     assert_eq!(to.map(|to| aggregated(viewers, to)), [false, false, true]);
 }
+
+#[test]
+fn a_rollback_is_a_right_of_its_own_and_names_its_author() {
+    let all = objects("components/peers/rollbacks.yaml");
+    let [role, binding, users, viewers, policy, bound] = &all[..] else {
+        panic!("a role, its binding, two roles of users, an admission policy, and its binding");
+    };
+    let group = &["baggageclaim.concourse-ci.org"][..];
+    let rules = |role: &Value, rules: &[Rule]| {
+        let expected: Vec<Value> = rules.iter().map(as_written).collect();
+        assert_eq!(role["rules"], json!(expected));
+    };
+    rules(
+        role,
+        &[
+            (group, &["rollbacks"], &["get", "list", "watch", "delete"]),
+            (group, &["rollbacks/status"], &["patch"]),
+        ],
+    );
+    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+    // No right to clear, and none to change or hide what was done.
+    rules(
+        users,
+        &[(group, &["rollbacks"], &["get", "list", "watch", "create"])],
+    );
+    rules(
+        viewers,
+        &[(group, &["rollbacks"], &["get", "list", "watch"])],
+    );
+    let aggregated = |role: &Value, to: &str| {
+        let label = format!("rbac.authorization.k8s.io/aggregate-to-{to}");
+        role["metadata"]["labels"][label] == "true"
+    };
+    let to = ["admin", "edit", "view"];
+    assert_eq!(to.map(|to| aggregated(users, to)), [true, false, false]);
+    assert_eq!(to.map(|to| aggregated(viewers, to)), [false, true, true]);
+    assert_eq!(policy["spec"]["failurePolicy"], "Fail");
+    assert_eq!(bound["spec"]["policyName"], policy["metadata"]["name"]);
+    assert_eq!(bound["spec"]["validationActions"], json!(["Deny"]));
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use baggageclaim::catalog::Found;
 use baggageclaim::distribution::roster::{
-    Controller, Fencing as _, Members, Overview, Policing as _,
+    Controller, Fencing as _, Members, Policing as _, Rollbacks,
 };
 use baggageclaim::engine::notice::What;
 use baggageclaim::hub::{self, Chain, Figures, PolicyBook};
@@ -61,7 +61,7 @@ pub(crate) struct Hub {
     pub(crate) place: watch::Sender<Option<Controller>>,
     runs: Option<(Drain, JoinHandle<()>)>,
     pub(crate) figures: Arc<dyn Fn() -> Figures>,
-    pub(crate) overview: Option<Arc<dyn Overview>>,
+    pub(crate) overview: Option<Arc<dyn Rollbacks>>,
     find: Arc<Find>,
 }
 
@@ -101,7 +101,7 @@ impl Hub {
             key: hub.key(),
         };
         self.figures = Arc::new(hub.figures());
-        self.overview = Some(hub.overview());
+        self.overview = Some(hub.rollbacks());
         self.chain = Some(hub.chain());
         self.policies = Some(hub.policies());
         self.budgets = Some(hub.budgets());

@@ -12,9 +12,8 @@ use crate::catalog::{Hub, finish};
 use crate::common::bench::eventually;
 use crate::nodes::{Node, introduce, name, text, write};
 
-const HERE: usize = 34;
-const ELSEWHERE: usize = 33;
-const AWAY: usize = 33;
+/// How many names are cleared with a writer on each of these nodes.
+const EACH: usize = 100;
 
 fn key(number: usize) -> String {
     format!("k{number}")
@@ -77,8 +76,8 @@ async fn is_gone(nodes: &[Node], number: usize) {
 /// Steps on the node of the content and on another one. Each third ends after all nodes have
 /// applied the clear, at the same time, and just before it.
 async fn here_and_elsewhere(hub: &mut Hub, nodes: &[Node]) {
-    let on = |number: usize| usize::from(number >= HERE);
-    let all = 0..HERE + ELSEWHERE;
+    let on = |number: usize| usize::from(number >= EACH);
+    let all = 0..2 * EACH;
     begin(hub, nodes, all.clone(), on).await;
     for number in all.clone() {
         let node = &nodes[on(number)];
@@ -156,7 +155,7 @@ async fn away(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_cleared_content_returns_in_100_of_100_clears_while_steps_write() {
+async fn no_cleared_content_returns_in_100_of_100_clears_with_a_writer_on_each_node() {
     let mut hub = Hub::start().await;
     let Some(mut nodes) = hub.nodes(&["a", "b"]).await else {
         return;
@@ -176,10 +175,9 @@ async fn no_cleared_content_returns_in_100_of_100_clears_while_steps_write() {
     hub.has_all(&nodes).await;
 
     here_and_elsewhere(&mut hub, &nodes).await;
-    let first = HERE + ELSEWHERE;
-    for turn in 0..3 {
-        let from = first + turn * AWAY / 3;
-        away(&mut hub, &place, &nodes, from..from + AWAY / 3).await;
+    for turn in 0..4 {
+        let from = 2 * EACH + turn * EACH / 4;
+        away(&mut hub, &place, &nodes, from..from + EACH / 4).await;
     }
     // The names are as good as new.
     for (number, node) in nodes.iter().enumerate() {

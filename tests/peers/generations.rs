@@ -1,10 +1,15 @@
-//! The generations of a name on all nodes, as the controller is told them by the nodes.
+//! The generations of a name on all nodes, as the controller is told them by the nodes; and an
+//! earlier one that it orders a node to commit once more.
 
-use baggageclaim::distribution::roster::{Generation, Generations};
-use baggageclaim::model::{NodeId, Outcome};
+use baggageclaim::distribution::roster::{Generation, Generations, RollbackOrder};
+use baggageclaim::model::{ArtifactId, NodeId, Outcome};
+use tokio::sync::watch;
 
 use crate::catalog::{Hub, finish};
-use crate::nodes::{OUTPUT, TASK, name};
+use crate::common::bench::eventually;
+use crate::nodes::{Node, OUTPUT, TASK, introduce, name, text};
+
+const GO: &str = "task-cache/go";
 
 async fn generations(hub: &Hub, reference: &str) -> Generations {
     let overview = hub.overview.clone().expect("it runs");
@@ -61,5 +66,92 @@ async fn each_node_tells_the_generations_of_a_name_that_it_still_has() {
     let all = generations(&hub, "resource-cache/none").await;
     assert!(all.found.is_empty());
     nodes[0].end("holds", Outcome::Failed).await;
+    finish(hub, nodes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_generation_that_is_rolled_back_is_the_newest_also_on_a_node_that_was_away() {
+    let hub = Hub::start().await;
+    let Some(mut nodes) = hub.nodes(&["a", "b"]).await else {
+        return;
+    };
+    // This node finds the controller by itself.
+    let place = watch::Sender::new(hub.place.borrow().clone());
+    let own = place.subscribe();
+    let Some(third) = Node::with("c", |start| start.controller = Some(own)).await else {
+        return;
+    };
+    let known = (third.id.clone(), third.key.name());
+    hub.nodes.0.lock().push(known);
+    nodes.push(third);
+    introduce(&nodes);
+    hub.has_all(&nodes).await;
+    let reads = [&TASK[..], &[("commit", "never")]].concat();
+
+    nodes[0].commit("one", &TASK, "one").await;
+    hub.knows(1).await;
+    nodes[1].commit("two", &TASK, "two").await;
+    hub.knows(2).await;
+    eventually("the newer one is found", || hub.finds(GO)).await;
+    assert_eq!(nodes[2].sees("copy", &reads).await, text("two"));
+    hub.knows(3).await;
+    place.send_replace(None);
+    eventually("the stream ends", || (hub.figures)().nodes == 2).await;
+
+    let overview = hub.overview.clone().expect("it runs");
+    let all = generations(&hub, GO).await;
+    let good = on(&all, "a").into_iter().find(|it| it.is_current);
+    let order = RollbackOrder {
+        name: name(GO),
+        to: good.expect("node a uses its own").id,
+        id: ArtifactId::from_bits(7 << 100),
+        stamp: overview.after(&name(GO)),
+        by: "jane".to_owned(),
+    };
+    // The newest is on node b.
+    assert!(all.found[0].1.created < order.stamp);
+    for _ in 0..2 {
+        let done = overview.roll_back(&nodes[0].id, &order).await;
+        assert_eq!(done, Some(Ok(())), "repeated, it changes nothing");
+    }
+    let away = overview.roll_back(&nodes[2].id, &order).await;
+    assert_eq!(away, None);
+    let unknown = RollbackOrder {
+        to: ArtifactId::from_bits(1),
+        id: ArtifactId::from_bits(8 << 100),
+        ..order.clone()
+    };
+    let refused = overview.roll_back(&nodes[1].id, &unknown).await;
+    let refused = refused
+        .expect("it answers")
+        .expect_err("it has no such one");
+    assert!(refused.contains("no longer has"), "{refused}");
+
+    let withdraw = || overview.withdraw_older(&order.name, order.stamp, order.id);
+    let has = |node: usize| nodes[node].bench.artifact(GO).is_some();
+    eventually("node b drops what it has", || {
+        withdraw();
+        !has(1)
+    })
+    .await;
+    assert!(has(0) && has(2));
+    assert_eq!(nodes[1].sees("after", &reads).await, text("one"));
+    place.send_replace(hub.place.borrow().clone());
+    hub.has_all(&nodes).await;
+    eventually("node c drops what it has", || {
+        withdraw();
+        !has(2)
+    })
+    .await;
+    assert_eq!(nodes[2].sees("after", &reads).await, text("one"));
+    assert_eq!(generations(&hub, GO).await.found[0].1.id, order.id);
+
+    // What is committed later stays.
+    nodes[1].commit("three", &TASK, "three").await;
+    let newest = nodes[1].bench.artifact(GO).expect("it is there").id;
+    withdraw();
+    let all = generations(&hub, GO).await;
+    assert_eq!(all.found[0].1.id, newest, "{all:?}");
+    assert_eq!(nodes[1].sees("later", &reads).await, text("three"));
     finish(hub, nodes).await;
 }

@@ -182,7 +182,8 @@ impl Node {
         if let Some(controller) = start.controller {
             let catalog = hub::Node::new(id.clone(), key.clone(), controller);
             node = node.with_directory(catalog.clone());
-            reporting = Some(tokio::spawn(catalog.run(engine.clone())));
+            let no_tier = Arc::new(|| None);
+            reporting = Some(tokio::spawn(catalog.run(engine.clone(), no_tier)));
         }
         let settings = Settings {
             notices: Some(notices),

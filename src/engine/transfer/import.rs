@@ -133,7 +133,7 @@ fn import_now(
         digest = imported(&unpacked).map(tracing::field::display), "imported");
     if named {
         let policies = Arc::clone(&inner.state.lock().policies);
-        policies::audit_administrator(&policies, &artifact, None);
+        policies::audit_import(&policies, &artifact);
     }
     inner.state.notify();
     // The previous owner of the name may be deleted.

@@ -37,6 +37,7 @@ pub(super) use open_layers::{RetainedLayers, open_layers, open_snapshot};
 pub(super) use parts::{delete_all, delete_old};
 pub(super) use receive::{finish, receive, receive_layers, reuse_of_claims};
 pub(super) use rollback::rollback;
+pub use rollback::{RollbackOrder, RolledBack};
 pub(super) use space::shortage;
 pub(super) use wanted::Owner;
 pub use wanted::{LayerPlace, ReceiveError, ReceiveRequest, Received};

@@ -3,6 +3,10 @@
 //! It becomes a new artifact of the same layers, dated now. So it is the newest content of its name
 //! on this node, and for the cluster and the shared tier as after any other commit. Nothing is
 //! copied. A generation that has lost its name is there only while a volume is a fork of it.
+//!
+//! An administrator of the node brings back any generation. An order of the controller brings back
+//! none that was cleared, replaces no content that was committed after the order, and may be
+//! repeated.
 
 use std::sync::Arc;
 
@@ -14,17 +18,40 @@ use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::model::{Artifact, ArtifactId, Name, Sharing, Timestamp};
 
+/// What the controller of a cluster says about a rollback that it orders.
+#[derive(Debug, Clone)]
+pub struct RollbackOrder {
+    /// The id of the new artifact. With the same id, the same order is repeated.
+    pub id: ArtifactId,
+    /// When the new artifact counts as committed.
+    pub created: Timestamp,
+    /// The user who wants it, for the audit.
+    pub by: String,
+}
+
+/// The result of a rollback.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RolledBack {
+    /// The new artifact.
+    pub id: ArtifactId,
+    /// The highest fence that this node had applied then.
+    pub fence: u64,
+}
+
 /// Commits the artifact `to` of this name once more. `base`: the number of the name in the shared
-/// tier. Returns the new artifact. `NoSuchName`: the name has no such generation here, or it is not
-/// durable; `NameTaken`: newer content took the name meanwhile.
+/// tier. `order`: that of the controller; `None`: an administrator of this node wants it.
+///
+/// `NoSuchName`: the name has no such generation here, or it is not durable. `NameTaken`: newer
+/// content took the name meanwhile. `Cleared`: the generation was cleared, and may not come back.
 pub(in crate::engine) async fn rollback(
     inner: &Arc<Inner>,
     name: Name,
     to: ArtifactId,
     base: Option<u64>,
-) -> Result<ArtifactId> {
+    order: Option<RollbackOrder>,
+) -> Result<RolledBack> {
     let engine = inner.clone();
-    let job = move || rollback_now(&engine, &name, to, base);
+    let job = move || rollback_now(&engine, &name, to, base, order.as_ref());
     inner.threads.transfers.run(job).await?
 }
 
@@ -33,13 +60,17 @@ fn rollback_now(
     name: &Name,
     to: ArtifactId,
     base: Option<u64>,
-) -> Result<ArtifactId> {
+    order: Option<&RollbackOrder>,
+) -> Result<RolledBack> {
     let began = inner.now();
     // Its layers stay, also if it is deleted or merged meanwhile.
     let mut pins = Pins::none(inner);
     let (earlier, after_holder) = {
         let mut state = inner.state.lock();
         state.health.refuse_closing()?;
+        if let Some(done) = order.and_then(|order| done_before(&state, name, order)) {
+            return Ok(done);
+        }
         let earlier = state.catalog.get(&to).filter(|it| it.durable);
         let earlier = earlier.map(|it| it.artifact.clone());
         let earlier = earlier.filter(|artifact| artifact.name() == *name);
@@ -49,10 +80,15 @@ fn rollback_now(
         let after = holder.map_or(0, |holder| holder.artifact.created.0 + 1);
         (earlier, after)
     };
-    // Newer than the owner of the name, even if a wrong clock dated that.
-    let created = Timestamp(began.0.max(after_holder));
+    let (id, created) = match order {
+        Some(order) => (order.id, order.created),
+        None => (
+            ArtifactId::from_bits(Inner::random()),
+            // Newer than the owner of the name, even if a wrong clock dated that.
+            Timestamp(began.0.max(after_holder)),
+        ),
+    };
     inner.saw(created);
-    let id = ArtifactId::from_bits(Inner::random());
     let again = Artifact {
         id,
         created,
@@ -63,12 +99,15 @@ fn rollback_now(
             base,
             ..Sharing::default()
         },
-        ..earlier
+        ..earlier.clone()
     };
     let described = |state: &State| {
         state.health.refuse_closing()?;
+        if order.is_some() {
+            allow(state, &earlier, created)?;
+        }
         Ok(Artifact {
-            // An administrator has decided that this content is good, whatever was cleared before.
+            // For an administrator: this content is good, whatever was cleared before.
             fence: state.fences.newest(),
             ..again.clone()
         })
@@ -80,9 +119,48 @@ fn rollback_now(
     if !named {
         return Err(Error::NameTaken(name.clone()));
     }
-    tracing::info!(artifact.id = %id, earlier.id = %to, %name,
+    let by = order.map(|order| order.by.as_str());
+    tracing::info!(artifact.id = %id, earlier.id = %to, %name, by,
         "an earlier generation is committed once more");
-    let policies = Arc::clone(&inner.state.lock().policies);
-    policies::audit_administrator(&policies, &again, Some(to));
-    Ok(id)
+    let (policies, fence) = {
+        let state = inner.state.lock();
+        let made = state.catalog.get(&id).map(|made| made.artifact.fence);
+        // It may be cleared already.
+        (Arc::clone(&state.policies), made.unwrap_or(earlier.fence))
+    };
+    policies::audit_rollback(&policies, &again, to, by);
+    Ok(RolledBack { id, fence })
+}
+
+/// What an order has done that comes once more.
+fn done_before(state: &State, name: &Name, order: &RollbackOrder) -> Option<RolledBack> {
+    let made = state.catalog.get(&order.id).filter(|it| it.durable);
+    let made = made.filter(|it| it.artifact.name() == *name);
+    made.map(|made| RolledBack {
+        id: order.id,
+        fence: made.artifact.fence,
+    })
+}
+
+/// Refuses an order of the controller for content that was cleared or is never shared, and one that
+/// is older than the content that has the name.
+fn allow(state: &State, earlier: &Artifact, created: Timestamp) -> Result<()> {
+    let name = earlier.name();
+    if earlier.sharing.never {
+        return Err(Error::Unsupported {
+            what: format!("a rollback of {name} in the cluster"),
+            why: "this generation is never shared; roll back on its node".to_owned(),
+        });
+    }
+    let holder = state.catalog.owner(&name);
+    // The owner of a name is not cleared. Of the others, a fence may be forgotten that did it.
+    let is_owner = holder.is_some_and(|holder| holder.artifact.id == earlier.id);
+    let least = state.fences.least(&name).max(state.fences.forgotten());
+    if !is_owner && earlier.fence < least {
+        return Err(Error::Cleared(name));
+    }
+    if holder.is_some_and(|holder| holder.artifact.created >= created) {
+        return Err(Error::NameTaken(name));
+    }
+    Ok(())
 }

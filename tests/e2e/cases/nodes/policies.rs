@@ -1,6 +1,6 @@
 //! A cache policy on three nodes: the accounts that it lists commit, others run and do not, and the
 //! namespaces that it lists read. The log of a name tells who made its content, and a rollback
-//! brings earlier content back.
+//! brings earlier content back, on one node and on all.
 
 use std::fs;
 
@@ -85,6 +85,7 @@ spec:
         (durable(env, &one, "task-cache/main-go") != first).then_some(())
     });
     told_and_taken_back(env, &one, &first);
+    taken_back_on_all_nodes(env, &one, &two);
     for pod in ["first", "second"] {
         let line = ["committed under a cache policy", "release", pod];
         audited(&one, env.namespace(), &line);
@@ -131,6 +132,49 @@ fn told_and_taken_back(env: &Env, node: &Cluster, first: &str) {
     let read = "grep first /cache/text";
     env.apply_text(&released("third", node, MAIN, read));
     env.succeeded("third");
+}
+
+/// A release on another node commits bad content. A `Rollback` makes the content of the first node
+/// the newest again, also for that node.
+fn taken_back_on_all_nodes(env: &Env, one: &Cluster, two: &Cluster) {
+    eventually("the last release has ended", || {
+        let volumes = one.driver_list(&["volumes", "-n", env.namespace()]);
+        let mut pods = volumes.iter().map(|row| &row["pod"]["name"]);
+        (!pods.any(|pod| pod == "third")).then_some(())
+    });
+    let good = durable(env, one, "task-cache/main-go");
+    let of_pod = |node: &Cluster| {
+        let rows = node.driver_list(&["artifacts", "-n", env.namespace()]);
+        let mut rows = rows.into_iter();
+        let row = rows.find(|row| row["reference"] == "task-cache/main-go");
+        row.map(|row| row["madeBy"]["pod"]["name"].clone())
+    };
+    env.apply_text(&released("spoils", two, MAIN, "echo spoiled > /cache/text"));
+    env.succeeded("spoils");
+    eventually("it is committed", || {
+        (of_pod(two) == Some("spoils".into())).then_some(())
+    });
+    let whoami = ["auth", "whoami", "-o=jsonpath={.status.userInfo.username}"];
+    let user = env.kubectl(&whoami);
+    env.apply_text(&format!(
+        "apiVersion: baggageclaim.concourse-ci.org/v1alpha1
+kind: Rollback
+metadata: {{name: back}}
+spec: {{key: main-go, to: {good}, by: {user}}}
+"
+    ));
+    eventually("it is rolled back", || {
+        let status = env.get("rollback/back")["status"].clone();
+        assert_ne!(status["phase"], "Failed", "{status}");
+        (status["phase"] == "Done").then_some(())
+    });
+    eventually("the other node has dropped the bad content", || {
+        (of_pod(two) != Some("spoils".into())).then_some(())
+    });
+    let line = ["rolled back under a cache policy", &good, &user];
+    audited(one, env.namespace(), &line);
+    env.apply_text(&released("fourth", two, MAIN, "grep first /cache/text"));
+    env.succeeded("fourth");
 }
 
 /// A line in the log of the node's driver has all this and the namespace.

@@ -1,0 +1,519 @@
+//! Rollbacks over the whole cluster: `Rollback` objects, which users create. The controller asks
+//! the nodes for the generations of the name, orders a node that still has the wanted one to commit
+//! it once more, and says in the status what happened. `choose` decides, without I/O.
+//!
+//! An order has one effect, however often it is repeated: before the node gets it, the status holds
+//! the node and the time of the new commit, and the id of the new artifact follows from the
+//! object's uid. So an order that is repeated replaces no content that was committed since. Nothing begins
+//! later than [`PATIENCE`] after the object was made.
+//!
+//! Nodes use their own content of a cache without asking. So for as long as the object is there,
+//! nodes with content from before the rollback are told to drop it, also those that were away.
+//!
+//! It needs `get`, `list`, `watch` and `delete` on `rollbacks`, and `patch` on `rollbacks/status`.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use futures_util::StreamExt as _;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use super::births::{ApiTime, api_time};
+use super::client::{deletion_of, has_code};
+use super::fences::{Error, failed};
+use super::watched::Watched;
+use crate::api::{self, Rollback, RollbackPhase, RollbackStatus};
+use crate::distribution::roster::{Generation, Generations, RollbackOrder, Rollbacks};
+use crate::model::{ArtifactId, Name, NodeId, Timestamp};
+
+/// How often the objects are looked at without a change, and the pause between two looks.
+const LOOK: Duration = Duration::from_secs(10);
+const MOMENT: Duration = Duration::from_millis(100);
+/// How long after its creation an order may begin.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// How long an object stays.
+const KEEP: Duration = Duration::from_hours(7 * 24);
+/// How many objects are worked on at once.
+const PARALLEL: usize = 16;
+/// How many generations a message names.
+const MOST_NAMED: usize = 5;
+
+/// Carries out rollbacks, until it is dropped.
+pub async fn keep(client: Client, catalog: Arc<dyn Rollbacks>) {
+    let (objects, watch) = Watched::open(client.clone(), "Rollbacks");
+    let keeper = Keeper {
+        client,
+        catalog,
+        objects,
+    };
+    tokio::join!(watch, keeper.run());
+}
+
+struct Keeper {
+    client: Client,
+    catalog: Arc<dyn Rollbacks>,
+    objects: Watched<Rollback>,
+}
+
+/// What the controller does with an order that it has not given to a node.
+#[derive(Debug, PartialEq, Eq)]
+enum Choice {
+    /// This node commits this generation, at this time or later.
+    Order(NodeId, ArtifactId, Timestamp),
+    /// It was done before, by an object of this name.
+    Done(String, ArtifactId),
+    /// Nodes are away that may have the generation.
+    Wait(String),
+    Fail(String),
+}
+
+impl Keeper {
+    async fn run(&self) {
+        let mut changes = self.objects.changes();
+        loop {
+            changes.mark_unchanged();
+            if let Err(error) = self.look().await {
+                tracing::warn!(%error, "a Rollback could not be carried out yet; retrying. The \
+                    controller may watch and delete rollbacks, and patch rollbacks/status \
+                    (deploy/components/peers)");
+            }
+            tokio::time::sleep(MOMENT).await;
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    /// Looks at all objects. One that cannot be changed does not keep the others waiting.
+    async fn look(&self) -> Result<(), Error> {
+        let all = self.objects.all();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let now = api_time(&self.client).await?;
+        let steps = all.into_iter().map(|it| async move {
+            if it.has_ended() {
+                self.after(&it, now).await
+            } else {
+                self.step(&it, now).await
+            }
+        });
+        let steps = futures_util::stream::iter(steps).buffer_unordered(PARALLEL);
+        let failures = steps.filter_map(|done| std::future::ready(done.err()));
+        let failures: Vec<Error> = failures.collect().await;
+        failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// What remains to do after an order was carried out.
+    async fn after(&self, object: &Rollback, now: ApiTime) -> Result<(), Error> {
+        if age(object, now) > KEEP {
+            let params = deletion_of(object.uid());
+            return match self.api(object).delete(&object.name_any(), &params).await {
+                Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(()),
+                done => done.map(drop).map_err(failed("delete a Rollback")),
+            };
+        }
+        let status = object.status.clone().unwrap_or_default();
+        let artifact = status.artifact.and_then(|id| id.parse().ok());
+        if let (RollbackPhase::Done, Ok(name), Some(stamp), Some(artifact)) =
+            (status.phase, object.name(), status.stamp, artifact)
+        {
+            let stamp = Timestamp(api::bytes(stamp));
+            self.catalog.withdraw_older(&name, stamp, artifact);
+        }
+        Ok(())
+    }
+
+    async fn step(&self, object: &Rollback, now: ApiTime) -> Result<(), Error> {
+        if object.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let is_late = age(object, now) > PATIENCE;
+        let mut status = object.status.clone().unwrap_or_default();
+        match object.name() {
+            Err(why) => {
+                self.end(object, status, Err(why)).await?;
+            }
+            Ok(name) if status.phase == RollbackPhase::Ordered => {
+                self.order(object, name, status, is_late).await?;
+            }
+            Ok(_) if is_late => {
+                let was = status.message.take().map_or_else(
+                    || "no controller with connected nodes ran".to_owned(),
+                    |was| format!("the last state was: {was}"),
+                );
+                let why = format!("not carried out within 5 minutes, so it is given up; {was}");
+                self.end(object, status, Err(why)).await?;
+            }
+            // Another controller may have the nodes.
+            Ok(_) if !self.catalog.has_nodes() => {}
+            Ok(name) => self.begin(object, name, status).await?,
+        }
+        Ok(())
+    }
+
+    /// Looks for a node that has the generation.
+    async fn begin(
+        &self,
+        object: &Rollback,
+        name: Name,
+        mut status: RollbackStatus,
+    ) -> Result<(), Error> {
+        let told = self.catalog.generations(&name).await;
+        let others = self.objects.all();
+        let is_incomplete = self.catalog.is_incomplete();
+        match choose(object, &told, is_incomplete, &others) {
+            Choice::Order(node, generation, after) => {
+                let stamp = after.max(self.catalog.after(&name));
+                status.phase = RollbackPhase::Ordered;
+                status.node = Some(node.as_str().to_owned());
+                status.generation = Some(generation.to_string());
+                status.stamp = Some(api::number(stamp.0));
+                status.message = None;
+                // If another controller was first, the next look shows its choice.
+                if let Some(object) = self.tell(object, &status).await? {
+                    self.order(&object, name, status, false).await?;
+                }
+                Ok(())
+            }
+            Choice::Done(by, artifact) => {
+                status.artifact = Some(artifact.to_string());
+                let said = format!(
+                    "{} has this content already, by Rollback {by}",
+                    name.reference
+                );
+                self.end(object, status, Ok(said)).await
+            }
+            Choice::Fail(why) => self.end(object, status, Err(why)).await,
+            Choice::Wait(why) => {
+                status.message = Some(why);
+                self.tell(object, &status).await.map(drop)
+            }
+        }
+    }
+
+    /// Gives the order to its node.
+    async fn order(
+        &self,
+        object: &Rollback,
+        name: Name,
+        mut status: RollbackStatus,
+        is_late: bool,
+    ) -> Result<(), Error> {
+        let node = status.node.clone().map(NodeId::new).and_then(Result::ok);
+        let generation = status.generation.as_ref().and_then(|id| id.parse().ok());
+        let (Some(node), Some(to), Some(stamp)) = (node, generation, status.stamp) else {
+            let why = "its status was changed by hand".to_owned();
+            return self.end(object, status, Err(why)).await;
+        };
+        let order = RollbackOrder {
+            name,
+            to,
+            id: made_for(&object.uid().unwrap_or_default()),
+            stamp: Timestamp(api::bytes(stamp)),
+            by: object.spec.by.clone(),
+        };
+        let answer = if is_late {
+            None
+        } else {
+            self.catalog.roll_back(&node, &order).await
+        };
+        let (reference, node) = (&order.name.reference, node.as_str());
+        match answer {
+            Some(Ok(())) => {
+                self.catalog
+                    .withdraw_older(&order.name, order.stamp, order.id);
+                tracing::info!(
+                    tenant = %order.name.tenant, name = %reference, node, by = order.by,
+                    earlier.id = %to, artifact.id = %order.id, "a Rollback is carried out");
+                status.artifact = Some(order.id.to_string());
+                let said = format!(
+                    "{reference} has the content of {to} again, as artifact {} of node {node}",
+                    order.id
+                );
+                self.end(object, status, Ok(said)).await
+            }
+            Some(Err(why)) => {
+                let why = format!("node {node} did nothing: {why}");
+                self.end(object, status, Err(why)).await
+            }
+            None if is_late => {
+                let why = format!(
+                    "node {node} has not answered for 5 minutes. If artifact {} exists, it has \
+                     carried the order out: see baggageclaim log --cluster",
+                    order.id
+                );
+                self.end(object, status, Err(why)).await
+            }
+            None => {
+                status.message = Some(format!(
+                    "node {node} does not answer: it has no connection to the controller, or an \
+                     older driver"
+                ));
+                self.tell(object, &status).await.map(drop)
+            }
+        }
+    }
+
+    /// Says how it ended. Nothing more happens then.
+    async fn end(
+        &self,
+        object: &Rollback,
+        mut status: RollbackStatus,
+        ended: Result<String, String>,
+    ) -> Result<(), Error> {
+        let (phase, message) = match ended {
+            Ok(said) => (RollbackPhase::Done, said),
+            Err(why) => (RollbackPhase::Failed, why),
+        };
+        status.phase = phase;
+        status.message = Some(message);
+        self.tell(object, &status).await.map(drop)
+    }
+
+    /// Writes the status of an object that is as it was seen. `None`: it was changed meanwhile, or
+    /// is as it should be.
+    async fn tell(
+        &self,
+        object: &Rollback,
+        status: &RollbackStatus,
+    ) -> Result<Option<Rollback>, Error> {
+        if object.status.as_ref() == Some(status) {
+            return Ok(None);
+        }
+        let patch = json!({
+            "metadata": {
+                "uid": object.metadata.uid,
+                "resourceVersion": object.metadata.resource_version,
+            },
+            "status": status,
+        });
+        let (name, params) = (object.name_any(), PatchParams::default());
+        let api = self.api(object);
+        match api.patch_status(&name, &params, &Patch::Merge(patch)).await {
+            Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(None),
+            done => done
+                .map(Some)
+                .map_err(failed("write the status of a Rollback")),
+        }
+    }
+
+    fn api(&self, object: &Rollback) -> Api<Rollback> {
+        Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default())
+    }
+}
+
+/// How old an object is by the API server's clock.
+fn age(object: &Rollback, now: ApiTime) -> Duration {
+    let made = object.metadata.creation_timestamp.as_ref();
+    let age = made.map(|made| now.duration_since(made.0));
+    age.and_then(|age| Duration::try_from(age).ok())
+        .unwrap_or_default()
+}
+
+/// The id of the artifact that is made for an object.
+fn made_for(uid: &str) -> ArtifactId {
+    let digest = Sha256::digest(uid);
+    let bits = digest.first_chunk().copied().unwrap_or_default();
+    ArtifactId::from_bits(u128::from_be_bytes(bits))
+}
+
+/// What to do with an order, given the generations on the nodes and all other objects.
+fn choose(
+    object: &Rollback,
+    told: &Generations,
+    is_incomplete: bool,
+    others: &[Arc<Rollback>],
+) -> Choice {
+    let spec = &object.spec;
+    if let Some(done) = done_before(object, told, others) {
+        return done;
+    }
+    let is_wanted = |id: ArtifactId| id.to_string().starts_with(&spec.to);
+    let mut matching = told.found.iter().filter(|(_, it)| is_wanted(it.id));
+    if let Some((node, wanted)) = matching.next() {
+        if matching.any(|(_, other)| other.id != wanted.id) {
+            let why = format!("several generations begin with {}", spec.to);
+            return Choice::Fail(format!("{why}; {}", named(&told.found)));
+        }
+        let newest = told.found.iter().map(|(_, it)| it.created.0).max();
+        let after = Timestamp(newest.unwrap_or_default().saturating_add(1));
+        return Choice::Order(node.clone(), wanted.id, after);
+    }
+    if told.silent.is_empty() && !is_incomplete {
+        let why = format!("no node has generation {} any more", spec.to);
+        return Choice::Fail(format!("{why}; {}", named(&told.found)));
+    }
+    let mut silent: Vec<&str> = told.silent.iter().map(String::as_str).collect();
+    if silent.is_empty() {
+        silent.push("nodes that have not connected since the controller's start");
+    }
+    Choice::Wait(format!(
+        "no connected node has generation {}, and these do not answer: {}; {}",
+        spec.to,
+        silent.join(", "),
+        named(&told.found)
+    ))
+}
+
+/// Whether an earlier object of the same order was carried out, and its content still counts. The
+/// generation itself may be gone by then.
+fn done_before(object: &Rollback, told: &Generations, others: &[Arc<Rollback>]) -> Option<Choice> {
+    // The newest is the first. Others may be copies of it.
+    let newest = told.found.first()?.1.created;
+    let newest = told.found.iter().take_while(|(_, it)| it.created == newest);
+    let current = newest.filter(|(_, it)| it.is_current).map(|(_, it)| it.id);
+    let current: Vec<ArtifactId> = current.collect();
+    let made = |other: &Rollback| {
+        let artifact = other.status.as_ref()?.artifact.as_ref()?;
+        artifact.parse().ok().filter(|id| current.contains(id))
+    };
+    let is_same = |other: &&Arc<Rollback>| {
+        let status = other.status.clone().unwrap_or_default();
+        let generation = status.generation.unwrap_or_default();
+        other.phase() == RollbackPhase::Done
+            && other.namespace() == object.namespace()
+            && (other.spec.kind, &other.spec.key) == (object.spec.kind, &object.spec.key)
+            && generation.starts_with(&object.spec.to)
+    };
+    let mut before = others.iter().filter(is_same);
+    before.find_map(|before| Some(Choice::Done(before.name_any(), made(before)?)))
+}
+
+/// The generations for people.
+fn named(found: &[(NodeId, Generation)]) -> String {
+    if found.is_empty() {
+        return "no connected node has any generation of this name".to_owned();
+    }
+    let mut text = "there are:".to_owned();
+    for (node, generation) in found.iter().take(MOST_NAMED) {
+        // RFC 3339 ends with the year 9999.
+        let at = Duration::from_millis(generation.created.0.min(253_402_300_799_000));
+        let at = humantime::format_rfc3339_seconds(UNIX_EPOCH + at);
+        let maker = generation.made_by.as_ref();
+        let pod = maker.map_or("-", |maker| maker.pod.name.as_str());
+        let _written = write!(
+            text,
+            " {} ({at}, pod {pod}, on {})",
+            generation.id,
+            node.as_str()
+        );
+    }
+    if found.len() > MOST_NAMED {
+        let _written = write!(text, " and {} more", found.len() - MOST_NAMED);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::api::{NameKind, RollbackSpec};
+
+    const A: &str = "aa000000000000000000000000000001";
+    const B: &str = "aab00000000000000000000000000002";
+
+    fn object(to: &str) -> Rollback {
+        let spec = RollbackSpec {
+            kind: NameKind::TaskCache,
+            key: "go".to_owned(),
+            to: to.to_owned(),
+            by: "jane".to_owned(),
+        };
+        let mut object = Rollback::new("r", spec);
+        object.metadata.namespace = Some("ci".to_owned());
+        object
+    }
+
+    fn told(all: &[(&str, &str, u64, bool)], silent: &[&str]) -> Generations {
+        let found = all.iter().map(|(node, id, created, is_current)| {
+            let generation = Generation {
+                id: id.parse().expect("an id"),
+                created: Timestamp(*created),
+                is_current: *is_current,
+                bytes: None,
+                in_use_by: 0,
+                made_by: None,
+            };
+            (NodeId::new(*node).expect("a name"), generation)
+        });
+        Generations {
+            found: found.collect(),
+            silent: silent
+                .iter()
+                .map(ToString::to_string)
+                .collect::<BTreeSet<_>>(),
+        }
+    }
+
+    fn fails(choice: Choice) -> String {
+        match choice {
+            Choice::Fail(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_node_that_has_the_generation_gets_the_order_for_a_time_after_all_others() {
+        let all = told(&[("n2", B, 9, true), ("n1", A, 5, false)], &["n3"]);
+        let node = NodeId::new("n1").expect("a name");
+        let expected = Choice::Order(node, A.parse().expect("an id"), Timestamp(10));
+        assert_eq!(choose(&object("aa00"), &all, false, &[]), expected);
+        // The first digits must be those of one generation; a copy on another node is the same.
+        assert!(fails(choose(&object("aa"), &all, false, &[])).contains("several generations"));
+        let copies = told(&[("n2", A, 5, true), ("n1", A, 5, true)], &[]);
+        assert!(matches!(
+            choose(&object("aa"), &copies, false, &[]),
+            Choice::Order(..)
+        ));
+    }
+
+    #[test]
+    fn a_generation_that_is_gone_is_an_error_unless_a_node_is_away() {
+        let all = told(&[("n2", B, 9, true)], &[]);
+        let why = fails(choose(&object(A), &all, false, &[]));
+        assert!(
+            why.contains("no node has generation") && why.contains(B),
+            "{why}"
+        );
+        let none = fails(choose(&object(A), &told(&[], &[]), false, &[]));
+        assert!(none.contains("no connected node has any"), "{none}");
+        let away = told(&[("n2", B, 9, true)], &["n3"]);
+        let Choice::Wait(why) = choose(&object(A), &away, false, &[]) else {
+            panic!("it must wait");
+        };
+        assert!(why.contains("n3"), "{why}");
+        // Nor does it fail before all nodes have connected.
+        let early = choose(&object(A), &all, true, &[]);
+        assert!(matches!(early, Choice::Wait(_)), "{early:?}");
+    }
+
+    #[test]
+    fn the_same_order_once_more_is_done_while_its_content_counts() {
+        let id = made_for("uid");
+        assert_ne!(id, made_for("another"));
+        let made = id.to_string();
+        let mut before = object(A);
+        before.status = Some(RollbackStatus {
+            phase: RollbackPhase::Done,
+            generation: Some(A.to_owned()),
+            artifact: Some(made.clone()),
+            ..RollbackStatus::default()
+        });
+        let others = [Arc::new(before)];
+        let counts = told(&[("n1", &made, 10, true), ("n2", B, 9, false)], &[]);
+        let expected = Choice::Done("r".to_owned(), id);
+        assert_eq!(choose(&object("aa00"), &counts, false, &others), expected);
+        // Another commit came since: the generation is looked for again.
+        let newer = told(&[("n2", B, 11, true), ("n1", &made, 10, false)], &[]);
+        fails(choose(&object("aa00"), &newer, false, &others));
+        fails(choose(&object("ab"), &counts, false, &others));
+    }
+}
