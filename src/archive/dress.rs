@@ -1,5 +1,5 @@
-//! Sets owner, attributes, mode and times of a new entry, by an open descriptor. Equal values are
-//! not set again, because each change is a transaction of the filesystem.
+//! Sets owner, attributes, mode and times of a new entry, by a descriptor. Equal values of an open
+//! file are not set again, because each change is a transaction of the filesystem.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,12 @@ use rustix::fs::{Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid};
 
 use super::error::{Error, Result};
 use super::walk::{Attribute, Look};
-use crate::sys::{Dir, OpenFile, Xattrs};
+use crate::sys::{Dir, FileKind, OpenFile, PathFd, Xattrs};
+
+/// Kinds of nodes that are made, as in `st_mode`.
+pub(super) const FIFO: u32 = 0o010_000;
+pub(super) const CHARACTER: u32 = 0o020_000;
+pub(super) const BLOCK: u32 = 0o060_000;
 
 /// An entry whose attributes can be set by a descriptor.
 pub(super) trait Owned: Xattrs {
@@ -42,6 +47,18 @@ pub(super) fn dress(of: &impl Owned, look: &Look, attributes: &[Attribute]) -> R
     }
     rustix::fs::futimens(of.as_fd(), &times(look.mtime))
         .map_err(|errno| of.failed("utimensat", errno))
+}
+
+/// The same for what is not opened: a symlink, which has no mode, a FIFO or a device.
+pub(super) fn dress_node(node: &PathFd, look: &Look, attributes: &[Attribute]) -> Result<()> {
+    node.set_owner(Some(look.uid), Some(look.gid))?;
+    for (name, value) in attributes {
+        node.set_xattr(OsStr::from_bytes(name), value)?;
+    }
+    if FileKind::of_mode(node.stat()?.st_mode) != FileKind::Symlink {
+        node.set_mode(look.mode)?;
+    }
+    Ok(node.set_times(&times(look.mtime))?)
 }
 
 /// A modification time; the access time stays.

@@ -2,11 +2,12 @@
 //! bytes, the codec and its level, never on the number of threads.
 
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use super::cores::{CORES, Cores, Workers};
 use super::digest::{Codec, Digests, Hashing, Meter};
 use super::error::{Error, Result};
 use super::pipe::Drain;
@@ -74,36 +75,7 @@ impl<W: Write> Write for Out<'_, W> {
 enum Encoder<W: Write> {
     Plain(W),
     Gzip(GzEncoder<W>),
-    Zstd(zstd::Encoder<'static, W>, Workers),
-}
-
-/// The workers of all encoders of this process.
-static WORKERS: AtomicU32 = AtomicU32::new(0);
-
-/// How many workers of zstd an encoder has: one for each core that has none, and at least one.
-/// Given back when it is dropped.
-struct Workers {
-    of: &'static AtomicU32,
-    count: u32,
-}
-
-impl Workers {
-    fn take(of: &'static AtomicU32, cores: u32) -> Self {
-        let mut count = 1;
-        let take = |all: u32| {
-            count = cores.saturating_sub(all).max(1);
-            Some(all + count)
-        };
-        // It always has a value to set.
-        let _previous = of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        Self { of, count }
-    }
-}
-
-impl Drop for Workers {
-    fn drop(&mut self) {
-        self.of.fetch_sub(self.count, Ordering::Relaxed);
-    }
+    Zstd(zstd::Encoder<'static, W>, Workers<'static>),
 }
 
 impl<W: Write> Encoder<W> {
@@ -115,8 +87,7 @@ impl<W: Write> Encoder<W> {
                 let mut encoder = zstd::Encoder::new(out, level)?;
                 encoder.include_checksum(true)?;
                 // One worker and many give the same bytes; none at all gives others.
-                let cores = std::thread::available_parallelism().map_or(1, usize::from);
-                let workers = Workers::take(&WORKERS, u32::try_from(cores).unwrap_or(1));
+                let workers = CORES.workers(Cores::all());
                 encoder.multithread(workers.count)?;
                 Self::Zstd(encoder, workers)
             }
@@ -137,23 +108,5 @@ impl<W: Write> Encoder<W> {
             Self::Gzip(encoder) => encoder.finish(),
             Self::Zstd(encoder, _workers) => encoder.finish(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn encoders_at_once_share_the_cores() {
-        static ALL: AtomicU32 = AtomicU32::new(0);
-        let first = Workers::take(&ALL, 4);
-        let second = Workers::take(&ALL, 4);
-        assert_eq!((first.count, second.count), (4, 1));
-        drop(first);
-        let third = Workers::take(&ALL, 4);
-        assert_eq!((third.count, ALL.load(Ordering::Relaxed)), (3, 4));
-        drop((second, third));
-        assert_eq!(ALL.load(Ordering::Relaxed), 0);
     }
 }

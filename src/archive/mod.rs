@@ -3,14 +3,16 @@
 //!
 //! ```text
 //! pack:    tree ─▶ walk, headers ─▶ bounded pipe ─▶ digest, compress, digest ─▶ output
-//! unpack:  input ─▶ digest, decompress, digest ─▶ bounded pipe ─▶ headers ─▶ tree
+//! unpack:  input ─▶ digest, decompress, digest ─▶ bounded pipe ─▶ headers, names ─▶
+//!          bounded batches of files ─▶ content, attributes
 //! ```
 //!
 //! The caller says which of the digests it needs (`Hashing`).
 //!
-//! Each direction has two threads, the caller's and one for the codec. The slower of them slows the
-//! other. Neither's memory grows with the tree: see `sorted` (names), `links` (files with several
-//! names) and `unpack` (times of directories).
+//! Each direction has two threads, the caller's and one for the codec; unpacking has a third, for
+//! the content of files. The slowest of them slows the others. No thread's memory grows with the
+//! tree: see `sorted` (names), `links` (files with several names) and `unpack` (times of
+//! directories). All streams together compress on one thread per core (`cores`).
 //!
 //! An archive is hostile until it is unpacked, and so is a tree that is being packed: no path is
 //! resolved twice, no symlink followed, no mount point crossed, nothing recurses. A tree may be one
@@ -21,6 +23,7 @@
 //! overflow or are negative for others.
 
 mod acl;
+mod cores;
 mod decode;
 mod digest;
 mod dress;

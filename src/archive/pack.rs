@@ -390,7 +390,8 @@ fn shrunk(path: &[u8]) -> Error {
 /// Writes the blocks of an entry: an extended header, if it needs one, and its own.
 fn put(feeder: &mut Feeder, head: &Head<'_>) -> Result<()> {
     let mut draft = Draft::new(head.kind);
-    let mut records = Vec::new();
+    // Nearly all records fit in one block.
+    let mut records = Vec::with_capacity(BLOCK);
     let path_fits = if head.real_size.is_some() {
         let base = head.path.rsplit(|&byte| byte == b'/').next();
         let base = base.unwrap_or_default();

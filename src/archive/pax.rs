@@ -18,7 +18,8 @@ pub(super) fn push(into: &mut Vec<u8>, key: &[u8], value: &[u8]) {
 }
 
 fn digits(number: usize) -> usize {
-    number.to_string().len()
+    let above_first = number.checked_ilog10().unwrap_or(0);
+    usize::try_from(above_first).expect("at most 19") + 1
 }
 
 /// Seconds and nanoseconds as pax has them: `-1.5` is half a second later than -2.

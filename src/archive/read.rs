@@ -45,10 +45,7 @@ pub(super) struct Entry {
     /// Relative, without `.` and `..`; empty: the root.
     pub(super) path: Vec<u8>,
     pub(super) kind: Kind,
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) mtime: (i64, u32),
+    pub(super) look: Look,
     /// Of a file.
     pub(super) size: u64,
     /// Of a file: where the bytes go that follow.
@@ -59,17 +56,6 @@ pub(super) struct Entry {
     pub(super) left_out: u64,
     /// Its meaning in a layer, from a `BAGGAGECLAIM.` record.
     pub(super) mark: Option<Mark>,
-}
-
-impl Entry {
-    pub(super) fn look(&self) -> Look {
-        Look {
-            mode: self.mode,
-            uid: self.uid,
-            gid: self.gid,
-            mtime: self.mtime,
-        }
-    }
 }
 
 /// Owner and time from a global header, for all later entries.
@@ -317,13 +303,16 @@ impl Reader {
         if !fits {
             return Err(refused(&raw, "it has a mark that its kind cannot have"));
         }
-        Ok(Entry {
+        let look = Look {
             mode: u32::try_from(mode).expect("twelve bits"),
             uid: default(facts.uid, self.defaults.uid, UID, "owner")?,
             gid: default(facts.gid, self.defaults.gid, GID, "group")?,
+            mtime,
+        };
+        Ok(Entry {
             path,
             kind,
-            mtime,
+            look,
             size,
             runs,
             xattrs,

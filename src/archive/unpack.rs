@@ -12,7 +12,6 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
@@ -21,17 +20,19 @@ use rustix::fs::{Timestamps, UTIME_OMIT};
 
 use super::decode::decode;
 use super::digest::{Digests, Hashing};
-use super::dress::{Owned, dress, times};
+use super::dress::{BLOCK, CHARACTER, FIFO, dress, dress_node, times};
 use super::error::{Error, Result, refused, shown};
 use super::marks::{LayerMarks, Mark};
-use super::pipe::{Drain, pipe};
+use super::pipe::pipe;
 use super::progress::{Limits, Progress};
 use super::read::{Entry, Kind, Reader, limit};
-use crate::sys::{Dir, Errno, FileKind, OpenFile, Xattrs};
+use crate::sys::{Dir, Errno, FileKind, Xattrs};
 use crate::tree::{self, Stop};
 
+mod finish;
 mod layer;
 
+use self::finish::{Created, Finisher};
 use self::layer::Layer;
 
 /// How long a path the kernel takes at once, with room to spare.
@@ -121,10 +122,29 @@ fn unpack_as(
     stop: Stop<'_>,
 ) -> Result<Unpacked> {
     let (feeder, drain) = pipe();
+    let (finisher, batches) = finish::batches();
     let ratio = how.limits.ratio;
     let (made, digests) = std::thread::scope(|scope| {
         let decoding = scope.spawn(|| decode(input, feeder, ratio, how.hashing, progress));
-        let made = Unpacker::run(drain, into, layer, how, progress, stop);
+        let finishing = scope.spawn(|| batches.finish());
+        let unpacker = Unpacker {
+            reader: Reader::new(drain, how.limits),
+            root: into,
+            parent: None,
+            finisher,
+            how,
+            layer,
+            made: Made::default(),
+        };
+        let made = unpacker.run(progress, stop);
+        let finished = finishing.join().unwrap_or_else(|panic| {
+            std::panic::resume_unwind(panic);
+        });
+        let made = match (made, finished) {
+            // What could not be finished is the reason.
+            (Ok(_) | Err(Error::Cut), Err(error)) => Err(error),
+            (made, _) => made,
+        };
         progress.failed.store(made.is_err(), Ordering::Relaxed);
         let digests = decoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
@@ -153,38 +173,25 @@ struct Unpacker<'a> {
     reader: Reader,
     root: &'a Dir,
     parent: Option<Parent>,
+    finisher: Finisher,
     how: Unpack,
     /// `None`: a whole tree is made.
     layer: Option<Layer<'a>>,
     made: Made,
 }
 
-impl<'a> Unpacker<'a> {
-    fn run(
-        drain: Drain,
-        root: &'a Dir,
-        layer: Option<Layer<'a>>,
-        how: Unpack,
-        progress: &Progress,
-        stop: Stop<'_>,
-    ) -> Result<Made> {
-        let mut job = Unpacker {
-            reader: Reader::new(drain, how.limits),
-            root,
-            parent: None,
-            how,
-            layer,
-            made: Made::default(),
-        };
-        while let Some(entry) = job.reader.next()? {
+impl Unpacker<'_> {
+    fn run(mut self, progress: &Progress, stop: Stop<'_>) -> Result<Made> {
+        while let Some(entry) = self.reader.next()? {
             if stop() {
                 return Err(Error::Stopped);
             }
-            job.entry(&entry, stop)?;
+            self.entry(&entry, stop)?;
             progress.entries.fetch_add(1, Ordering::Relaxed);
         }
-        job.leave()?;
-        Ok(job.made)
+        self.leave()?;
+        self.finisher.end()?;
+        Ok(self.made)
     }
 
     fn entry(&mut self, entry: &Entry, stop: Stop<'_>) -> Result<()> {
@@ -198,8 +205,7 @@ impl<'a> Unpacker<'a> {
             }
             self.leave()?;
             self.made.directories += 1;
-            let fd = self.root.try_clone()?;
-            return attributes(&fd, entry);
+            return dress(self.root, &entry.look, &entry.xattrs);
         }
         let (parent, name) = split(&entry.path);
         if matches!(entry.kind, Kind::Character(..) | Kind::Block(..)) && !self.how.devices {
@@ -330,21 +336,23 @@ impl<'a> Unpacker<'a> {
         if opaque {
             dir.set_xattr(tree::OPAQUE, b"y")?;
         }
-        attributes(&dir, entry)
+        dress(&dir, &entry.look, &entry.xattrs)
     }
 
     fn file(&mut self, name: &OsStr, entry: &Entry, stop: Stop<'_>) -> Result<()> {
         let file = self.make(name, entry, |dir| {
-            dir.create_file_with(name, entry.mode & 0o777)
+            dir.create_file_with(name, entry.look.mode & 0o777)
         })?;
         let file = File::from(file);
-        self.made.bytes += entry.runs.iter().map(|run| run.length).sum::<u64>();
+        let length = entry.runs.iter().map(|run| run.length).sum::<u64>();
+        self.made.bytes += length;
         if self.made.bytes > self.how.limits.bytes {
             let most = self.how.limits.bytes;
             return Err(limit("the content of its files", most));
         }
         let path = self.here().path().join(name);
         let failed = |error| crate::sys::Error::new("write", &path, error);
+        let travels = length <= finish::MOST;
         let mut end = 0;
         for run in &entry.runs {
             let mut at = run.offset;
@@ -359,15 +367,27 @@ impl<'a> Unpacker<'a> {
                 if length == 0 {
                     return Err(refused(&entry.path, "its content is missing"));
                 }
-                file.write_all_at(&bytes[..length], at).map_err(failed)?;
+                if travels {
+                    self.finisher.content(&bytes[..length]);
+                } else {
+                    file.write_all_at(&bytes[..length], at).map_err(failed)?;
+                }
                 self.reader.consume(length);
                 at += length as u64;
             }
         }
-        if end < entry.size {
-            file.set_len(entry.size).map_err(failed)?;
-        }
-        attributes(&OpenFile::new(OwnedFd::from(file), path), entry)
+        self.finisher.give(Created {
+            file,
+            path,
+            look: entry.look,
+            attributes: entry.xattrs.clone(),
+            runs: if travels {
+                entry.runs.clone()
+            } else {
+                Vec::new()
+            },
+            size: (end < entry.size).then_some(entry.size),
+        })
     }
 
     fn hard_link(&mut self, name: &OsStr, target: &[u8], entry: &Entry) -> Result<()> {
@@ -409,9 +429,6 @@ impl<'a> Unpacker<'a> {
     }
 
     fn special(&mut self, name: &OsStr, entry: &Entry) -> Result<()> {
-        const FIFO: u32 = 0o010_000;
-        const CHARACTER: u32 = 0o020_000;
-        const BLOCK: u32 = 0o060_000;
         let (kind, device) = match entry.kind {
             Kind::Character(0, 0) => {
                 let why = "it is a character device 0:0, which overlay takes for a deletion";
@@ -432,13 +449,7 @@ impl<'a> Unpacker<'a> {
         make: impl Fn(&Dir) -> crate::sys::Result<()>,
     ) -> Result<()> {
         self.make(name, entry, make)?;
-        let node = self.here().node(name)?;
-        node.set_owner(Some(entry.uid), Some(entry.gid))?;
-        xattrs(&node, entry)?;
-        if !matches!(entry.kind, Kind::Symlink(_)) {
-            node.set_mode(entry.mode)?;
-        }
-        Ok(node.set_times(&times(entry.mtime))?)
+        dress_node(&self.here().node(name)?, &entry.look, &entry.xattrs)
     }
 
     /// Makes something under a name, which is free afterwards if it was not.
@@ -467,18 +478,6 @@ impl<'a> Unpacker<'a> {
             None => Ok(()),
         }
     }
-}
-
-/// Owner, attributes, mode and times as the entry says.
-fn attributes(of: &impl Owned, entry: &Entry) -> Result<()> {
-    dress(of, &entry.look(), &entry.xattrs)
-}
-
-fn xattrs(of: &impl Xattrs, entry: &Entry) -> Result<()> {
-    for (name, value) in &entry.xattrs {
-        of.set_xattr(OsStr::from_bytes(name), value)?;
-    }
-    Ok(())
 }
 
 /// Removes what is no directory; gone already is as well.

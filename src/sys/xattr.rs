@@ -131,16 +131,16 @@ fn failed(call: &'static str, subject: &Path, name: &OsStr, errno: RawErrno) -> 
 
 /// Calls with a small buffer, then with the kernel's largest size if that was too small.
 fn grown(call: impl Fn(&mut [u8]) -> RawResult<usize>) -> RawResult<Vec<u8>> {
-    let mut buffer = vec![0; USUAL];
-    let length = match call(&mut buffer) {
+    let mut usual = [0; USUAL];
+    match call(&mut usual) {
         Err(RawErrno::RANGE) => {
-            buffer.resize(LONGEST, 0);
-            call(&mut buffer)?
+            let mut longest = vec![0; LONGEST];
+            let length = call(&mut longest)?;
+            longest.truncate(length);
+            Ok(longest)
         }
-        result => result?,
-    };
-    buffer.truncate(length);
-    Ok(buffer)
+        length => Ok(usual[..length?].to_vec()),
+    }
 }
 
 #[cfg(test)]

@@ -2,13 +2,14 @@
 //! is asked for by file and range. `docs/layer-format.md` is the format, byte by byte.
 //!
 //! ```text
-//! holder:    layer ─▶ scan ─▶ table        table, wants ─▶ read, compress ─▶ records
+//! holder:    layer ─▶ scan ─▶ table        table, wants ─▶ read ─▶ compress ─▶ records
 //! receiver:  table ─▶ directories          records ─▶ decompress, verify ─▶ files ─▶ finish
 //! ```
 //!
 //! Nothing here knows of a network: a holder writes to any `Write`, a receiver reads from any
 //! `Read`. A receiver makes a layer in overlayfs' form; `tree::apply` puts it onto a full tree.
 
+mod compress;
 mod divide;
 mod done;
 mod frames;

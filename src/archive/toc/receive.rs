@@ -28,16 +28,13 @@ use super::record::{self, Frame, Paced, Record};
 use super::row::{Kind, Row};
 use super::send::Want;
 use super::table::{Cursor, Table};
-use crate::archive::dress::dress;
+use crate::archive::dress::{BLOCK, CHARACTER, FIFO, dress, dress_node};
 use crate::archive::unpack::{open_below, split};
 use crate::sys::{self, Dir, Errno, OpenFile, Xattrs};
 use crate::tree::{self, Stop};
 
 const FS: &str = "fs";
 const DONE: &str = "done";
-const CHARACTER: u32 = 0o020_000;
-const BLOCK: u32 = 0o060_000;
-const FIFO: u32 = 0o010_000;
 /// How many frames wait between the thread that verifies and the one that writes.
 const WAITING: usize = 2;
 /// How often a receiver that waits for a frame asks whether to stop.
@@ -372,15 +369,7 @@ impl Receiver {
         if matches!(row.kind, Kind::HardLink(_) | Kind::Whiteout) {
             return Ok(());
         }
-        let node = here.node(name)?;
-        node.set_owner(Some(row.look.uid), Some(row.look.gid))?;
-        for (name, value) in &row.attributes {
-            node.set_xattr(OsStr::from_bytes(name), value)?;
-        }
-        if !matches!(row.kind, Kind::Symlink(_)) {
-            node.set_mode(row.look.mode)?;
-        }
-        Ok(node.set_times(&crate::archive::dress::times(row.look.mtime))?)
+        dress_node(&here.node(name)?, &row.look, &row.attributes)
     }
 }
 

@@ -1,13 +1,15 @@
-//! A holder: sends the wanted parts of a layer as frames. This module divides the frames. `record`
-//! has the bytes around a frame, and the caller has the destination.
+//! A holder: sends the wanted parts of a layer as frames. This module divides the frames.
+//! `compress` has the threads that compress them, `record` the bytes around a frame, and the caller
+//! the destination.
 
 use std::io::Write;
 use std::sync::Arc;
 
 use super::super::error::{Error, Result, shown};
 use super::super::walk::{guarded, open_file};
+use super::compress::{Buffers, Compressing};
 use super::piece::{CHUNK, ZEROS, pieces};
-use super::record::{self, Frame, Offer, State, most_packed};
+use super::record::{self, Frame, Offer, State};
 use super::row::Kind;
 use super::stored::store;
 use super::table::{Cursor, Table};
@@ -93,7 +95,8 @@ impl Holder {
     /// Sends what is wanted in frames of zstd, and the end record; returns how many frames. Pieces
     /// that `has` denies are passed over: a holder may still be filling.
     ///
-    /// Memory: two frames.
+    /// This thread reads and writes. Two others compress, if there are cores that no other call
+    /// uses. Memory: three frames.
     pub fn send(
         &self,
         wants: &[Want],
@@ -102,48 +105,26 @@ impl Holder {
         has: &mut dyn FnMut(u64) -> Result<bool>,
         stop: Stop<'_>,
     ) -> Result<u64> {
-        let codec = zstd::bulk::Compressor::new(packing.level).map_err(Error::Write)?;
-        let mut job = Sender {
-            cursor: Cursor::new(Arc::clone(&self.table)),
-            table: &self.table,
-            root: &self.root,
-            parent: None,
-            out,
-            codec,
-            is_awaited: packing.is_awaited,
-            frame: None,
-            plain: Vec::new(),
-            packed: Vec::new(),
-            frames: 0,
-            has,
-            stop,
-        };
-        for want in wants {
-            match *want {
-                Want::Files { first, count } => {
-                    for file in first..first.saturating_add(count) {
-                        job.file(file, 0, u64::MAX)?;
-                    }
-                }
-                Want::Part { offset, .. } if offset % CHUNK != 0 => {
-                    return Err(Error::Refused {
-                        path: format!("{want:?}"),
-                        why: "a part begins at a multiple of 4 MiB".to_owned(),
-                    });
-                }
-                Want::Part {
-                    file,
-                    offset,
-                    length,
-                } => job.file(file, offset, offset.saturating_add(length))?,
+        std::thread::scope(|scope| {
+            let mut job = Sender {
+                cursor: Cursor::new(Arc::clone(&self.table)),
+                table: &self.table,
+                root: &self.root,
+                parent: None,
+                out,
+                compressing: Compressing::new(scope, packing.level),
+                is_awaited: packing.is_awaited,
+                frame: None,
+                buffers: Buffers::default(),
+                frames: 0,
+                has,
+                stop,
+            };
+            for want in wants {
+                job.want(want)?;
             }
-        }
-        job.close()?;
-        job.out
-            .write_all(&record::end(job.frames))
-            .map_err(Error::Write)?;
-        job.out.flush().map_err(Error::Write)?;
-        Ok(job.frames)
+            job.finish()
+        })
     }
 }
 
@@ -153,18 +134,37 @@ struct Sender<'a, W> {
     root: &'a Dir,
     parent: Option<(Vec<u8>, Dir)>,
     out: W,
-    codec: zstd::bulk::Compressor<'static>,
+    compressing: Compressing,
     is_awaited: &'a dyn Fn() -> bool,
     /// The frame that is being filled: its first file and offset, and the file that may be next.
     frame: Option<(u64, u64, u64)>,
-    plain: Vec<u8>,
-    packed: Vec<u8>,
+    buffers: Buffers,
     frames: u64,
     has: &'a mut dyn FnMut(u64) -> Result<bool>,
     stop: Stop<'a>,
 }
 
 impl<W: Write> Sender<'_, W> {
+    fn want(&mut self, want: &Want) -> Result<()> {
+        match *want {
+            Want::Files { first, count } => {
+                for file in first..first.saturating_add(count) {
+                    self.file(file, 0, u64::MAX)?;
+                }
+                Ok(())
+            }
+            Want::Part { offset, .. } if offset % CHUNK != 0 => Err(Error::Refused {
+                path: format!("{want:?}"),
+                why: "a part begins at a multiple of 4 MiB".to_owned(),
+            }),
+            Want::Part {
+                file,
+                offset,
+                length,
+            } => self.file(file, offset, offset.saturating_add(length)),
+        }
+    }
+
     fn file(&mut self, index: u64, from: u64, to: u64) -> Result<()> {
         if (self.stop)() {
             return Err(Error::Stopped);
@@ -191,14 +191,14 @@ impl<W: Write> Sender<'_, W> {
             let length = (size - offset).min(CHUNK);
             let small = size <= MOST_FRAME;
             let joins = self.frame.is_some_and(|(.., next)| next == index);
-            if !small || !joins || self.plain.len() as u64 + length > MOST_FRAME {
+            if !small || !joins || self.buffers.plain.len() as u64 + length > MOST_FRAME {
                 self.close()?;
             }
             if self.frame.is_none() {
                 self.frame = Some((index, offset, index));
             }
             self.read(file.as_ref().expect("it was opened"), offset, length)?;
-            if !small || self.plain.len() >= LEAST_FRAME {
+            if !small || self.buffers.plain.len() >= LEAST_FRAME {
                 self.close()?;
             }
         }
@@ -234,12 +234,12 @@ impl<W: Write> Sender<'_, W> {
     }
 
     fn read(&mut self, file: &OpenFile, offset: u64, length: u64) -> Result<()> {
-        let begin = self.plain.len();
+        let begin = self.buffers.plain.len();
         let length = usize::try_from(length).expect("at most 4 MiB");
-        self.plain.resize(begin + length, 0);
+        self.buffers.plain.resize(begin + length, 0);
         let mut done = 0;
         while done < length {
-            let into = &mut self.plain[begin + done..];
+            let into = &mut self.buffers.plain[begin + done..];
             match rustix::io::pread(file, into, offset + done as u64) {
                 Ok(0) => {
                     let path = shown(self.cursor.path());
@@ -253,33 +253,66 @@ impl<W: Write> Sender<'_, W> {
         Ok(())
     }
 
-    /// Sends the frame that is being filled.
+    /// Has the frame that is being filled compressed and sent. If its bytes are awaited, it is sent
+    /// now and as it is.
     fn close(&mut self) -> Result<()> {
         let Some((file, offset, _)) = self.frame.take() else {
             return Ok(());
         };
-        let most = usize::try_from(most_packed(self.plain.len() as u64)).expect("5 MiB");
-        self.packed.clear();
-        self.packed.reserve(most);
-        if (self.is_awaited)() {
-            store(&self.plain, &mut self.packed);
-        } else {
-            self.codec
-                .compress_to_buffer(&self.plain, &mut self.packed)
-                .map_err(Error::Write)?;
-        }
-        let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("at most 5 MiB");
-        let frame = Frame {
+        let mut frame = Frame {
             table: self.table.digest().sha256,
             file,
             offset,
-            plain: length(&self.plain),
-            packed: length(&self.packed),
+            plain: length(&self.buffers.plain),
+            packed: 0,
         };
-        self.out.write_all(&frame.encode()).map_err(Error::Write)?;
-        self.out.write_all(&self.packed).map_err(Error::Write)?;
-        self.plain.clear();
         self.frames += 1;
+        let next = self.compressing.buffers();
+        let mut buffers = std::mem::replace(&mut self.buffers, next);
+        if (self.is_awaited)() {
+            while self.send_next()? {}
+            buffers.packed.clear();
+            store(&buffers.plain, &mut buffers.packed);
+            frame.packed = length(&buffers.packed);
+            return self.send(&frame, buffers);
+        }
+        self.compressing.give(frame, buffers);
+        // So the next one can be given, and what the destination has taken is known by then.
+        if self.compressing.is_full() {
+            self.send_next()?;
+        }
         Ok(())
     }
+
+    /// Sends the first frame that is being compressed. Returns whether there was one.
+    fn send_next(&mut self) -> Result<bool> {
+        let Some((mut frame, buffers)) = self.compressing.next()? else {
+            return Ok(false);
+        };
+        frame.packed = length(&buffers.packed);
+        self.send(&frame, buffers)?;
+        Ok(true)
+    }
+
+    fn send(&mut self, frame: &Frame, mut buffers: Buffers) -> Result<()> {
+        self.out.write_all(&frame.encode()).map_err(Error::Write)?;
+        self.out.write_all(&buffers.packed).map_err(Error::Write)?;
+        buffers.plain.clear();
+        self.compressing.give_back(buffers);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<u64> {
+        self.close()?;
+        while self.send_next()? {}
+        self.out
+            .write_all(&record::end(self.frames))
+            .map_err(Error::Write)?;
+        self.out.flush().map_err(Error::Write)?;
+        Ok(self.frames)
+    }
+}
+
+fn length(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).expect("at most 5 MiB")
 }

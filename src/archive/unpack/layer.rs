@@ -9,13 +9,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::{Unpacker, split};
+use crate::archive::dress::CHARACTER;
 use crate::archive::error::{Error, Result, refused};
 use crate::archive::marks::{LayerMarks, Mark, oci_mark};
 use crate::archive::read::{Entry, Kind};
 use crate::sys::{Dir, Errno, FileKind, Xattrs};
 use crate::tree::{self, Found, Marks};
-
-const CHARACTER: u32 = 0o020_000;
 
 /// The state of an unpacker that makes a layer.
 pub(super) struct Layer<'a> {
