@@ -137,10 +137,10 @@ fn unpack_as(
             made: Made::default(),
         };
         let made = unpacker.run(progress, stop);
-        let finished = finishing.join().unwrap_or_else(|panic| {
+        let ended = finishing.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });
-        let made = match (made, finished) {
+        let made = match (made, ended) {
             // What could not be finished is the reason.
             (Ok(_) | Err(Error::Cut), Err(error)) => Err(error),
             (made, _) => made,

@@ -8,10 +8,11 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::Path;
 
 use baggageclaim::archive::{self, Codec, Error, Hashing, Pack, Progress, Unpack};
+use baggageclaim::sys::Errno;
 use rustix::fs::XattrFlags;
 use sha2::{Digest as _, Sha256};
 
-use crate::common::{Fs, Snapshot, assert_same, require_lab, tree};
+use crate::common::{Fs, Lab, Snapshot, assert_same, require_lab, skip, tree};
 use crate::{CODECS, found, kept, pack, unpack};
 
 /// An ACL: what the owner, user 1000, the group, all (a mask) and the others may.
@@ -299,6 +300,26 @@ fn an_output_that_fails_and_a_stop_end_a_pack() {
         assert!(matches!(result, Err(Error::Stopped)), "{result:?}");
         let to = lab.dir(&format!("{codec:?}"));
         unpack(&out, &to, false).expect_err("it has no end");
+    }
+}
+
+/// Files of both sizes are written by different threads, and both tell what failed.
+#[test]
+fn a_full_disk_is_the_error_of_an_unpack() {
+    for (count, size) in [(400, 64 << 10), (4, 8 << 20)] {
+        let mut archive = crate::tar::Tar::new();
+        for number in 0..count {
+            archive = archive.file(&format!("f{number}"), &vec![7; size]);
+        }
+        let lab = match Lab::try_sized(Fs::Tmpfs, 4 << 20) {
+            Ok(lab) => lab,
+            Err(reason) => return skip(&reason),
+        };
+        let result = unpack(&archive.end(), &lab.dir("to"), false);
+        let Err(Error::System(error)) = result else {
+            panic!("{result:?}");
+        };
+        assert!(error.is(Errno::ENOSPC), "{error}");
     }
 }
 
