@@ -249,7 +249,7 @@ fn pin(
         read_only: request.read_only,
         parent,
         layers,
-        seal: seal_plan(inner, state, request, parent, from.as_ref()),
+        seal: seal_plan(state, request, parent, from.as_ref()),
         policy_limit: policy_limit(state, request),
         limit_unenforced: None,
         mounted_as: None,
@@ -274,7 +274,6 @@ fn policy_limit(state: &State, request: &PublishRequest) -> Option<u64> {
 
 /// What the volume's content will be sealed as, if ever.
 fn seal_plan(
-    inner: &Inner,
     state: &State,
     request: &PublishRequest,
     parent: Option<ArtifactId>,

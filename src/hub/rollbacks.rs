@@ -76,8 +76,10 @@ impl Inner {
         };
         let now = self.now();
         let mut state = self.state.lock();
-        let nodes = state.catalog.explain(name, now).nodes;
-        let durable = nodes.iter().filter(|of| of.entry.state == State::Durable);
+        let explained = state.catalog.explain(name, now).nodes;
+        let durable = explained
+            .iter()
+            .filter(|of| of.entry.state == State::Durable);
         let (later, older): (Vec<_>, Vec<_>) =
             durable.partition(|of| of.entry.version >= rolled_back);
         let mut counts = later.into_iter().filter(|of| !of.is_cleared);

@@ -1,4 +1,5 @@
-//! The pauses between attempts to reach another process: exponential, with jitter.
+//! The pauses between attempts to reach another process: exponential, with jitter. Clients of the
+//! API server and of the controller use it.
 
 use std::time::{Duration, Instant};
 

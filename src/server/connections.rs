@@ -1,4 +1,5 @@
-//! The connections of a server that speaks HTTP itself, at most so many at once.
+//! The connections of a server that speaks HTTP itself, at most so many at once. The health port
+//! and the webhook use it.
 
 use std::collections::VecDeque;
 
