@@ -93,7 +93,7 @@ impl Inner {
             .map(|(session, _)| *session)
             .collect();
         for session in sessions {
-            let order = wire::Superseded {
+            let message = wire::Superseded {
                 name: NameHash::of(name).0.to_vec(),
                 stamp: rolled_back.stamp.0,
                 tie: rolled_back.tie,
@@ -101,7 +101,7 @@ impl Inner {
                 tenant: name.tenant.to_string(),
                 reference: name.reference.to_string(),
             };
-            state.send(session, messages::to_node(To::Superseded(order)));
+            state.send(session, messages::to_node(To::Superseded(message)));
         }
     }
 }
