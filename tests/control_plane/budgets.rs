@@ -163,6 +163,10 @@ async fn a_namespace_is_back_within_its_budget_in_two_minutes_with_the_usual_int
         peer(&plane, "node-1", &pools[0]),
         peer(&plane, "node-2", &pools[1]),
     ];
+    let kubelets = [
+        kubelet(&plane, "node-1", &processes[0]).await,
+        kubelet(&plane, "node-2", &processes[1]).await,
+    ];
     for pool in &pools {
         knows(pool, 1).await;
         is_told(pool, true).await;
@@ -175,12 +179,11 @@ async fn a_namespace_is_back_within_its_budget_in_two_minutes_with_the_usual_int
     );
     // From here on the budget is exceeded, by half in the end. No node has told its use yet.
     let began = std::time::Instant::now();
-    for (number, (node, pool)) in (1..).zip(processes.iter().zip(&pools)) {
+    for (number, (kubelet, pool)) in (1..).zip(kubelets.iter().zip(&pools)) {
         let name = format!("node-{number}");
-        let kubelet = kubelet(&plane, &name, node).await;
         for place in 0..MADE / 2 {
             let key = format!("k{number}-{place}");
-            commit(&plane, &kubelet, (&name, &key), (&key, SIZE)).await;
+            commit(&plane, kubelet, (&name, &key), (&key, SIZE)).await;
         }
         has(
             pool,
