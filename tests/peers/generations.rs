@@ -153,5 +153,6 @@ async fn a_generation_that_is_rolled_back_is_the_newest_also_on_a_node_that_was_
     let all = generations(&hub, GO).await;
     assert_eq!(all.found[0].1.id, newest, "{all:?}");
     assert_eq!(nodes[1].sees("later", &reads).await, text("three"));
+    drop(overview);
     finish(hub, nodes).await;
 }
