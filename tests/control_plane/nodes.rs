@@ -155,6 +155,7 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "the life of one node, in order")]
 async fn what_is_lost_with_its_node_is_ready_again_with_its_disk_only() {
     let Some(plane) = ControlPlane::start().await else {
         return;
