@@ -4,14 +4,13 @@
 //! it.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
 use crate::engine::notice::{Notice, What};
 use crate::engine::{Notices, PublishRequest};
 use crate::model::{Pod, Tenant, Timestamp};
-use crate::shared::{Error, Result};
+use crate::shared::{Error, Result, now};
 
 /// A kind of access. A credential may permit one and not the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,14 +66,6 @@ impl Part {
         let errors = self.permanent.iter().flatten();
         errors.filter(|it| !it.is_full)
     }
-}
-
-/// The wall clock.
-pub(super) fn now() -> Timestamp {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 impl Health {
