@@ -26,6 +26,7 @@ mod keys;
 mod later;
 mod lease;
 mod object;
+mod patient;
 mod periodic;
 mod record;
 mod report;
