@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::claims::{Controller, Snapshots};
+use super::shared;
 use crate::cluster::{Cluster, eventually, succeed};
 use crate::env::{Env, condition, items};
 
 pub(super) use peers::peers;
 pub(super) use policies::policies;
 pub(crate) use report::report;
+pub(super) use tier::one_tier;
 pub(super) use token::one_nodes_token;
 
 const GROUP: &str = "baggageclaim.concourse-ci.org";
@@ -479,4 +481,5 @@ mod fetches;
 mod peers;
 mod policies;
 mod report;
+mod tier;
 mod token;
