@@ -109,12 +109,13 @@ async fn three_are_uploaded(node: &mut Node, mode: &AtomicU8) -> Vec<What> {
     mode.store(WELL, Ordering::SeqCst);
     let drained = node.distribution.drain(NEVER).await;
     assert_eq!((drained.uploaded, drained.left), (3, 0));
+    // An error of reading ends with a read.
+    assert_eq!(node.sees("well", &TASK).await, None);
     let status = node.distribution.status();
     assert!(
         status.permanent_error.is_none() && status.last_error.is_some(),
         "{status:?}"
     );
-    assert_eq!(node.sees("well", &TASK).await, None);
     let told = node.heard();
     let shared = |what: &&What| matches!(what, What::Shared { .. });
     assert_eq!(told.iter().filter(shared).count(), 3, "{told:?}");
