@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -18,10 +18,10 @@ use super::rows::time;
 use super::show::data;
 use super::table::Table;
 use crate::config::PlainOutput;
-use crate::model::{Tenant, Timestamp};
+use crate::model::Tenant;
 use crate::shared::{
-    Collected, Collector, NameRecord, NameState, ObjectId, Store, Times, Url, UrlError, Usage,
-    Verified, list, usage, verify,
+    Collected, Collector, NameRecord, NameState, Store, Times, Url, UrlError, Usage, Verified,
+    fresh_id, list, now, usage, verify,
 };
 use crate::sys::{Dir, printable};
 use crate::{shared, sys};
@@ -152,10 +152,6 @@ pub(super) fn run(shared: &Shared) -> Done {
 
 fn never() -> bool {
     false
-}
-
-fn now() -> Timestamp {
-    SystemTime::now().into()
 }
 
 /// A line on a terminal that tells how far it is; elsewhere nothing.
@@ -352,8 +348,6 @@ fn collect(store: &Store, tenants: &[Tenant], gc: &Gc) -> Done {
     let mut rows: Vec<(&Tenant, Collected)> = Vec::new();
     let progress = Progress::new();
     for tenant in tenants {
-        let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(|error| Failure::Start(io::Error::other(error)))?;
         let told = |so_far: &Collected| {
             let (names, layers) = (so_far.names, so_far.layers);
             let (marked, deleted) = (so_far.condemned, so_far.deleted);
@@ -364,7 +358,7 @@ fn collect(store: &Store, tenants: &[Tenant], gc: &Gc) -> Done {
         let collector = Collector {
             dry_run: gc.dry_run,
             progress: &told,
-            ..Collector::new(store, tenant, ObjectId::from_bits(u128::from_le_bytes(id)))
+            ..Collector::new(store, tenant, fresh_id())
         };
         rows.push((tenant, collector.run(now(), &never).map_err(Failure::Tier)?));
     }

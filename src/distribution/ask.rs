@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::context::{Context, count, object_id};
+use super::context::{Context, count};
 use super::decide::There;
 use super::flight::Flights;
-use super::health::{Access, now};
+use super::health::Access;
 use super::offered::Offered;
 use super::work::Workers;
 use crate::model::{ArtifactId, Name};
 use crate::shared::{
-    Bucket, Error, Found, LastSeen, NameState, ObjectId, Resolved, Result, Source as _, look,
-    report_lost_manifest,
+    Bucket, Error, Found, LastSeen, NameState, ObjectId, Resolved, Result, Source as _, fresh_id,
+    look, now, report_lost_manifest,
 };
 
 /// How many questions are asked at once. With a tier that hangs, the others wait for their turn,
@@ -245,7 +245,7 @@ impl Asker {
     /// name shows nothing now.
     fn reports_lost_manifest(&self, name: &Name) -> bool {
         let (context, tenant, reference) = (&self.context, &name.tenant, &name.reference);
-        let reported = report_lost_manifest(context.store(), tenant, reference, object_id(), now());
+        let reported = report_lost_manifest(context.store(), tenant, reference, fresh_id(), now());
         context.health.note(tenant, Access::Write, &reported);
         match reported {
             Ok(true) => {

@@ -433,7 +433,7 @@ impl Bringer {
             return Ok(());
         };
         let (source, reference) = (request.source(from), from.clone());
-        let (decoy, reader) = (decoy(&source), reader(request));
+        let (mut none, reader) = (None, reader(request));
         let waited = self.context.settings.input_wait;
         let began = Instant::now();
         let until = began + waited;
@@ -443,7 +443,11 @@ impl Bringer {
         loop {
             // The policies may change meanwhile.
             let may_read = self.may_read(&source, request);
-            let name = if may_read { &source } else { &decoy };
+            let name = if may_read {
+                &source
+            } else {
+                none.get_or_insert_with(|| decoy(&source))
+            };
             // The engine itself waits for what a volume on this node becomes.
             if self.here(name).is_some() || self.context.engine.is_coming(request) {
                 return Ok(());

@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::ask::{Asker, Detail};
 use super::context::{Context, random};
 use super::decide::{Here, is_lost};
-use super::health::now;
 use super::queue::Queue;
 use super::work::Workers;
 use crate::engine::ArtifactRow;
 use crate::model::{Name, Reference};
+use crate::shared::now;
 
 /// In how many parts an interval is split: an empty node looks for content after one part.
 const PARTS: u32 = 24;

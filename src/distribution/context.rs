@@ -18,7 +18,7 @@ use super::types::{Fetches, Settings};
 use super::work::Workers;
 use crate::engine::Engine;
 use crate::model::{Name, Reference, Tenant};
-use crate::shared::{Bucket, NameRecord, ObjectId, Publication, Result, Store};
+use crate::shared::{Bucket, NameRecord, ObjectId, Publication, Result, Store, now};
 
 /// How many cleared names are remembered.
 const REMEMBERED: usize = 4096;
@@ -74,11 +74,6 @@ pub(super) fn random() -> u64 {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).expect("Linux has had getrandom(2) since 3.17");
     u64::from_le_bytes(bytes)
-}
-
-/// A fresh id of an object.
-pub(super) fn object_id() -> ObjectId {
-    ObjectId::from_bits(u128::from(random()) << 64 | u128::from(random()))
 }
 
 impl Context {
@@ -202,7 +197,7 @@ impl Context {
         } else {
             Publication::begin(self.store(), tenant, id)?
         };
-        let record = publication.look(reference)?;
+        let record = publication.look(reference, now())?;
         if is_prepared && record.is_none() {
             Publication::begin(self.store(), tenant, id)?;
         }

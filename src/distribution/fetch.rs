@@ -10,10 +10,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::ask::{Answer, Asker, Detail};
-use super::context::{Context, count, object_id, value};
+use super::context::{Context, count, value};
 use super::decide;
 use super::flight::Flights;
-use super::health::{Access, now};
+use super::health::Access;
 use super::offered::Offered;
 use super::resume::{Readers, of_peers};
 use super::roster::Reader;
@@ -25,7 +25,7 @@ use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest
 use crate::model::{ArtifactId, Name, Tenant, Timestamp, readable_bytes};
 use crate::shared::{
     Destination, Error, Fetched as FetchedLayer, LayerRef, NameState, Result, Source, fetch,
-    report_damage,
+    fresh_id, now, report_damage,
 };
 
 /// How many artifacts are fetched at once.
@@ -415,7 +415,7 @@ impl Fetcher {
         if !matches!(source, Error::Corrupt { .. } | Error::Missing { .. }) {
             return;
         }
-        let reported = report_damage(context.store(), &found.record, layer, object_id(), now());
+        let reported = report_damage(context.store(), &found.record, layer, fresh_id(), now());
         context.health.note(&name.tenant, Access::Write, &reported);
         match reported {
             Ok(true) => count(&context.counters.damage_reported),

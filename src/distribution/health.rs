@@ -4,14 +4,13 @@
 //! it.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
 use crate::engine::notice::{Notice, What};
 use crate::engine::{Notices, PublishRequest};
 use crate::model::{Pod, Tenant, Timestamp};
-use crate::shared::{Error, Result};
+use crate::shared::{Error, Result, now};
 
 /// A kind of access. A credential may permit one and not the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,11 +66,6 @@ impl Part {
         let errors = self.permanent.iter().flatten();
         errors.filter(|it| !it.is_full)
     }
-}
-
-/// The wall clock.
-pub(super) fn now() -> Timestamp {
-    SystemTime::now().into()
 }
 
 impl Health {

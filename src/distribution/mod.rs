@@ -62,15 +62,15 @@ pub use waiting::{Entered, Waiting, WaitingVolume};
 
 use crate::engine::{self, Engine, PublishRequest, Tables};
 use crate::model::{ArtifactId, Name, Reference, Tenant, VolumeId};
-use crate::shared::{self, Store};
+use crate::shared::{self, Store, fresh_id, now};
 
 use ask::Asker;
 use bring::Bringer;
 use check::Checker;
 use clones::Cloner;
-use context::{Context, object_id, value};
+use context::{Context, value};
 use fetch::Fetcher;
-use health::{Access, now};
+use health::Access;
 use queue::Queue;
 use work::Workers;
 
@@ -183,14 +183,8 @@ impl Distribution {
         let call = move || {
             let Name { tenant, reference } = &name;
             let fence = context.engine.covering(&name);
-            let cleared = shared::clear(
-                context.store(),
-                tenant,
-                reference,
-                fence,
-                object_id(),
-                now(),
-            );
+            let cleared =
+                shared::clear(context.store(), tenant, reference, fence, fresh_id(), now());
             context.health.note(tenant, Access::Write, &cleared);
             if let Ok(number) = cleared {
                 context.note_clear(name, number);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::context::{Context, count, object_id, value};
+use super::context::{Context, count, value};
 use super::decide::loses_name;
-use super::health::{Access, now, say};
+use super::health::{Access, say};
 use super::pace::Pace;
 use super::types::Moving;
 use crate::engine::notice::What;
@@ -18,7 +18,7 @@ use crate::engine::{self, OpenArtifact};
 use crate::model::{Artifact, Sha256, Sharing, Timestamp};
 use crate::shared::{
     Commit, Committed, Error, Keys, LayerRef, NameRecord, ObjectId, Publication, Root, Upload,
-    decide, look, upload,
+    decide, fresh_id, look, now, upload,
 };
 
 /// How often an upload looks whether its artifact still has its name.
@@ -156,7 +156,7 @@ impl Uploader {
         open: &OpenArtifact,
         running: &Running,
     ) -> Result<Answer, Error> {
-        let (store, tenant, id) = (self.context.store(), &artifact.tenant, object_id());
+        let (store, tenant, id) = (self.context.store(), &artifact.tenant, fresh_id());
         let (publication, record) = self.context.look(tenant, &artifact.reference, id)?;
         let covering = self.context.engine.covering(&artifact.name());
         if artifact.fence < covering {
@@ -369,12 +369,12 @@ mod tests {
             cleared: 0,
             evicted: false,
             deleting: false,
-            write: object_id(),
+            write: fresh_id(),
             // It was uploaded last. That says nothing of when it was sealed.
             committed: Timestamp(900),
             state: NameState::Content {
                 artifact: ArtifactId::from_bits(2),
-                publication: object_id(),
+                publication: fresh_id(),
                 manifest: Sha256([0; 32]),
                 ttl_seconds: None,
             },

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::health::now;
 use crate::engine::PublishRequest;
 use crate::model::{Pod, Tenant, Timestamp, VolumeId, VolumeSpec};
+use crate::shared::now;
 
 /// A volume whose publish waits.
 #[derive(Debug, Clone)]

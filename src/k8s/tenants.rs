@@ -99,6 +99,8 @@ impl Tenants {
             return Ok(());
         };
         let tenants = self.ask(Store::tenants).await?;
+        self.recorded
+            .retain(|it, _| tenants.binary_search(it).is_ok());
         let (mut cleared, mut failure) = (0, None);
         for tenant in tenants {
             let uid = there.get(&tenant.to_string()).cloned();
@@ -128,7 +130,7 @@ impl Tenants {
         match judge(recorded.as_deref(), there.as_deref()) {
             Step::Nothing => Ok(false),
             Step::Record => {
-                self.record(tenant, cluster, there).await?;
+                self.record(tenant, cluster, recorded, there).await?;
                 Ok(false)
             }
             Step::Clear => self.clear(tenant, cluster, there).await,
@@ -153,14 +155,16 @@ impl Tenants {
         // A fence after those that an older etcd has lost would have no predecessor there.
         self.fencer.read().await?;
         self.fencer.mend().await?;
-        let made = self.ended.clear(tenant.clone(), recorded, there.clone());
+        let made = self
+            .ended
+            .clear(tenant.clone(), recorded.clone(), there.clone());
         let made = made.await?;
         if made {
             tracing::warn!(%tenant, is_there = there.is_some(),
                 "the shared tier has content of a namespace that was deleted, or was made again, \
                  while no controller ran: it is cleared");
         }
-        self.record(tenant, cluster, there).await?;
+        self.record(tenant, cluster, recorded, there).await?;
         Ok(made)
     }
 
@@ -175,15 +179,21 @@ impl Tenants {
         Ok(recorded)
     }
 
+    /// Records the namespace that is there, if the record still says `recorded`.
     async fn record(
         &mut self,
         tenant: &Tenant,
         cluster: &ClusterUid,
+        recorded: Option<String>,
         there: Option<String>,
     ) -> Result<(), Error> {
+        // It is read again after a failure.
+        self.recorded.remove(tenant);
         let (of, by, uid) = (tenant.clone(), cluster.clone(), there.clone());
-        self.ask(move |store| store.set_namespace_of(&of, &by, uid.as_deref()))
-            .await?;
+        let set = move |store: &Store| {
+            store.set_namespace_of(&of, &by, recorded.as_deref(), uid.as_deref())
+        };
+        self.ask(set).await?;
         self.recorded.insert(tenant.clone(), there);
         Ok(())
     }

@@ -31,6 +31,15 @@ impl Timestamp {
         )
     }
 
+    /// The time before this duration.
+    #[must_use]
+    pub fn before(self, duration: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_sub(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)),
+        )
+    }
+
     /// The duration since `earlier`; zero if the clock was set back.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {

@@ -7,45 +7,56 @@ use super::commit::check_format;
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::record::{FORMAT, MOST_NAME, NamespaceRecord, encode};
-use super::store::Store;
+use super::store::{Store, Version};
 use crate::model::Tenant;
 
 impl Store {
     /// The uid of the cluster's namespace whose content the tenant's part has; `None`: the cluster
     /// has recorded none. A record that cannot be read counts as none.
     pub fn namespace_of(&self, tenant: &Tenant, cluster: &ClusterUid) -> Result<Option<String>> {
-        let key = Keys::new(tenant).cluster(cluster);
-        let Some((bytes, _)) = self.get(&key, MOST_NAME)? else {
-            return Ok(None);
+        let (recorded, _) = self.recorded(&Keys::new(tenant).cluster(cluster))?;
+        Ok(recorded)
+    }
+
+    fn recorded(&self, key: &str) -> Result<(Option<String>, Option<Version>)> {
+        let Some((bytes, version)) = self.get(key, MOST_NAME)? else {
+            return Ok((None, None));
         };
-        match NamespaceRecord::parse(&key, &bytes) {
-            Ok(record) => Ok(Some(record.namespace)),
-            Err(Error::Corrupt { .. }) => Ok(None),
+        match NamespaceRecord::parse(key, &bytes) {
+            Ok(record) => Ok((Some(record.namespace), Some(version))),
+            Err(Error::Corrupt { .. }) => Ok((None, Some(version))),
             Err(error) => Err(error),
         }
     }
 
-    /// Records the uid of the cluster's namespace, or that it has none. The controller of the
-    /// cluster is the only writer. Of two of them the last one counts: each reads the record again
-    /// before it clears.
+    /// Records the uid of the cluster's namespace, or that it has none, if the record still says
+    /// `earlier`; else [`Error::Conflict`]. So a request that takes effect late does not write over
+    /// what another controller of the cluster recorded meanwhile.
     pub fn set_namespace_of(
         &self,
         tenant: &Tenant,
         cluster: &ClusterUid,
+        earlier: Option<&str>,
         namespace: Option<&str>,
     ) -> Result<()> {
         let keys = Keys::new(tenant);
         check_format(self, &keys, false)?;
         let key = keys.cluster(cluster);
-        match namespace {
-            Some(namespace) => self.write(
-                &key,
-                encode(&NamespaceRecord {
-                    format: FORMAT,
-                    namespace: namespace.to_owned(),
-                }),
-            ),
-            None => self.delete(&key),
+        let (recorded, version) = self.recorded(&key)?;
+        if recorded.as_deref() != earlier {
+            return Err(Error::Conflict { object: key });
+        }
+        let Some(namespace) = namespace else {
+            // The client has no conditional deletion. A namespace without a record is recorded again.
+            return self.delete_once(&key);
+        };
+        let record = encode(&NamespaceRecord {
+            format: FORMAT,
+            namespace: namespace.to_owned(),
+        });
+        match version {
+            Some(version) => self.replace(&key, record, &version),
+            None => self.create(&key, record),
         }
     }
 }

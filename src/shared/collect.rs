@@ -12,20 +12,12 @@ use super::commit::check_format;
 use super::decide::{self, GRACE, LIST_WITHIN, NameVerdict, Seen, Verdict};
 use super::error::{Error, Result};
 use super::keys::{Keys, Listed};
-use super::record::{
-    FORMAT, Lease, MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId, encode,
-};
+use super::lease::{self, End};
+use super::record::{MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId};
 use super::retire::{delete, enter, evict, withdraw};
 use super::store::{Item, Store, Version};
 use crate::model::{ArtifactId, Fences, Name, Reference, Tenant, Timestamp};
 use crate::tree::Stop;
-
-/// How long a collector has the lease. It saves double work; nothing else depends on it.
-const LEASE: Duration = Duration::from_hours(2);
-/// The seconds of a lease after a complete collection: it is given back.
-pub(super) const GIVEN_BACK: u64 = 0;
-/// The seconds of a lease after a collection that was stopped: the next collector repeats it.
-const NEARLY_OVER: u64 = 1;
 
 /// How long ago names of a tenant were used last.
 pub type Uses = HashMap<Reference, Duration>;
@@ -116,6 +108,13 @@ struct Judged {
     fence: u64,
 }
 
+/// What is done with the objects in one walk over them.
+#[derive(Clone, Copy)]
+enum Pass {
+    Delete,
+    Condemn,
+}
+
 #[derive(Default)]
 struct Object {
     item: Option<Item>,
@@ -139,22 +138,52 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// Collects. `now` is this machine's clock: it decides only whether a lease is over.
+    /// Collects. `now` is this machine's clock: it decides only whether a lease is over, and what a
+    /// full storage may lose.
     pub fn run(&self, now: Timestamp, stop: Stop<'_>) -> Result<Collected> {
-        let keys = Keys::new(self.tenant);
-        check_format(self.store, &keys, false)?;
+        let (store, keys) = (self.store, Keys::new(self.tenant));
+        let has_format = check_format(store, &keys, false)?;
         if self.dry_run {
             return self.collect(&keys, (now, now), stop);
         }
-        let clock = self.take_lease(&keys, now)?;
-        let done = self.collect(&keys, (now, clock), stop);
-        match &done {
-            Ok(_) => self.end_lease(&keys, GIVEN_BACK)?,
-            // The next collector need not wait, and repeats it.
-            Err(Error::Stopped) => drop(self.end_lease(&keys, NEARLY_OVER)),
-            Err(_) => {}
+        let mut freed = Collected::default();
+        let clock = match lease::take(store, &keys, self.id, now) {
+            Err(Error::Full { .. }) => {
+                freed = self.free(&keys, now, stop)?;
+                lease::take(store, &keys, self.id, now)?
+            }
+            taken => taken?,
+        };
+        let mut done = match self.collect(&keys, (now, clock), stop) {
+            Err(Error::Stopped) => {
+                drop(lease::end(store, &keys, self.id, End::Stopped));
+                return Err(Error::Stopped);
+            }
+            done => done?,
+        };
+        done.deleted += freed.deleted;
+        done.deleted_bytes += freed.deleted_bytes;
+        if done.manifests > 0 && !has_format {
+            // Another collector found nothing else, and a node published meanwhile.
+            check_format(store, &keys, true)?;
         }
-        done
+        if !self.removes_the_rest(&keys, &done, clock)? {
+            lease::end(store, &keys, self.id, End::Complete)?;
+        }
+        Ok(done)
+    }
+
+    /// Deletes what already has a marker from a storage that is too full for a lease. Without a
+    /// lease the storage's time is not known. It is later than a day before this machine's clock,
+    /// unless that clock is wrong by a day.
+    fn free(&self, keys: &Keys, now: Timestamp, stop: Stop<'_>) -> Result<Collected> {
+        let mut done = Collected::default();
+        let clock = now.before(GRACE);
+        let lists = self.lists_in_time(keys, clock, &mut done, stop)?;
+        self.objects(&lists, Pass::Delete, clock, &mut done, stop)?;
+        tracing::warn!(tenant = %self.tenant, deleted = done.deleted, bytes = done.deleted_bytes,
+            "the shared tier is full: garbage that had a marker was deleted before anything else");
+        Ok(done)
     }
 
     /// Collects under the lease. `clock`: the time of the lease.
@@ -165,86 +194,52 @@ impl<'a> Collector<'a> {
         stop: Stop<'_>,
     ) -> Result<Collected> {
         let mut done = Collected::default();
+        let lists = self.lists_in_time(keys, clock, &mut done, stop)?;
+        // First what makes room: a full storage refuses the writes.
+        self.objects(&lists, Pass::Delete, clock, &mut done, stop)?;
+        self.names(&lists, now, &mut done, stop)?;
+        if let Some(budget) = self.budget {
+            self.evict(&lists, budget, now, &mut done, stop)?;
+        }
+        self.objects(&lists, Pass::Condemn, clock, &mut done, stop)?;
+        Ok(done)
+    }
+
+    /// Removes the tenant's last records if it has nothing else: its namespace has ended, or used
+    /// the tier long ago. A node that publishes at this moment writes them again; see `run`.
+    fn removes_the_rest(&self, keys: &Keys, done: &Collected, clock: Timestamp) -> Result<bool> {
+        if done.names + done.manifests + done.layers + done.unknown > 0 {
+            return Ok(false);
+        }
+        let (format, lease) = (keys.format(), keys.lease());
+        let mut is_rest = true;
+        self.store.list(keys.base(), &mut |item| {
+            let is_old = clock.since(item.modified) >= self.grace;
+            is_rest &= item.key == lease || (item.key == format && is_old);
+            Ok(())
+        })?;
+        if is_rest {
+            self.store.delete(&format)?;
+            self.store.delete(&lease)?;
+        }
+        Ok(is_rest)
+    }
+
+    fn lists_in_time(
+        &self,
+        keys: &Keys,
+        clock: Timestamp,
+        done: &mut Collected,
+        stop: Stop<'_>,
+    ) -> Result<Lists> {
         let begun = Instant::now();
-        let lists = self.lists(keys, clock, &mut done, stop)?;
+        let lists = self.lists(keys, clock, done, stop)?;
         if begun.elapsed() > LIST_WITHIN {
             return Err(Error::Late {
                 object: keys.base().to_owned(),
             });
         }
-        self.names(&lists, now, &mut done, stop)?;
-        if let Some(budget) = self.budget {
-            self.evict(&lists, budget, now, &mut done, stop)?;
-        }
-        for (listed, object) in &lists.objects {
-            if stop() {
-                return Err(Error::Stopped);
-            }
-            self.object(listed, object, &lists, clock, &mut done)?;
-            (self.progress)(&done);
-        }
-        Ok(done)
-    }
-
-    /// Takes the lease; the time by the storage's clock.
-    fn take_lease(&self, keys: &Keys, now: Timestamp) -> Result<Timestamp> {
-        let key = keys.lease();
-        let lease = |seconds| {
-            encode(&Lease {
-                format: FORMAT,
-                holder: self.id,
-                seconds,
-            })
-        };
-        let taken = match self.store.get(&key, MOST_NAME)? {
-            None => self.store.create(&key, lease(LEASE.as_secs())),
-            Some((bytes, version)) => {
-                // An unreadable lease does not count.
-                let seconds = match Lease::parse(&key, &bytes) {
-                    Ok(lease) => lease.seconds.min(LEASE.as_secs()),
-                    Err(error @ Error::Newer { .. }) => return Err(error),
-                    Err(_) => 0,
-                };
-                let age = now.since(version.modified());
-                let left = Duration::from_secs(seconds).saturating_sub(age);
-                if !left.is_zero() {
-                    return Err(self.leased(&key, left));
-                }
-                self.store.replace(&key, lease(LEASE.as_secs()), &version)
-            }
-        };
-        match taken {
-            Ok(()) => self.store.modified(&key),
-            Err(Error::Conflict { .. }) => Err(self.leased(&key, LEASE)),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn leased(&self, key: &str, left: Duration) -> Error {
-        Error::Leased {
-            object: format!("{}/{key}", self.store),
-            minutes: left.as_secs().div_ceil(60),
-        }
-    }
-
-    /// Ends the lease after so many seconds from now, if this collector has it.
-    fn end_lease(&self, keys: &Keys, seconds: u64) -> Result<()> {
-        let key = keys.lease();
-        let Some((bytes, version)) = self.store.get(&key, MOST_NAME)? else {
-            return Ok(());
-        };
-        if !Lease::parse(&key, &bytes).is_ok_and(|lease| lease.holder == self.id) {
-            return Ok(());
-        }
-        let lease = encode(&Lease {
-            format: FORMAT,
-            holder: self.id,
-            seconds,
-        });
-        match self.store.replace(&key, lease, &version) {
-            Err(Error::Conflict { .. }) => Ok(()),
-            result => result,
-        }
+        Ok(lists)
     }
 
     fn lists(
@@ -521,11 +516,29 @@ impl<'a> Collector<'a> {
         }
     }
 
+    fn objects(
+        &self,
+        lists: &Lists,
+        pass: Pass,
+        clock: Timestamp,
+        done: &mut Collected,
+        stop: Stop<'_>,
+    ) -> Result<()> {
+        for (listed, object) in &lists.objects {
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            self.object((listed, object), lists, pass, clock, done)?;
+            (self.progress)(done);
+        }
+        Ok(())
+    }
+
     fn object(
         &self,
-        listed: &Listed,
-        object: &Object,
+        (listed, object): (&Listed, &Object),
         lists: &Lists,
+        pass: Pass,
         clock: Timestamp,
         done: &mut Collected,
     ) -> Result<()> {
@@ -543,27 +556,24 @@ impl<'a> Collector<'a> {
             shown,
         };
         let bytes = object.item.as_ref().map_or(0, |item| item.bytes);
-        match (
-            decide::judge(seen, self.grace),
-            &object.item,
-            &object.marker,
-        ) {
-            (Verdict::Condemn, Some(item), _) => {
-                done.condemned += 1;
-                done.condemned_bytes += bytes;
+        let verdict = decide::judge(seen, self.grace);
+        match (pass, verdict, &object.item, &object.marker) {
+            (Pass::Condemn, Verdict::Condemn, Some(item), _) => {
                 if !self.dry_run {
                     self.store.write(&Keys::marker(&item.key), Vec::new())?;
                 }
+                done.condemned += 1;
+                done.condemned_bytes += bytes;
             }
-            (Verdict::Delete, Some(item), Some(marker)) => {
-                done.deleted += 1;
-                done.deleted_bytes += bytes;
+            (Pass::Delete, Verdict::Delete, Some(item), Some(marker)) => {
                 if !self.dry_run {
                     self.store.delete(&item.key)?;
                     self.store.delete(&marker.key)?;
                 }
+                done.deleted += 1;
+                done.deleted_bytes += bytes;
             }
-            (Verdict::Unmark, None, Some(marker)) if !self.dry_run => {
+            (Pass::Delete, Verdict::Unmark, None, Some(marker)) if !self.dry_run => {
                 self.store.delete(&marker.key)?;
             }
             _ => {}

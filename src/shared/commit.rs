@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::decide::{self, Decision, Writer};
+use super::decide::{self, Age, Decision, Writer};
 use super::error::{Error, Result};
 use super::keys::{Keys, Listed};
 use super::object::{FOOTER_BYTES, Footer};
@@ -102,9 +102,16 @@ impl<'a> Publication<'a> {
     }
 
     /// Reads what the name shows, so that its layers need not be uploaded. A name or manifest that
-    /// is damaged counts as none.
-    pub fn look(&mut self, reference: &Reference) -> Result<Option<NameRecord>> {
+    /// is damaged counts as none. Fails at once while a collector deletes the record: no commit
+    /// could write it.
+    pub fn look(&mut self, reference: &Reference, now: Timestamp) -> Result<Option<NameRecord>> {
         let current = read_current(self.store, &self.keys, &self.tenant, reference)?;
+        if let (Some(record), Some(version)) = &current
+            && decide::is_being_deleted(record, now.since(version.modified()))
+        {
+            let object = self.keys.name(reference);
+            return Err(Error::Deleting { object });
+        }
         let record = current.0.clone();
         self.seen = Some((reference.clone(), current));
         if let Some(record) = &record {
@@ -220,6 +227,7 @@ impl<'a> Publication<'a> {
             reference: &commit.reference,
             write: self.id,
             now,
+            written: Some(&key),
         };
         // The record that was read before may be old. Then the conditional write fails, and the
         // record is read again.
@@ -269,6 +277,7 @@ pub fn clear(
         reference,
         write,
         now,
+        written: None,
     };
     let committed = name.write(None, &|current| {
         let number = decide::clear(current, fence, now.0.max(1));
@@ -337,6 +346,8 @@ struct Name<'a> {
     reference: &'a Reference,
     write: ObjectId,
     now: Timestamp,
+    /// An object that this writer has just written: it shows the storage's time.
+    written: Option<&'a str>,
 }
 
 /// A record that was read, and its version. A version without a record: it is damaged.
@@ -366,7 +377,8 @@ impl Name<'_> {
                 return Ok(Committed::Named(number));
             }
             if let (Some(record), Some(version)) = (&current, &version)
-                && !decide::may_write_over(record, self.now.since(version.modified()))
+                && record.deleting
+                && !decide::may_write_over_mark(self.age(version)?)
             {
                 last = Error::Deleting {
                     object: key.clone(),
@@ -410,6 +422,16 @@ impl Name<'_> {
             }
         }
         Err(last)
+    }
+
+    fn age(&self, version: &Version) -> Result<Age> {
+        Ok(match self.written {
+            Some(key) => {
+                let now = self.store.modified(key)?;
+                Age::ByStorage(now.since(version.modified()))
+            }
+            None => Age::ByWriter(self.now.since(version.modified())),
+        })
     }
 
     fn is_ours(&self, current: Option<&NameRecord>) -> Option<u64> {
@@ -472,18 +494,19 @@ fn newest_unmarked<'a>(keys: &Keys, items: &'a [Item]) -> Option<(&'a Item, Obje
     found
 }
 
-/// Checks the format of a tenant's part; `write`: writes it if it is not there.
-pub(super) fn check_format(store: &Store, keys: &Keys, write: bool) -> Result<()> {
+/// Checks the format of a tenant's part; `write`: writes it if it is not there. Returns whether it
+/// is there.
+pub(super) fn check_format(store: &Store, keys: &Keys, write: bool) -> Result<bool> {
     let key = keys.format();
     if let Some((bytes, _)) = store.get(&key, MOST_NAME)? {
-        return Format::parse(&key, &bytes).map(|_| ());
+        return Format::parse(&key, &bytes).map(|_| true);
     }
     if !write {
-        return Ok(());
+        return Ok(false);
     }
     match store.create(&key, encode(&Format { format: FORMAT })) {
         // Another node was faster.
-        Ok(()) | Err(Error::Conflict { .. }) => Ok(()),
+        Ok(()) | Err(Error::Conflict { .. }) => Ok(true),
         Err(error) => Err(error),
     }
 }

@@ -21,8 +21,8 @@ pub const KEEP_CLEARED: Duration = Duration::from_hours(30 * 24);
 
 /// A collector sends the deletion of a record at most this long after it began to mark it.
 pub const DELETE_WITHIN: Duration = Duration::from_hours(1);
-/// How old a mark is when no deletion of its collector can still take effect. Another collector may
-/// mark the record again then.
+/// How old a mark is when no deletion of its collector can still take effect. A writer may write
+/// over the record then, and another collector may mark it again.
 pub const DELETED_BY: Duration = Duration::from_hours(3);
 
 /// What a writer of a name knows when it writes.
@@ -152,12 +152,31 @@ pub fn judge_name(record: &NameRecord, age: Duration) -> NameVerdict {
     }
 }
 
-/// Whether a writer may write over this record, given its age by the writer's clock. One that is
-/// being deleted is left to its collector, unless that was killed: the deletion would take what was
-/// written meanwhile. The longer time leaves room for a clock that is wrong.
+/// Whether a publication is not begun, given the age of the name's record by the writer's clock. It
+/// saves an upload; [`may_write_over_mark`] decides.
 #[must_use]
-pub fn may_write_over(record: &NameRecord, age: Duration) -> bool {
-    !record.deleting || age >= GRACE
+pub fn is_being_deleted(record: &NameRecord, age: Duration) -> bool {
+    record.deleting && age < DELETED_BY
+}
+
+/// The age of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Age {
+    /// By the storage's clock, when the writer last wrote something.
+    ByStorage(Duration),
+    /// By the writer's own clock, which may be wrong.
+    ByWriter(Duration),
+}
+
+/// Whether a writer may write over a record that is marked as `deleting`. It is left to its
+/// collector, unless that was killed: the deletion would take what was written meanwhile.
+#[must_use]
+pub fn may_write_over_mark(age: Age) -> bool {
+    match age {
+        Age::ByStorage(age) => age >= DELETED_BY,
+        // The longer time leaves room for a clock that is wrong.
+        Age::ByWriter(age) => age >= GRACE,
+    }
 }
 
 /// A manifest or a layer, as one list showed it. Ages are by the storage's clock, from before the
@@ -400,12 +419,16 @@ mod tests {
         let hour = Duration::from_hours(1);
         assert_eq!(judge_name(&deleting, hour * 2), NameVerdict::Keep);
         assert_eq!(judge_name(&deleting, hour * 3), NameVerdict::Delete);
-        assert!(!may_write_over(&deleting, hour * 23));
-        assert!(may_write_over(&deleting, hour * 24));
-        assert!(may_write_over(
+        assert!(is_being_deleted(&deleting, hour * 2));
+        assert!(!is_being_deleted(&deleting, hour * 3));
+        assert!(!is_being_deleted(
             &record(7, NameState::Expired),
             Duration::ZERO
         ));
+        assert!(!may_write_over_mark(Age::ByStorage(hour * 2)));
+        assert!(may_write_over_mark(Age::ByStorage(hour * 3)));
+        assert!(!may_write_over_mark(Age::ByWriter(hour * 23)));
+        assert!(may_write_over_mark(Age::ByWriter(hour * 24)));
         // The bounds that the proof in docs/shared-tier.md needs.
         assert!(GRACE >= 2 * PUBLISH_WITHIN + 4 * LIST_WITHIN);
         // The mark may take effect as late as it was sent, the deletion an hour after it was.

@@ -31,8 +31,8 @@ pub enum Error {
     },
     /// The storage has no space, or its owner no quota.
     #[error(
-        "{object} cannot be written, the shared tier is full: {cause}; make room in the storage, \
-         or raise the quota; uploads wait until then"
+        "{object} cannot be written, the shared tier is full: {cause}; raise the quota, or make \
+         room in the storage; uploads, and the collection of garbage, wait until then"
     )]
     Full {
         /// The object.
@@ -56,7 +56,8 @@ pub enum Error {
     },
     /// A collector deletes the record at this moment.
     #[error(
-        "{object} is just being deleted by a collector; the operation can be tried again later"
+        "{object} is just being deleted by a collector; the operation can be tried again later, \
+         and succeeds within 3 hours also if that collector was killed"
     )]
     Deleting {
         /// The record.

@@ -39,7 +39,10 @@ impl Directory {
     /// Opens the directory, which must exist.
     pub(super) fn open(path: &std::path::Path) -> Result<Self> {
         let root = Dir::open(path).map_err(|error| generic(&error))?;
-        let inner = LocalFileSystem::new_with_prefix(path)?.with_fsync(true);
+        // A bucket has no empty directories, either.
+        let inner = LocalFileSystem::new_with_prefix(path)?
+            .with_fsync(true)
+            .with_automatic_cleanup(true);
         Ok(Self { inner, root })
     }
 

@@ -6,7 +6,7 @@
 //! upload:  toc::Holder ─▶ frames, table, index ─▶ one object        (object, upload)
 //! commit:  layers ─▶ manifest ─▶ name, by conditional writes        (commit, decide)
 //! fetch:   name ─▶ manifest ─▶ table ─▶ ranges ─▶ toc::Receiver      (source, fetch)
-//! collect: names, manifests, layers ─▶ markers ─▶ deletions    (collect, retire, decide, budget)
+//! collect: names, manifests, layers ─▶ markers ─▶ deletions    (collect, lease, retire, budget)
 //! ```
 //!
 //! Every decision is a function without I/O in `decide` or `budget`; `tests/shared` runs those in a
@@ -24,7 +24,9 @@ mod fetch;
 mod file;
 mod keys;
 mod later;
+mod lease;
 mod object;
+mod patient;
 mod periodic;
 mod record;
 mod report;
@@ -46,8 +48,9 @@ pub use fetch::{Destination, Fetched, fetch};
 pub use keys::Keys;
 pub use object::{Footer, Index};
 pub use periodic::{Budgets, Catalog, Periodic};
-pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};
+pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root, fresh_id};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
+pub use since::now;
 pub use source::{Bucket, Content, Found, Frames, LastSeen, Resolved, Source};
 pub use store::{Item, Store, Times, Version};
 pub use upload::{Upload, upload};

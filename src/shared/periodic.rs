@@ -10,15 +10,17 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::budget::{Budget, TierUse};
-use super::collect::{Collected, Collector, GIVEN_BACK, Uses};
+use super::collect::{Collected, Collector, Uses};
 use super::error::{Error, Result};
 use super::keys::Keys;
-use super::record::{Lease, MOST_NAME, ObjectId};
+use super::lease;
+use super::record::fresh_id;
+use super::since::now;
 use super::store::Store;
 use crate::model::{Fences, Tenant, Timestamp};
 use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
@@ -290,11 +292,6 @@ struct Job {
     figures: Arc<Figures>,
 }
 
-/// The wall clock.
-fn now() -> Timestamp {
-    SystemTime::now().into()
-}
-
 impl Job {
     fn run(&self) {
         // A collection without fences and uses would not be repeated for hours.
@@ -375,7 +372,7 @@ impl Job {
         if !self.budgets.is_due(tenant, &self.intervals) && self.was_collected(tenant, now)? {
             return Ok(None);
         }
-        let id = random_id();
+        let id = fresh_id();
         let stop = || self.budgets.is_stopped();
         let budget = self.budgets.get(tenant);
         let collector = Collector {
@@ -398,20 +395,9 @@ impl Job {
 
     /// Whether a collection of the tenant was completed lately, by any process.
     fn was_collected(&self, tenant: &Tenant, now: Timestamp) -> Result<bool> {
-        let key = Keys::new(tenant).lease();
-        let Some((lease, version)) = self.store.get(&key, MOST_NAME)? else {
-            return Ok(false);
-        };
-        let is_given_back =
-            Lease::parse(&key, &lease).is_ok_and(|lease| lease.seconds == GIVEN_BACK);
-        Ok(is_given_back && now.since(version.modified()) < self.intervals.every)
+        let complete = lease::complete_since(&self.store, &Keys::new(tenant), now)?;
+        Ok(complete.is_some_and(|since| since < self.intervals.every))
     }
-}
-
-fn random_id() -> ObjectId {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).expect("Linux has had getrandom(2) since 3.17");
-    ObjectId::from_bits(u128::from_le_bytes(id))
 }
 
 fn add(figure: &AtomicU64, more: u64) {
@@ -423,13 +409,16 @@ mod tests {
     use std::fs::File;
     use std::path::Path;
     use std::sync::atomic::AtomicBool;
+    use std::time::SystemTime;
 
     use tempfile::TempDir;
     use tokio::runtime::Runtime;
 
     use super::*;
     use crate::model::{ArtifactId, Coverage, Fence, Sha256};
-    use crate::shared::{Commit, LayerRef, NameState, Publication, Root, Times, Url, list, look};
+    use crate::shared::{
+        Commit, LayerRef, NameState, ObjectId, Publication, Root, Times, Url, list, look,
+    };
     use crate::telemetry::metrics;
 
     const TICKS: Intervals = Intervals {
@@ -463,7 +452,7 @@ mod tests {
     /// Commits names that each show 100 bytes of their own, two hours ago.
     fn commit(store: &Store, directory: &Path, tenant: &Tenant, names: &[&str]) {
         for name in names {
-            let id = random_id();
+            let id = fresh_id();
             let layer = LayerRef {
                 digest: Sha256([1; 32]),
                 upload: id,

@@ -22,6 +22,14 @@ const MOST_LAYERS: usize = 4096;
 
 /// A random id in a key: of an upload or a publication.
 pub type ObjectId = LayerId;
+/// A fresh random id.
+#[must_use]
+pub fn fresh_id() -> ObjectId {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).expect("Linux has had getrandom(2) since 3.17");
+    ObjectId::from_bits(u128::from_le_bytes(id))
+}
+
 /// How the root of an artifact differs from that of its layers.
 pub type Root = RootAttributes;
 
@@ -84,7 +92,7 @@ pub struct NameRecord {
     #[serde(default, skip_serializing_if = "is_false")]
     pub evicted: bool,
     /// It shows nothing, and a collector deletes it at this moment: writers wait, as
-    /// [`may_write_over`](super::decide::may_write_over) says.
+    /// [`may_write_over_mark`](super::decide::may_write_over_mark) says.
     #[serde(default, skip_serializing_if = "is_false")]
     pub deleting: bool,
     /// Random, of this write: it tells two writes apart that say the same.

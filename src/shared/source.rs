@@ -144,7 +144,7 @@ impl Bucket {
 
     /// Whether this version can read a tenant's part.
     pub fn check_format(&self, tenant: &Tenant) -> Result<()> {
-        check_format(&self.store, &Keys::new(tenant), false)
+        check_format(&self.store, &Keys::new(tenant), false).map(|_| ())
     }
 }
 

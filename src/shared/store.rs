@@ -15,7 +15,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, UpdateVersion,
 };
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
 use super::decide::PUBLISH_WITHIN;
 use super::error::{Error, Result};
@@ -370,17 +370,21 @@ impl Store {
     /// Reads a part of an object as a stream that runs ahead by at most `ahead` bytes. A stream
     /// that is cut is taken up again where it ended.
     pub(super) fn stream(&self, key: &str, range: Range<u64>, ahead: usize) -> Download {
-        let (sender, receiver) = mpsc::channel((ahead / PIECE).max(1));
+        // A connection gives pieces of any length, so the room is counted in bytes.
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let room = Arc::new(Semaphore::new(ahead.max(PIECE)));
         let job = Job {
             store: self.clone(),
             path: self.path(key),
             object: self.shown(key),
             range,
             sender,
+            room: Arc::clone(&room),
         };
         self.runtime.spawn(job.run());
         Download {
             receiver,
+            room,
             piece: Bytes::new(),
         }
     }
@@ -403,13 +407,21 @@ fn version_of(answer: &GetResult) -> Version {
 /// How many small objects are read at once.
 const AT_ONCE: usize = 32;
 
-/// The bytes of a download that travel between two threads at once.
+/// The most bytes of a download that travel between two threads at once.
 const PIECE: usize = 256 << 10;
 
 /// A part of an object that is being read. Dropping it ends the download.
 pub(super) struct Download {
-    receiver: mpsc::Receiver<Result<Bytes>>,
+    receiver: mpsc::UnboundedReceiver<Result<Bytes>>,
+    /// How many more bytes may wait in the receiver.
+    room: Arc<Semaphore>,
     piece: Bytes,
+}
+
+impl Drop for Download {
+    fn drop(&mut self) {
+        self.room.close();
+    }
 }
 
 impl Read for Download {
@@ -417,7 +429,10 @@ impl Read for Download {
         while self.piece.is_empty() {
             match self.receiver.blocking_recv() {
                 None => return Ok(0),
-                Some(Ok(piece)) => self.piece = piece,
+                Some(Ok(piece)) => {
+                    self.room.add_permits(piece.len());
+                    self.piece = piece;
+                }
                 Some(Err(error)) => return Err(io::Error::other(error)),
             }
         }
@@ -432,7 +447,8 @@ struct Job {
     path: Path,
     object: String,
     range: Range<u64>,
-    sender: mpsc::Sender<Result<Bytes>>,
+    sender: mpsc::UnboundedSender<Result<Bytes>>,
+    room: Arc<Semaphore>,
 }
 
 impl Job {
@@ -447,7 +463,7 @@ impl Job {
                 left = self.store.times.retries;
             }
             if left == 0 || !error.is_temporary() {
-                let _gone = self.sender.send(Err(error)).await;
+                let _gone = self.sender.send(Err(error));
                 return;
             }
             left -= 1;
@@ -455,7 +471,7 @@ impl Job {
         }
     }
 
-    /// Sends what comes, until all of it or the reader is gone.
+    /// Sends what comes. [`Error::Stopped`]: the reader is gone.
     async fn attempt(&mut self) -> Result<()> {
         let most = self.store.times.transfer;
         let object = self.object.clone();
@@ -489,10 +505,12 @@ impl Job {
             while !piece.is_empty() {
                 let part = piece.split_to(piece.len().min(PIECE));
                 self.range.start += part.len() as u64;
-                if self.sender.send(Ok(part)).await.is_err() {
-                    self.range.start = self.range.end;
-                    return Ok(());
-                }
+                let length = u32::try_from(part.len()).expect("it is at most a piece");
+                let room = self.room.acquire_many(length).await;
+                room.map(SemaphorePermit::forget)
+                    .map_err(|_| Error::Stopped)?;
+                let sent = self.sender.send(Ok(part));
+                sent.map_err(|_| Error::Stopped)?;
             }
         }
         Ok(())

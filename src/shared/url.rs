@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use super::error::{Error, Result};
 use super::file;
 use super::later::Later;
+use super::patient::Patient;
 use super::store::{Store, Times};
 
 /// Why a text is no URL of a tier. No message repeats the text, since it may hold a password.
@@ -206,6 +207,7 @@ impl Url {
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&self.bucket)
             .with_client_options(self.client())
+            .with_http_connector(Patient)
             .with_retry(retry);
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_endpoint(endpoint);
@@ -223,6 +225,7 @@ impl Url {
         let builder = GoogleCloudStorageBuilder::from_env()
             .with_bucket_name(&self.bucket)
             .with_client_options(self.client())
+            .with_http_connector(Patient)
             .with_retry(retry);
         let builder = match &self.endpoint {
             Some(endpoint) => builder.with_base_url(endpoint),
@@ -235,6 +238,7 @@ impl Url {
         let mut builder = MicrosoftAzureBuilder::from_env()
             .with_container_name(&self.bucket)
             .with_client_options(self.client())
+            .with_http_connector(Patient)
             .with_retry(retry);
         if let Some(account) = &self.account {
             builder = builder.with_account(account);

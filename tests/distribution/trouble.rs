@@ -86,24 +86,51 @@ async fn pods_whose_content_is_here_run_whatever_the_tier_does() {
     node.finish().await;
 }
 
+/// The attributes of one of three caches.
+fn numbered(key: &str) -> [(&str, &str); 2] {
+    [("type", "task-cache"), ("key", key)]
+}
+
+/// Commits three caches to a tier that takes nothing. Returns the error that lasts.
+async fn three_wait(node: &Node) -> String {
+    for number in 0..3 {
+        let (volume, key) = (format!("t-{number}"), format!("key-{number}"));
+        node.commit(&volume, &numbered(&key), "text").await;
+    }
+    let status = || node.distribution.status();
+    eventually("the error is known", || status().permanent_error.is_some()).await;
+    eventually("all are durable", || status().uploads_waiting == 3).await;
+    assert!(status().bytes_waiting > 0);
+    status().permanent_error.expect("it is known")
+}
+
+/// The tier works again, and takes what waits. Returns what pods were told since the last call.
+async fn three_are_uploaded(node: &mut Node, mode: &AtomicU8) -> Vec<What> {
+    mode.store(WELL, Ordering::SeqCst);
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!((drained.uploaded, drained.left), (3, 0));
+    // An error of reading ends with a read.
+    assert_eq!(node.sees("well", &TASK).await, None);
+    let status = node.distribution.status();
+    assert!(
+        status.permanent_error.is_none() && status.last_error.is_some(),
+        "{status:?}"
+    );
+    let told = node.heard();
+    let shared = |what: &&What| matches!(what, What::Shared { .. });
+    assert_eq!(told.iter().filter(shared).count(), 3, "{told:?}");
+    told
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn uploads_wait_for_the_tier_and_a_permanent_error_is_told_once() {
     let tier = Shared::file();
     let mode = Arc::new(AtomicU8::new(FORBIDS));
     let store = tier.failing(plan(&mode));
     let mut node = require!(Node::with(&store, short).await);
-    for number in 0..3 {
-        let key = format!("key-{number}");
-        let attributes = [("type", "task-cache"), ("key", &*key)];
-        node.commit(&format!("t-{number}"), &attributes, "text")
-            .await;
-    }
-    let status = || node.distribution.status();
-    eventually("the error is known", || status().permanent_error.is_some()).await;
-    eventually("all are durable", || status().uploads_waiting == 3).await;
-    let error = status().permanent_error.expect("it is known");
+    let error = three_wait(&node).await;
     assert!(error.contains("access is denied"), "{error}");
-    assert!(status().bytes_waiting > 0 && node.distribution.metrics().permanent_error);
+    assert!(node.distribution.metrics().permanent_error);
     let began = Instant::now();
     let drained = node.distribution.drain(NEVER).await;
     assert_eq!((drained.uploaded, drained.left), (0, 3));
@@ -121,18 +148,7 @@ async fn uploads_wait_for_the_tier_and_a_permanent_error_is_told_once() {
     mode.store(AWAY, Ordering::SeqCst);
     let drained = node.distribution.drain(Duration::from_millis(1500)).await;
     assert_eq!((drained.uploaded, drained.left), (0, 3));
-    mode.store(WELL, Ordering::SeqCst);
-    let drained = node.distribution.drain(NEVER).await;
-    assert_eq!((drained.uploaded, drained.left), (3, 0));
-    assert_eq!(node.sees("well", &TASK).await, None);
-    let status = node.distribution.status();
-    assert!(
-        status.permanent_error.is_none() && status.last_error.is_some(),
-        "{status:?}"
-    );
-    let told = node.heard();
-    let shared = |what: &&What| matches!(what, What::Shared { .. });
-    assert_eq!(told.iter().filter(shared).count(), 3, "{told:?}");
+    three_are_uploaded(&mut node, &mode).await;
     node.finish().await;
 }
 
@@ -150,45 +166,25 @@ async fn uploads_wait_for_a_full_tier_which_is_told_once_and_can_be_read() {
     let mode = Arc::new(AtomicU8::new(FULL));
     let store = tier.failing(plan(&mode));
     let mut node = require!(Node::with(&store, short).await);
-    for number in 0..3 {
-        let key = format!("key-{number}");
-        let attributes = [("type", "task-cache"), ("key", &*key)];
-        node.commit(&format!("t-{number}"), &attributes, "text")
-            .await;
-    }
-    let status = || node.distribution.status();
-    eventually("the error is known", || status().permanent_error.is_some()).await;
-    eventually("all are durable", || status().uploads_waiting == 3).await;
-    let error = status().permanent_error.expect("it is known");
+    let error = three_wait(&node).await;
     assert!(error.contains("the shared tier is full"), "{error}");
-    assert!(status().bytes_waiting > 0 && !node.distribution.metrics().permanent_error);
+    assert!(!node.distribution.metrics().permanent_error);
     // What the tier has comes, and caches start.
     assert_eq!(node.sees("i", &INPUT).await, text("output"));
     for number in 3..6 {
         assert_eq!(node.sees(&format!("t-{number}"), &TASK).await, None);
     }
-    assert!(
-        status().permanent_error.is_some(),
-        "reading does not end it"
-    );
+    let status = node.distribution.status();
+    assert!(status.permanent_error.is_some(), "reading does not end it");
     assert_eq!(full(&node.heard()), 1);
     let drained = node.distribution.drain(Duration::from_millis(1500)).await;
     assert_eq!((drained.uploaded, drained.left), (0, 3));
 
-    mode.store(WELL, Ordering::SeqCst);
-    let drained = node.distribution.drain(NEVER).await;
-    assert_eq!((drained.uploaded, drained.left), (3, 0));
-    assert!(node.distribution.status().permanent_error.is_none());
-    assert_eq!(node.sees("well", &TASK).await, None);
-    let told = node.heard();
-    let shared = |what: &&What| matches!(what, What::Shared { .. });
-    assert_eq!(told.iter().filter(shared).count(), 3, "{told:?}");
+    let told = three_are_uploaded(&mut node, &mode).await;
     assert_eq!(full(&told), 0);
     for number in 0..3 {
-        let key = format!("key-{number}");
-        let attributes = [("type", "task-cache"), ("key", &*key)];
-        let volume = format!("other-{number}");
-        assert_eq!(other.sees(&volume, &attributes).await, text("text"));
+        let (volume, key) = (format!("other-{number}"), format!("key-{number}"));
+        assert_eq!(other.sees(&volume, &numbered(&key)).await, text("text"));
     }
     node.finish().await;
     other.finish().await;

@@ -118,7 +118,9 @@ fn protocol(lab: &Lab, store: &Store, held: &Held, layer: &std::path::Path) {
         let mut one = Publication::resume(store, &tenant(), id());
         let mut other = Publication::resume(store, &tenant(), id());
         for publication in [&mut one, &mut other] {
-            publication.look(&reference(name)).expect("look");
+            publication
+                .look(&reference(name), crate::tier::NOW)
+                .expect("look");
         }
         let written = one.commit(commit(name, vec![up]), now()).expect("commit");
         let Committed::Named(number) = written else {

@@ -1,7 +1,10 @@
 //! The verb `shared` as a process: what it prints, its exit codes, and what it never prints.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -107,6 +110,41 @@ fn every_verb_on_a_directory_and_on_the_server() {
             assert!(!told.contains("hunter") && !told.contains(KEY), "{told}");
         }
     }
+}
+
+#[test]
+fn a_request_is_repeated_when_the_storage_asks_for_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let server = std::thread::spawn(move || {
+        let answers = [
+            "HTTP/1.1 503 Slow Down\r\nRetry-After: 2\r\n",
+            "HTTP/1.1 403 Forbidden\r\n",
+        ];
+        answers.map(|answer| {
+            let (mut stream, _) = listener.accept().expect("a request");
+            let asked = Instant::now();
+            let _read = stream.read(&mut [0; 4096]).expect("a request");
+            let answer = format!("{answer}Content-Length: 0\r\nConnection: close\r\n\r\n");
+            stream.write_all(answer.as_bytes()).expect("an answer");
+            asked
+        })
+    });
+    let url = format!("s3://bucket?endpoint=http://{address}&allow-http=true&region=x");
+    let output = baggageclaim(&["ls", "--shared", &url, "-n", "ci"])
+        .env("AWS_ACCESS_KEY_ID", KEY)
+        .env("AWS_SECRET_ACCESS_KEY", SECRET)
+        .output()
+        .expect("it runs");
+    assert!(
+        text(&output).contains("access is denied"),
+        "{}",
+        text(&output)
+    );
+    let [first, second] = server.join().expect("two requests");
+    let pause = second - first;
+    // Without `Retry-After` the first pause is a tenth of a second.
+    assert!(pause >= Duration::from_secs(2), "{pause:?}");
 }
 
 #[test]

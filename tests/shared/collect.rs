@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use baggageclaim::model::{Coverage, Fence, Fences, Name, Timestamp};
 use baggageclaim::shared::{
-    Collected, Collector, Commit, Committed, Error, LayerRef, NameRecord, Publication, Resolved,
-    Source as _, Store, clear, look, usage,
+    ClusterUid, Collected, Collector, Commit, Committed, Error, LayerRef, NameRecord, Publication,
+    Resolved, Source as _, Store, clear, look, usage,
 };
 
 use crate::common::{Fs, require_lab};
@@ -253,16 +253,172 @@ fn a_record_that_a_killed_collector_marked_is_deleted_or_written_over_later() {
         assert_eq!(collect(&tier).deleted_names, 0);
         let error = publish_layer(&tier.store, name, layer).expect_err("it waits");
         assert!(matches!(error, Error::Deleting { .. }), "{error}");
+        // A node that looks first uploads nothing.
+        let mut publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
+        let error = publication.look(&reference(name), now());
+        assert!(matches!(error, Err(Error::Deleting { .. })), "{error:?}");
+        age(&tier, HOUR);
         if is_collected {
-            age(&tier, HOUR);
             assert_eq!(collect(&tier).deleted_names, 1);
         } else {
-            age(&tier, 22 * HOUR);
+            let clear = || clear(&tier.store, &tenant(), &reference(name), 0, id(), now());
+            let error = clear().expect_err("it writes nothing that shows the storage's time");
+            assert!(matches!(error, Error::Deleting { .. }), "{error}");
+            // The storage's clock decides, whatever the writer's says.
+            let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
+            publication
+                .commit(commit(name, vec![layer]), Timestamp(1))
+                .expect("commit");
         }
         publish_layer(&tier.store, name, layer).expect("publish");
         assert!(shows(&tier, name));
         assert!(!record_of(&tier, name).deleting);
     }
+}
+
+#[test]
+fn a_full_storage_loses_what_has_a_marker_and_is_collected_then() {
+    let lab = require_lab!(Fs::Ext4);
+    let Some(tier) = Tier::s3() else { return };
+    for text in ["1", "2"] {
+        publish(&tier.store, "task-cache/x", &[&small(&lab, text)]).expect("publish");
+    }
+    age(&tier, 25 * HOUR);
+    let marked = collect(&tier).condemned;
+    assert!(marked >= 1, "the first layer or its manifest");
+    let layer = publish_but(&tier, "task-cache/y", &small(&lab, "3"), |it| {
+        it.ttl_seconds = Some(3600);
+    });
+    assert!(matches!(layer, Committed::Named(_)));
+    let writes = |op| matches!(op, Op::Put | Op::Create | Op::Replace);
+    let (full, _) = tier.failing(move |op, _| match op {
+        _ if writes(op) => Fault::Status(507),
+        _ => Fault::None,
+    });
+    let run = |store: &Store| Collector::new(store, &tenant(), id()).run(now(), &never);
+    // Nothing tells the storage's time, so a day is added.
+    age(&tier, 47 * HOUR);
+    let error = run(&full).expect_err("it stays full");
+    assert!(matches!(error, Error::Full { .. }), "{error}");
+    assert_eq!(markers(&tier) as u64, marked);
+    age(&tier, HOUR);
+    let error = run(&full).expect_err("it stays full");
+    assert!(matches!(error, Error::Full { .. }), "{error}");
+    assert_eq!(markers(&tier), 0, "they are deleted");
+    assert!(shows(&tier, "task-cache/x") && shows(&tier, "task-cache/y"));
+
+    // One that has room again after the first deletion.
+    assert_eq!(collect(&tier).expired, 1);
+    assert_eq!(collect(&tier).condemned, 1, "the manifest of y");
+    age(&tier, 49 * HOUR);
+    let is_full = Arc::new(AtomicBool::new(true));
+    let until = Arc::clone(&is_full);
+    let (store, _) = tier.failing(move |op, _| match op {
+        Op::Delete => {
+            until.store(false, Ordering::SeqCst);
+            Fault::None
+        }
+        _ if writes(op) && until.load(Ordering::SeqCst) => Fault::Status(507),
+        _ => Fault::None,
+    });
+    let done = run(&store).expect("collect");
+    assert!(
+        done.deleted >= 2 && !is_full.load(Ordering::SeqCst),
+        "{done:?}"
+    );
+    assert_eq!(done.deleted_names, 1);
+    let found = bucket(&tier.store).resolve(&tenant(), &reference("task-cache/x"), None);
+    let Resolved::Found(found) = found.expect("resolve") else {
+        panic!("it is gone")
+    };
+    let into = lab.dir("down");
+    down(
+        &lab,
+        &[&bucket(&tier.store)],
+        &found.manifest.layers[0],
+        &into,
+    )
+    .expect("fetch");
+}
+
+#[test]
+fn the_last_records_of_a_namespace_go_with_its_content() {
+    let lab = require_lab!(Fs::Ext4);
+    let held = small(&lab, "x");
+    for tier in Tier::both() {
+        let tenants = || tier.store.tenants().expect("list");
+        let cluster = ClusterUid::new("1").expect("a uid");
+        let record = |earlier, uid| {
+            let set = tier
+                .store
+                .set_namespace_of(&tenant(), &cluster, earlier, uid);
+            set.expect("record");
+        };
+        publish_but(&tier, "task-cache/x", &held, |it| {
+            it.ttl_seconds = Some(3600)
+        });
+        record(None, Some("uid"));
+        // It expires. Its record is deleted, and then, each a day after its marker, its manifest and
+        // its layer.
+        for _ in 0..5 {
+            age(&tier, 25 * HOUR);
+            collect(&tier);
+            assert_eq!(tenants(), [tenant()]);
+        }
+        record(Some("uid"), None);
+        collect(&tier);
+        assert_eq!(
+            tenants(),
+            [],
+            "nothing was left but the format and the lease"
+        );
+        // A namespace that begins to use the tier.
+        let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
+        collect(&tier);
+        assert_eq!(tenants(), [tenant()], "its format is new");
+        // As if a collector had removed it at this moment.
+        age(&tier, 25 * HOUR);
+        collect(&tier);
+        assert_eq!(tenants(), []);
+        let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
+        let commit = commit("task-cache/x", vec![layer.expect("upload")]);
+        publication.commit(commit, now()).expect("commit");
+        let format = tier.files.join("v1/ci/format");
+        assert!(!format.exists());
+        collect(&tier);
+        assert!(format.exists() && shows(&tier, "task-cache/x"));
+    }
+}
+
+#[test]
+fn a_late_record_of_a_namespace_takes_no_newer_one() {
+    let Some(tier) = Tier::s3() else { return };
+    let cluster = ClusterUid::new("1").expect("a uid");
+    let set = |store: &Store, earlier, uid| {
+        store.set_namespace_of(&tenant(), &cluster, earlier, Some(uid))
+    };
+    let recorded = || tier.store.namespace_of(&tenant(), &cluster).expect("read");
+    for (moment, earlier, newer) in [(Op::Create, None, "2"), (Op::Replace, Some("2"), "4")] {
+        let direct = tier.store.clone();
+        let by = cluster.clone();
+        // Another controller of the cluster is faster.
+        let (late, _) = tier.failing(move |op, _| {
+            if op == moment {
+                let (direct, by) = (direct.clone(), by.clone());
+                let faster = move || direct.set_namespace_of(&tenant(), &by, earlier, Some(newer));
+                std::thread::scope(|scope| scope.spawn(faster).join())
+                    .expect("no panic")
+                    .expect("it is the first");
+            }
+            Fault::None
+        });
+        let error = set(&late, earlier, "3").expect_err("the other one was faster");
+        assert!(matches!(error, Error::Conflict { .. }), "{error}");
+        assert_eq!(recorded().as_deref(), Some(newer));
+    }
+    let error = set(&tier.store, Some("2"), "5").expect_err("it read an earlier record");
+    assert!(matches!(error, Error::Conflict { .. }), "{error}");
+    assert_eq!(recorded().as_deref(), Some("4"));
 }
 
 fn record_of(tier: &Tier, name: &str) -> NameRecord {

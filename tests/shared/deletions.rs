@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use baggageclaim::model::{ArtifactId, Sha256, Timestamp};
-use baggageclaim::shared::decide::{self, DELETE_WITHIN, NameVerdict};
+use baggageclaim::shared::decide::{self, Age, DELETE_WITHIN, NameVerdict};
 use baggageclaim::shared::{FORMAT, NameRecord, NameState, ObjectId};
 
 use crate::common::random::Random;
@@ -277,9 +277,14 @@ impl<'a> World<'a> {
 
     fn write(&mut self, seen: Option<Stored>) {
         if let Some(seen) = seen.filter(|_| self.rules != Rules::WritersWriteOverAMark) {
-            let wrong = self.random.below(2 * WRONG);
-            let age = (self.now + wrong).saturating_sub(seen.written + WRONG);
-            if !decide::may_write_over(self.records.of(seen.says), minutes(age)) {
+            let age = if self.random.below(2) == 0 {
+                Age::ByStorage(minutes(self.now - seen.written))
+            } else {
+                let wrong = self.random.below(2 * WRONG);
+                let age = (self.now + wrong).saturating_sub(seen.written + WRONG);
+                Age::ByWriter(minutes(age))
+            };
+            if seen.says == Says::Deleting && !decide::may_write_over_mark(age) {
                 self.counts.waits += 1;
                 return self.after(20, Step::Look);
             }

@@ -164,7 +164,7 @@ fn a_race_is_decided_again_and_one_that_never_ends_is_reported() {
     assert!(requests.load(Ordering::Relaxed) < 100);
     // A publication after a clear that came between its look and its name is refused.
     let mut publication = Publication::resume(&tier.store, &tenant(), id());
-    let seen = publication.look(&reference("task-cache/x"));
+    let seen = publication.look(&reference("task-cache/x"), NOW);
     assert!(
         matches!(seen, Ok(Some(_)) | Err(Error::Missing { .. })),
         "{seen:?}"

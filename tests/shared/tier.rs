@@ -198,7 +198,7 @@ pub(crate) fn small_parts() -> Upload<'static> {
 /// Publishes these layers, newest first, under a name.
 pub(crate) fn publish(store: &Store, name: &str, layers: &[&Held]) -> Result<Committed> {
     let mut publication = Publication::begin(store, &tenant(), id())?;
-    publication.look(&reference(name))?;
+    publication.look(&reference(name), NOW)?;
     let layers: Result<Vec<LayerRef>> = layers
         .iter()
         .map(|held| publication.layer((&held.table, &held.holder), small_parts(), &never))

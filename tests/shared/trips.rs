@@ -381,7 +381,9 @@ fn an_empty_layer_and_five_requests_for_a_small_one() {
         fs::write(empty.join("file"), "content").expect("write");
         let small = hold(&lab, &empty);
         let mut publication = Publication::resume(&store, &tenant(), id());
-        publication.look(&reference(name)).expect("look");
+        publication
+            .look(&reference(name), crate::tier::NOW)
+            .expect("look");
         let layer = publication.layer((&small.table, &small.holder), small_parts(), &never);
         let layer = layer.expect("upload");
         publication

@@ -64,6 +64,10 @@ pub(crate) fn of_several_nodes() -> Vec<Case> {
             nodes::full_node,
         ),
         case(
+            "one tier: what a node committed outlives its power cut, on another node",
+            nodes::one_tier,
+        ),
+        case(
             "a node is cut off: its pods go on, and a new claim is made elsewhere",
             nodes::cut_off,
         ),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::claims::{Controller, Snapshots};
+use super::shared;
 use crate::cluster::{Cluster, eventually, succeed};
 use crate::env::{Env, condition, items};
 
@@ -18,6 +19,7 @@ pub(super) use full::full_node;
 pub(super) use peers::peers;
 pub(super) use policies::policies;
 pub(crate) use report::report;
+pub(super) use tier::one_tier;
 pub(super) use token::one_nodes_token;
 
 const GROUP: &str = "baggageclaim.concourse-ci.org";
@@ -488,4 +490,5 @@ mod full;
 mod peers;
 mod policies;
 mod report;
+mod tier;
 mod token;

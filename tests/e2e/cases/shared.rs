@@ -17,7 +17,7 @@ const SERVER: &str = "versitygw";
 const ADDRESS: &str = "10.99.0.1/7070";
 const DATA: &str = "/var/lib/s3";
 /// The key in `cluster/daemons.sh`.
-const KEY: [&str; 2] = ["e2e", "e2e-secret"];
+pub(super) const KEY: [&str; 2] = ["e2e", "e2e-secret"];
 const KINDS: [&str; 3] = ["artifact/made", "task-cache/made", "resource-cache/made"];
 
 pub(super) fn shared_tier(env: &Env) {
@@ -68,9 +68,12 @@ pub(super) fn shared_tier(env: &Env) {
     assert_eq!(verified, "3 names and 3 layers checked, 0 damaged.\n");
     tier.collect();
 
+    let last = ends_while_uploads_wait(env, &storage, &tier);
     // A node that has nothing.
     tier.new_node();
     assert_eq!(env.artifacts(), [""; 0]);
+    let reference = "artifact/last";
+    assert_eq!(env.read(reference), format!("==> ./text <==\n{last}"));
     env.apply_with("reader.yaml", &[("NAME", "elsewhere"), ("FROM", KINDS[0])]);
     env.succeeded("elsewhere");
     assert_eq!(
@@ -82,26 +85,51 @@ pub(super) fn shared_tier(env: &Env) {
     let forked = format!("forked {}", KINDS[0]);
     env.event("elsewhere", &[&forked, "fetched from the shared tier"]);
     env.hold(&KINDS.map(|reference| (reference, "text", &*made)));
-    for kind in ["output", "resource-cache", "task-cache"] {
+    for (kind, fetched) in [
+        ("output", "2"),
+        ("resource-cache", "1"),
+        ("task-cache", "1"),
+    ] {
         let fetches = format!("fetches_total{{kind=\"{kind}\",source=\"shared\"}}");
-        assert_eq!(tier.metric(&fetches), "1", "{kind}");
+        assert_eq!(tier.metric(&fetches), fetched, "{kind}");
     }
     let status = tier.exec(&["status"]);
     assert!(!status.contains("denied"), "{status}");
 }
 
+/// The driver is told to end while what a pod has committed waits for a storage that is away. The
+/// storage comes back then, and the driver uploads before it ends. Returns the pod's text.
+fn ends_while_uploads_wait(env: &Env, storage: &Storage<'_>, tier: &Tier<'_>) -> String {
+    storage.kill();
+    let text = env.make("last");
+    eventually("the uploads fail and wait", || {
+        let failed = tier.metric("shared_upload_failures_total") != "0";
+        (failed && tier.metric("shared_uploads_waiting") == "3").then_some(())
+    });
+    let log = env.cluster.follow_driver_log();
+    tier.delete_driver(&["--wait=false"]);
+    eventually("the driver is told to end", || {
+        let told = log.so_far().contains("waiting content is uploaded first");
+        told.then_some(())
+    });
+    storage.run();
+    // No other driver takes its place.
+    tier.delete_driver(&["--wait", "--ignore-not-found"]);
+    text
+}
+
 /// An S3 server on the node, with one empty bucket. It ends when this is dropped.
-struct Storage<'a> {
+pub(super) struct Storage<'a> {
     cluster: &'a Cluster,
-    url: String,
+    pub(super) url: String,
 }
 
 impl<'a> Storage<'a> {
-    fn start(cluster: &'a Cluster) -> Self {
+    /// On the first node of the cluster, whose address all nodes reach.
+    pub(super) fn start(cluster: &'a Cluster) -> Self {
         // A node that stayed up may have the objects of an earlier run.
         let bucket = format!("rm -rf {DATA} && mkdir -p {DATA}/ci-cache");
         cluster.shell(&bucket, true);
-        cluster.script(&["daemon", "start", SERVER]);
         let storage = Self {
             cluster,
             url: format!(
@@ -109,17 +137,26 @@ impl<'a> Storage<'a> {
                 ADDRESS.replace('/', ":")
             ),
         };
+        storage.run();
+        storage
+    }
+
+    fn run(&self) {
+        self.cluster.script(&["daemon", "start", SERVER]);
         let answers = format!("(exec 3<>/dev/tcp/{ADDRESS}) 2>/dev/null");
         let wait =
             format!("for _ in {{1..400}}; do ! {answers} || exit 0; sleep 0.05; done; exit 1");
-        cluster.shell(&wait, true);
-        storage
+        self.cluster.shell(&wait, true);
+    }
+
+    fn kill(&self) {
+        self.cluster.script(&["daemon", "kill", SERVER]);
     }
 }
 
 impl Drop for Storage<'_> {
     fn drop(&mut self) {
-        self.cluster.script(&["daemon", "kill", SERVER]);
+        self.kill();
         self.cluster.shell(&format!("rm -rf {DATA}"), true);
     }
 }
@@ -242,10 +279,17 @@ impl<'a> Tier<'a> {
         self.kubectl(&["delete", "job", "collects", "--wait"]);
     }
 
-    /// Puts an empty disk into the node.
+    fn delete_driver(&self, how: &[&str]) {
+        let delete = [
+            "delete",
+            "daemonset/baggageclaim-node",
+            "--cascade=foreground",
+        ];
+        self.kubectl(&[&delete, how].concat());
+    }
+
+    /// Puts an empty disk into the node, whose driver is deleted.
     fn new_node(&self) {
-        let driver = "daemonset/baggageclaim-node";
-        self.kubectl(&["delete", driver, "--cascade=foreground", "--wait"]);
         let pool = "/var/lib/baggageclaim";
         self.cluster
             .shell(&format!("find {pool} -mindepth 1 -delete"), true);
