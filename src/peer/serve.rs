@@ -1,10 +1,11 @@
 //! The server: what this node gives to its peers. For each call it finds out which peer calls, and
 //! whether that peer may have this content. `proto/peer.proto` has the protocol.
 
+use std::cell::RefCell;
 use std::io::{self, Write};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::Stream;
 use tokio::runtime::Handle;
@@ -13,6 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::counters::{Counters, Sends, add};
+use super::flow::Speed;
 use super::lease::Leases;
 use super::messages;
 use super::refusals::Refusals;
@@ -340,6 +342,8 @@ impl wire::peer_server::Peer for Service {
             peer,
             sender,
             runtime: Handle::current(),
+            began: Instant::now(),
+            speed: RefCell::default(),
         };
         let sends = Sends::begin(&inner.counters);
         let thread = std::thread::Builder::new().name("peer-serve".to_owned());
@@ -380,6 +384,8 @@ struct Sending {
     peer: NodeId,
     sender: mpsc::Sender<Result<wire::Chunk, Status>>,
     runtime: Handle,
+    began: Instant,
+    speed: RefCell<Speed>,
 }
 
 impl Sending {
@@ -420,17 +426,18 @@ impl Sending {
         }
     }
 
-    /// Whether the link takes content faster than this thread compresses it: it has taken most of
-    /// the last frame while the next one was read.
+    /// Whether the link takes content faster than this thread compresses it: it is a fast one, or
+    /// has taken most of the last frame while the next one was read.
     fn is_awaited(&self) -> bool {
-        !self.service.0.pace.has_limit() && self.sender.capacity() > WAITING / 2
+        let is_fast = self.speed.borrow().is_fast() || self.sender.capacity() > WAITING / 2;
+        is_fast && !self.service.0.pace.has_limit()
     }
 
     fn send(&self, data: Vec<u8>) -> io::Result<()> {
         let inner = &self.service.0;
         let length = data.len();
         let data = data.into();
-        let pause = inner.pace.take(length, std::time::Instant::now());
+        let pause = inner.pace.take(length, Instant::now());
         let chunk = Ok(wire::Chunk { data });
         self.runtime.block_on(async {
             if !pause.is_zero() {
@@ -447,6 +454,8 @@ impl Sending {
                 Err(_) => Err(io::Error::other("the peer read nothing for 30 seconds")),
             }
         })?;
+        let mut speed = self.speed.borrow_mut();
+        speed.went(length as u64, self.began.elapsed());
         add(&inner.counters.sent_bytes, length as u64);
         self.content.renew(inner);
         Ok(())
