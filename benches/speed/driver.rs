@@ -18,6 +18,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::Lab;
 use crate::wire::Wire;
 
+/// The program under measurement.
+pub const DRIVER: &str = env!("CARGO_BIN_EXE_baggageclaim");
+
+/// The kernel tells programs times in hundredths of a second.
+const MILLIS_PER_TICK: f64 = 10.0;
+
 /// A driver with its pool on a lab's filesystem.
 pub struct Driver {
     child: Child,
@@ -47,8 +53,18 @@ impl Driver {
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> Self {
+        Self::by(Command::new(DRIVER), lab, pool, arguments, variables).await
+    }
+
+    /// The same by a command that runs the driver with what is added to it.
+    pub async fn by(
+        mut command: Command,
+        lab: &Lab,
+        pool: &str,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let socket = lab.run_dir().join(format!("{pool}.sock"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_baggageclaim"));
         command
             .arg("standalone")
             .arg("--socket")
@@ -66,7 +82,7 @@ impl Driver {
         for dir in [&plugin, &kubelet.join("plugins_registry")] {
             fs::create_dir_all(dir).expect("mkdir");
         }
-        let mut command = Command::new(env!("CARGO_BIN_EXE_baggageclaim"));
+        let mut command = Command::new(DRIVER);
         command
             .args(["node", "--http", "off", "--node-id", name, "--kubeconfig"])
             .arg(kubeconfig)
@@ -138,6 +154,18 @@ impl Driver {
         number
             .and_then(|number| number.parse().ok())
             .expect("a number")
+    }
+
+    /// How long processors have worked for its process, in milliseconds (proc(5)).
+    pub fn worked(&self) -> f64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        let stat = stat.expect("it runs");
+        let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
+        let times = fields.split_whitespace().skip(11).take(2);
+        let ticks: f64 = times
+            .map(|ticks| ticks.parse::<f64>().expect("a number"))
+            .sum();
+        ticks * MILLIS_PER_TICK
     }
 
     /// A new pod.

@@ -27,7 +27,7 @@ impl Bench<'_> {
     /// All rows of the headline.
     pub async fn headline(&mut self) {
         let files = self.plan.headline;
-        let nodes = self.nodes(&["home", "second"], &[]);
+        let nodes = self.nodes(&["home", "second"]);
         let mut home = nodes.start(self, "home").await;
         home.seal(&CACHE, |dir| tree(dir, files)).await;
         crate::peers::offered(&mut home, "task-cache/tree").await;

@@ -28,6 +28,7 @@ mod common;
 mod driver;
 mod headline;
 mod hub;
+mod link;
 mod nodes;
 mod peers;
 mod policies;

@@ -1,5 +1,5 @@
 //! Content from a peer: a cold node, a new commit, the way of a commit to another node, and
-//! publishes of local content beside peers. Both ends and their link are on this machine.
+//! publishes of local content beside peers. Two network namespaces of this machine are the nodes'.
 
 #![expect(
     clippy::disallowed_methods,
@@ -8,57 +8,92 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use baggageclaim::link::Key;
 use baggageclaim::proto::admin::v1 as api;
 
-use crate::archives::{bound, shell, timed};
+use crate::archives::{bound, timed};
 use crate::cases::{Bench, make_files};
-use crate::driver::Driver;
+use crate::driver::{DRIVER, Driver};
+use crate::link::{Link, Side};
 use crate::nodes::{
     CACHE, READS, SIZE, UNCHANGED, change, fetch_once, file, hand_over, millis, remove, tree, until,
 };
 use crate::table::{Goal, median};
 
-/// What others pipe through a shell on one machine.
-const RIVAL: &str = "tar -cf - -C \"$0\" . | zstd -1 -q | zstd -d -q | tar -xf - -C \"$1\"";
+/// What others run on the two nodes.
+const SENDS: &str = "tar -cf - -C \"$0\" . | zstd -1 -q";
+const UNPACKS: &str = "zstd -d -q | tar -xf - -C \"$0\"";
+const SYNCS: &str = "sync -f \"$0\"";
+
+/// A part of the rival: a script with one end of a connection.
+fn runs(script: &str, at: &Path, input: Stdio, output: Stdio) -> Child {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(script).arg(at);
+    let child = shell.stdin(input).stdout(output).spawn();
+    child.expect("sh starts")
+}
+
+fn ends(mut child: Child, script: &str) {
+    let ended = child.wait().expect("it ends");
+    assert!(ended.success(), "{script}");
+}
+
+/// Copies a tree over the link as others do. Milliseconds, until all is there and until all is on
+/// the disk.
+fn rival(link: &Link, from: &Path, to: &Path) -> (f64, f64) {
+    let (near, far) = link.connection();
+    let of = |stream: TcpStream| Stdio::from(OwnedFd::from(stream));
+    let copied = timed(|| {
+        let sends = runs(SENDS, from, Stdio::null(), of(near));
+        let unpacks = runs(UNPACKS, to, of(far), Stdio::null());
+        ends(sends, SENDS);
+        ends(unpacks, UNPACKS);
+    });
+    let synced = timed(|| ends(runs(SYNCS, to, Stdio::null(), Stdio::null()), SYNCS));
+    (copied, copied + synced)
+}
 
 /// Nodes that know each other.
 pub struct Nodes {
+    pub link: Link,
     /// The list of all, and the keys beside it.
     dir: PathBuf,
-    addresses: Vec<(String, String)>,
+    nodes: Vec<(String, Side, String)>,
 }
 
 impl Nodes {
-    /// Nodes of these names. Those of `silent` take connections, and never answer.
-    fn new(dir: PathBuf, names: &[String], silent: &[&TcpListener]) -> Self {
-        let free = || TcpListener::bind("127.0.0.1:0").expect("a port");
-        // All at once, so that each has its own.
-        let ports: Vec<TcpListener> = names.iter().map(|_| free()).collect();
-        let address = |port: &TcpListener| port.local_addr().expect("an address").to_string();
-        let (mut list, mut addresses) = (String::new(), Vec::new());
-        for (name, port) in names.iter().zip(&ports) {
+    /// Nodes of these names: the first one is on the near side of a link, and the others on the far
+    /// side. A node of the list that is `silent` takes connections there, and never answers.
+    fn new(dir: PathBuf, names: &[String], silent: bool) -> (Self, Option<TcpListener>) {
+        let link = Link::new();
+        let (mut list, mut nodes) = (String::new(), Vec::new());
+        for (number, name) in names.iter().enumerate() {
+            let side = if number == 0 { Side::Near } else { Side::Far };
             let key = Key::open(&dir.join(name)).expect("a key").name();
-            let address = address(port);
+            let address = link.address(side);
             let _ = writeln!(list, "{name} {address} {key}");
-            addresses.push((name.clone(), address));
+            nodes.push((name.clone(), side, address));
         }
-        for (number, port) in silent.iter().enumerate() {
+        let silent = silent.then(|| link.listen(Side::Far));
+        if let Some(silent) = &silent {
             let key = Key::generate().expect("a key").name();
-            let _ = writeln!(list, "silent-{number} {} {key}", address(port));
+            let address = silent.local_addr().expect("an address");
+            let _ = writeln!(list, "silent {address} {key}");
         }
         fs::write(dir.join("list"), list).expect("write");
-        Self { dir, addresses }
+        (Self { link, dir, nodes }, silent)
     }
 
     pub async fn start(&self, bench: &Bench<'_>, name: &str) -> Driver {
-        let (_, address) = self
-            .addresses
+        let (_, side, address) = self
+            .nodes
             .iter()
-            .find(|(it, _)| it == name)
+            .find(|(it, ..)| it == name)
             .expect("it is in the list");
         let text = |name: &str| self.dir.join(name).to_str().expect("text").to_owned();
         let (list, key) = (text("list"), text(name));
@@ -70,7 +105,8 @@ impl Nodes {
             "--peer-listen",
             address,
         ];
-        Driver::with(bench.lab, name, &arguments, &[]).await
+        let command = self.link.command(*side, DRIVER);
+        Driver::by(command, bench.lab, name, &arguments, &[]).await
     }
 }
 
@@ -92,24 +128,25 @@ impl Bench<'_> {
         self.handed_to_a_peer().await;
     }
 
-    pub fn nodes(&self, names: &[&str], silent: &[&TcpListener]) -> Nodes {
+    pub fn nodes(&self, names: &[&str]) -> Nodes {
+        self.nodes_beside(names, false).0
+    }
+
+    /// The same, and perhaps a node that never answers.
+    fn nodes_beside(&self, names: &[&str], silent: bool) -> (Nodes, Option<TcpListener>) {
         let dir = self.lab.run_dir().join(format!("peers-{}", names[0]));
         fs::create_dir_all(&dir).expect("a directory");
         let rounds = 0..self.plan.rounds;
         let of_round = rounds.map(|round| format!("{}-{round}", names[names.len() - 1]));
-        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        Nodes::new(
-            dir,
-            &names.into_iter().chain(of_round).collect::<Vec<_>>(),
-            silent,
-        )
+        let names = names.iter().map(ToString::to_string);
+        let names: Vec<String> = names.chain(of_round).collect();
+        Nodes::new(dir, &names, silent)
     }
 
     /// Publishes of content on this node: without peers, with one, and with one that hangs.
     async fn local_beside_peers(&mut self) {
-        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let nodes = self.nodes(&["beside", "neighbour"], &[]);
-        let hanging = self.nodes(&["hanging"], &[&silent]);
+        let nodes = self.nodes(&["beside", "neighbour"]);
+        let (hanging, _silent) = self.nodes_beside(&["hanging"], true);
         let neighbour = nodes.start(self, "neighbour").await;
         let mut drivers = [
             Driver::start(self.lab, "alone").await,
@@ -133,36 +170,48 @@ impl Bench<'_> {
     /// A node that has nothing, and then a node that lacks the last commit.
     async fn cold_from_a_peer(&mut self) {
         let files = self.plan.walked;
-        let nodes = self.nodes(&["holder", "cold"], &[]);
+        let nodes = self.nodes(&["holder", "cold"]);
         let mut holder = nodes.start(self, "holder").await;
         holder.seal(&CACHE, |dir| tree(dir, files)).await;
         offered(&mut holder, "task-cache/tree").await;
         let lower = holder.lower("task-cache/tree").await;
-        let (mut ours, mut rival, mut floor) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut floor) = (Vec::new(), Vec::new());
+        let (mut copied, mut synced, mut worked) = (Vec::new(), Vec::new(), Vec::new());
         let mut last: Option<Driver> = None;
         for round in 0..self.plan.rounds {
             let node = nodes.start(self, &format!("cold-{round}")).await;
             let pod = node.pod();
+            let both = || holder.worked() + node.worked();
+            let before = both();
             let (target, took) = node.publish(&pod, &READS);
             ours.push(millis(took));
+            worked.push(both() - before);
             assert!(file(&target, files - 1).is_file(), "the content is there");
             node.unpublish(&pod);
             if let Some(node) = last.replace(node) {
                 remove(node);
             }
             let to = self.lab.dir("peers/rival");
-            rival.push(timed(|| shell(RIVAL, &[&lower, &to])));
+            let (until_there, until_durable) = rival(&nodes.link, &lower, &to);
+            copied.push(until_there);
+            synced.push(until_durable);
             fs::remove_dir_all(&to).expect("remove");
             let to = self.lab.dir("peers/bound");
             floor.push(bound(&lower, &to, (files, SIZE)));
             fs::remove_dir_all(&to).expect("remove");
         }
-        let (ours, rival, floor) = (median(ours), median(rival), median(floor));
+        let (ours, floor) = (median(ours), median(floor));
         let size = format!("{files} files, {} MB", files * SIZE / 1_000_000);
-        let name = format!("cold node from a peer, {size}, against tar | zstd");
-        self.row(&name, "ms", ours, Some(rival), Goal::None);
+        let name = format!("cold node from a peer, {size}, against tar | zstd over the link");
+        self.row(&name, "ms", ours, Some(median(copied)), Goal::None);
+        let name = "the same against tar | zstd and a sync";
+        self.row(name, "ms", ours, Some(median(synced)), Goal::None);
         let name = "the same against the processors' bound";
         self.row(name, "ms", ours, Some(floor), Goal::Ratio(1.25));
+        let name = "its processors' time on both nodes, against that of the bound";
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let work = floor * cores as f64;
+        self.row(name, "ms", median(worked), Some(work), Goal::None);
         let reader = last.expect("there are rounds");
         self.changed_at_a_peer(&mut holder, &reader, (files, ours))
             .await;
@@ -211,7 +260,7 @@ impl Bench<'_> {
 
     /// A pod of another node waits for an output of 100 MB while it is made.
     async fn handed_to_a_peer(&mut self) {
-        let nodes = self.nodes(&["giver", "taker", "third"], &[]);
+        let nodes = self.nodes(&["giver", "taker", "third"]);
         let mut giver = nodes.start(self, "giver").await;
         let taker = nodes.start(self, "taker").await;
         let (mut all, mut waits) = (Vec::new(), Vec::new());

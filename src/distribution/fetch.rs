@@ -129,7 +129,12 @@ pub(super) fn try_layer(
         moved,
     };
     let stop = || context.is_stopping() || (place.stop)();
-    fetch(sources, tenant, layer, destination, &stop)
+    let fetched = fetch(sources, tenant, layer, destination, &stop);
+    if matches!(fetched, Err(Error::Layer(_) | Error::System(_))) {
+        // Not what a source sent was at fault, but the disk here or the layer that was made.
+        place.is_spoilt.set(true);
+    }
+    fetched
 }
 
 impl Fetcher {

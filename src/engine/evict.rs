@@ -63,9 +63,7 @@ fn largest_request(inner: &Inner, space: &Space) -> Option<u64> {
     } else {
         0
     };
-    let parts = inner.collector.parts.bytes();
     let possible = space.bytes_free.saturating_add(evictable);
-    let possible = possible.saturating_add(parts);
     // A call for which there is space by now needs no eviction.
     let waits = |bytes: &u64| *bytes == 0 || *bytes > space.bytes_free;
     let asked = asked.into_iter().filter(waits);

@@ -11,8 +11,10 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::transfer::{self, OpenArtifact};
 use super::types::{LocalArtifact, PublishRequest, Tables};
-use super::{layers, remove};
-use crate::model::{Artifact, ArtifactId, CacheKey, Name, Sharing, Tenant, VolumeKind};
+use super::{Engine, layers, remove};
+use crate::model::{
+    Artifact, ArtifactId, CacheKey, LayerId, Name, Sha256, Sharing, Tenant, VolumeKind,
+};
 use crate::store::{self, Change};
 
 /// The content of this node under a name.
@@ -116,6 +118,45 @@ fn enter(
     layers::note_sharing(inner, &artifact);
     point(Point::SharingNoted);
     Ok(true)
+}
+
+impl Engine {
+    /// Marks an artifact as damaged because its layer with this table of contents is, and all other
+    /// artifacts that stack this layer. Returns those that had no mark.
+    pub async fn mark_damaged(&self, id: ArtifactId, table: Sha256) -> Result<Vec<ArtifactId>> {
+        let inner = Arc::clone(&self.inner);
+        let job = move || {
+            let one_at_a_time = inner.collector.lock();
+            let stacked = stacking(&inner, id, table);
+            for id in &stacked {
+                let mark = |sharing: &mut Sharing| sharing.damaged = true;
+                enter(&inner, *id, mark, &one_at_a_time)?;
+            }
+            Ok(stacked)
+        };
+        self.inner.threads.calls.run(job).await?
+    }
+}
+
+/// An artifact, and all others that stack its layer with this table of contents: the durable ones
+/// without a mark of damage.
+fn stacking(inner: &Inner, id: ArtifactId, table: Sha256) -> Vec<ArtifactId> {
+    let damaged: Vec<LayerId> = {
+        let state = inner.state.lock();
+        let sealed = state.catalog.get(&id);
+        let layers = sealed.map_or(Vec::new(), |sealed| sealed.artifact.layers.clone());
+        let is_it = |layer: &LayerId| inner.collector.tables.get(layer) == Some(table);
+        layers.into_iter().filter(is_it).collect()
+    };
+    let mut found = Vec::new();
+    inner.look_at_artifacts(|_, sealed| {
+        let artifact = &sealed.artifact;
+        let has_it = artifact.layers.iter().any(|layer| damaged.contains(layer));
+        if sealed.durable && !artifact.sharing.damaged && (has_it || artifact.id == id) {
+            found.push(artifact.id);
+        }
+    });
+    found
 }
 
 /// Opens an artifact layer by layer. `None`: it is gone, a layer has no table of contents yet, or

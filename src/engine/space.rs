@@ -58,9 +58,9 @@ impl SpaceRequests {
     }
 }
 
-/// How many bytes the eviction of all unused artifacts would free. A layer that is not measured yet
-/// counts as `unmeasured`. A layer that cannot be measured counts as 0: it may be impossible to
-/// delete, too.
+/// How many bytes the deletion of all partial layers and the eviction of all unused artifacts would
+/// free. A layer that is not measured yet counts as `unmeasured`. A layer that cannot be measured
+/// counts as 0: it may be impossible to delete, too.
 pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
     let state = inner.state.lock();
     let in_use = state.artifacts_in_use();
@@ -80,7 +80,11 @@ pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
         None if inner.collector.unmeasured.has(layer) => 0,
         None => unmeasured,
     };
-    going.into_iter().map(bytes).fold(0, u64::saturating_add)
+    let parts = inner.collector.parts.bytes();
+    going
+        .into_iter()
+        .map(bytes)
+        .fold(parts, u64::saturating_add)
 }
 
 pub(super) fn is_nearly_full(inner: &Inner) -> bool {

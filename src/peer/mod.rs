@@ -14,6 +14,7 @@
 mod client;
 mod clones;
 mod counters;
+mod damage;
 mod flow;
 mod lease;
 mod list;

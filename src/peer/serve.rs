@@ -1,10 +1,11 @@
 //! The server: what this node gives to its peers. For each call it finds out which peer calls, and
 //! whether that peer may have this content. `proto/peer.proto` has the protocol.
 
+use std::cell::RefCell;
 use std::io::{self, Write};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::Stream;
 use tokio::runtime::Handle;
@@ -13,6 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::counters::{Counters, Sends, add};
+use super::flow::Speed;
 use super::lease::Leases;
 use super::messages;
 use super::refusals::Refusals;
@@ -20,7 +22,7 @@ use super::sent::Sent;
 use crate::archive::toc::{Packing, Want};
 use crate::distribution::Pace;
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};
-use crate::engine::{ArtifactRow, Engine, OpenArtifact, OpenSnapshot};
+use crate::engine::{Engine, OpenArtifact, OpenSnapshot};
 use crate::link::Who;
 use crate::model::{ArtifactId, NodeId, Sha256, SnapshotId};
 use crate::proto::peer::v1 as wire;
@@ -31,6 +33,8 @@ use wire::get_layer_request::Part;
 /// How many streams are sent at once, and how many artifacts are opened at once.
 const SERVES: u32 = 8;
 const OPENS: u32 = 4;
+/// How many reports of damage are looked at, at once.
+const REPORTS: usize = 16;
 /// How long a stream waits for its turn. The peer asks another holder after that.
 const TURN: Duration = Duration::from_secs(2);
 /// How long a peer may read nothing before its stream ends: it holds a lease.
@@ -61,6 +65,7 @@ pub(super) struct Inner {
     drain: Drain,
     serves: Arc<Semaphore>,
     pub(super) opens: Arc<Semaphore>,
+    reports: Arc<Semaphore>,
 }
 
 impl Service {
@@ -85,6 +90,7 @@ impl Service {
             drain,
             serves: Arc::new(Semaphore::new(SERVES as usize)),
             opens: Arc::new(Semaphore::new(OPENS as usize)),
+            reports: Arc::new(Semaphore::new(REPORTS)),
         }))
     }
 
@@ -135,7 +141,7 @@ impl Inner {
 
     /// The peer that calls, if it may have this content. A refusal is logged, once a minute for
     /// each peer, name, pod and reason.
-    async fn admit<T>(
+    pub(super) async fn admit<T>(
         &self,
         request: &Request<T>,
         ask: Option<wire::Ask>,
@@ -183,22 +189,6 @@ impl Inner {
             return Err(gone());
         }
         Ok(Sent::Artifact(open))
-    }
-
-    /// Marks an artifact as damaged, in its record. Streams of it that run end by themselves.
-    async fn mark_damaged(&self, id: ArtifactId) -> Result<(), Status> {
-        let permit = Arc::clone(&self.opens).acquire_owned().await;
-        let permit = permit.map_err(|_| Status::unavailable("the driver ends"))?;
-        let engine = self.engine.clone();
-        let marked = apart("peer-damage", permit, move || {
-            engine.set_sharing(id, |sharing| sharing.damaged = true)
-        });
-        let marked = marked.await?;
-        self.leases.end(&id);
-        marked.map(drop).map_err(|error| {
-            tracing::error!(artifact = %id, %error, "the damage could not be recorded");
-            Status::unavailable("the damage could not be recorded")
-        })
     }
 
     /// Opens an artifact, on a thread that may block, and keeps it.
@@ -352,6 +342,8 @@ impl wire::peer_server::Peer for Service {
             peer,
             sender,
             runtime: Handle::current(),
+            began: Instant::now(),
+            speed: RefCell::default(),
         };
         let sends = Sends::begin(&inner.counters);
         let thread = std::thread::Builder::new().name("peer-serve".to_owned());
@@ -369,42 +361,17 @@ impl wire::peer_server::Peer for Service {
         &self,
         request: Request<wire::ReportDamageRequest>,
     ) -> Result<Response<wire::ReportDamageResponse>, Status> {
-        let inner = &self.0;
-        let ask = request.get_ref().ask.clone();
-        let clone = ask.as_ref().and_then(|ask| ask.clone.clone());
-        if let Some(clone) = clone {
-            let (peer, asked) = inner.admit_clone(&request, &clone).await?;
-            inner.damaged_snapshot(&peer, &asked, &request.get_ref().cause);
-            return Ok(Response::new(wire::ReportDamageResponse {}));
-        }
-        let (peer, asked) = inner.admit(&request, ask).await?;
-        let request = request.into_inner();
-        let id: ArtifactId = request
-            .artifact
-            .parse()
-            .map_err(|_| Status::invalid_argument("artifact"))?;
-        let name = &asked.name;
-        // Only what this peer may read.
-        let rows = inner.engine.artifacts(Some(&name.tenant));
-        let is_it = |row: &&ArtifactRow| row.id == id && row.reference == name.reference;
-        // A second report changes nothing.
-        if rows
-            .iter()
-            .find(is_it)
-            .is_some_and(|row| !row.sharing.damaged)
-        {
-            let cause: String = request.cause.chars().take(300).collect();
-            add(&inner.counters.damaged, 1);
-            tracing::error!(
-                peer = peer.as_str(), tenant = %name.tenant, reference = %name.reference,
-                artifact = %id, cause = crate::sys::printable(&cause),
-                "a peer found this artifact damaged; neither peers nor the shared tier get it any \
-                 more. Volumes on this node still start from it: if the disk is at fault, delete \
-                 it with `baggageclaim destroy`"
-            );
-            inner.mark_damaged(id).await?;
-        }
-        Ok(Response::new(wire::ReportDamageResponse {}))
+        self.0.caller(&request)?;
+        let place = Arc::clone(&self.0.reports).acquire_owned().await;
+        let place = place.map_err(|_| Status::unavailable("the driver ends"))?;
+        let inner = Arc::clone(&self.0);
+        // A report runs to its end, also when the peer goes away.
+        let report = tokio::spawn(async move {
+            let _place = place;
+            inner.report_damage(request).await
+        });
+        let reported = report.await;
+        reported.map_err(|_| Status::internal("a defect of the peer; see its log"))?
     }
 }
 
@@ -417,6 +384,8 @@ struct Sending {
     peer: NodeId,
     sender: mpsc::Sender<Result<wire::Chunk, Status>>,
     runtime: Handle,
+    began: Instant,
+    speed: RefCell<Speed>,
 }
 
 impl Sending {
@@ -457,16 +426,18 @@ impl Sending {
         }
     }
 
-    /// Whether the link takes content faster than this thread compresses it: it has taken most of
-    /// the last frame while the next one was read.
+    /// Whether the link takes content faster than this thread compresses it: it is a fast one, or
+    /// has taken most of the last frame while the next one was read.
     fn is_awaited(&self) -> bool {
-        !self.service.0.pace.has_limit() && self.sender.capacity() > WAITING / 2
+        let is_fast = self.speed.borrow().is_fast() || self.sender.capacity() > WAITING / 2;
+        is_fast && !self.service.0.pace.has_limit()
     }
 
     fn send(&self, data: Vec<u8>) -> io::Result<()> {
         let inner = &self.service.0;
         let length = data.len();
-        let pause = inner.pace.take(length, std::time::Instant::now());
+        let data = data.into();
+        let pause = inner.pace.take(length, Instant::now());
         let chunk = Ok(wire::Chunk { data });
         self.runtime.block_on(async {
             if !pause.is_zero() {
@@ -483,6 +454,8 @@ impl Sending {
                 Err(_) => Err(io::Error::other("the peer read nothing for 30 seconds")),
             }
         })?;
+        let mut speed = self.speed.borrow_mut();
+        speed.went(length as u64, self.began.elapsed());
         add(&inner.counters.sent_bytes, length as u64);
         self.content.renew(inner);
         Ok(())

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::Instant;
 
+use prost::bytes::Bytes;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
@@ -90,8 +91,7 @@ impl PeerSource {
             layer: *layer,
             stream: stream.into_inner(),
             flow: Flow::default(),
-            rest: Vec::new(),
-            at: 0,
+            rest: Bytes::new(),
         })
     }
 }
@@ -224,8 +224,7 @@ struct Incoming {
     layer: LayerRef,
     stream: Streaming<wire::Chunk>,
     flow: Flow,
-    rest: Vec<u8>,
-    at: usize,
+    rest: Bytes,
 }
 
 impl Incoming {
@@ -240,7 +239,7 @@ impl Incoming {
 
 impl Read for Incoming {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        while self.at == self.rest.len() {
+        while self.rest.is_empty() {
             let stream = &mut self.stream;
             let next = async { timeout(SILENT, stream.message()).await };
             let began = Instant::now();
@@ -248,7 +247,7 @@ impl Read for Incoming {
                 Ok(Ok(Some(chunk))) => {
                     let bytes = chunk.data.len() as u64;
                     add(&self.node.counters.received_bytes, bytes);
-                    (self.rest, self.at) = (chunk.data, 0);
+                    self.rest = chunk.data;
                     let late = self.flow.came(bytes, began.elapsed());
                     late.map_err(|(bytes, time)| {
                         let seconds = time.as_secs();
@@ -265,9 +264,8 @@ impl Read for Incoming {
                 }
             }
         }
-        let taken = into.len().min(self.rest.len() - self.at);
-        into[..taken].copy_from_slice(&self.rest[self.at..self.at + taken]);
-        self.at += taken;
+        let taken = into.len().min(self.rest.len());
+        into[..taken].copy_from_slice(&self.rest.split_to(taken));
         Ok(taken)
     }
 }

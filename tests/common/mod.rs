@@ -6,6 +6,7 @@
 //! - [`disk`]: a disk that loses writes, one that does not answer, and a slow one.
 //! - [`lab`]: a filesystem of some kind in an image in memory, removed after the test.
 //! - [`layers`]: layers that go from one engine to another.
+//! - [`net`]: network namespaces.
 //! - [`peer_keys`]: the keys of drivers that are peers.
 //! - [`tree`]: trees of files, plain and odd.
 //! - [`snapshot`]: every visible property of a tree, as a value to compare.
@@ -37,6 +38,7 @@ pub mod driver;
 pub mod go;
 pub mod lab;
 pub mod layers;
+pub mod net;
 pub mod peer_keys;
 pub mod process;
 pub mod random;

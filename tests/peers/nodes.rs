@@ -25,7 +25,7 @@ use baggageclaim::telemetry::metrics;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, RwLock, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::common::bench::{Bench, Ground, NEVER};
@@ -53,6 +53,10 @@ pub(crate) struct Known {
     peers: Mutex<Vec<(Peer, Option<Vec<Tenant>>)>>,
     /// The names of pods that give no right any more.
     denied: Mutex<Vec<String>>,
+    /// Held for writing: rights are not known yet.
+    pub(crate) gate: RwLock<()>,
+    /// How often a right was looked up.
+    pub(crate) checks: AtomicU64,
 }
 
 impl Roster for Known {
@@ -84,6 +88,8 @@ impl Roster for Known {
 #[async_trait]
 impl Access for Known {
     async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), Refusal> {
+        self.checks.fetch_add(1, Ordering::SeqCst);
+        drop(self.gate.read().await);
         if self.denied.lock().contains(&asked.pod.name) {
             return Err(Refusal::Denied("the pod has ended".to_owned()));
         }

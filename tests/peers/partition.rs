@@ -3,15 +3,14 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::io::Read as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 use baggageclaim::kubelet_double::PublishOptions;
 use serde_json::Value;
 use tonic::Code;
 
 use crate::common::bench::eventually;
+use crate::common::net::Namespace;
 use crate::common::peer_keys::PeerKeys;
 use crate::common::{Fs, Lab, require_lab};
 use crate::drivers::{Driver, INPUT, OUTPUT, end, json, keys, publish, unpublish, verb};
@@ -21,44 +20,6 @@ const FRAME: u64 = (1 << 20) + (64 << 10);
 /// The content: files of this size, so that a part of them can have come.
 const FILES: usize = 16;
 const SIZE: usize = 512 << 10;
-
-/// A network namespace, for as long as its process lives.
-struct Namespace(Child);
-
-impl Namespace {
-    fn new() -> Self {
-        let mut child = Command::new("unshare")
-            .args(["--net", "sh", "-c", "echo; exec sleep infinity"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("unshare runs");
-        let mut made = [0];
-        let output = child.stdout.as_mut().expect("a pipe");
-        output.read_exact(&mut made).expect("a network namespace");
-        Self(child)
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("nsenter");
-        let namespace = format!("--net=/proc/{}/ns/net", self.0.id());
-        command.args([&*namespace, "--", program]);
-        command
-    }
-
-    /// Runs `ip`.
-    fn ip(&self, arguments: &str) {
-        let mut command = self.command("ip");
-        let ended = command.args(arguments.split(' ')).status();
-        assert!(ended.expect("ip runs").success(), "ip {arguments}");
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _ended = self.0.wait();
-    }
-}
 
 /// Nodes on one switch.
 struct Net {
@@ -75,7 +36,7 @@ impl Net {
         net.switch.ip("link add switch type bridge");
         net.switch.ip("link set switch up");
         for (index, node) in net.nodes.iter().enumerate() {
-            let pid = node.0.id();
+            let pid = node.id();
             let add = format!("link add port{index} type veth peer name uplink netns {pid}");
             net.switch.ip(&add);
             net.switch

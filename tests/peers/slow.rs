@@ -64,7 +64,7 @@ impl Peer for Trickle {
             while let Ok(Some(chunk)) = stream.message().await {
                 for part in chunk.data.chunks(PART) {
                     pause.tick().await;
-                    let data = part.to_vec();
+                    let data = part.to_vec().into();
                     if sender.send(Ok(wire::Chunk { data })).await.is_err() {
                         return;
                     }

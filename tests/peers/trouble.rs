@@ -1,13 +1,20 @@
 //! Content that is evicted while it is sent, damaged content, and the shared tier beside peers.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use baggageclaim::engine::ContentSource;
+use baggageclaim::link;
 use baggageclaim::model::Outcome;
+use baggageclaim::proto::peer::v1 as wire;
+use tonic::Code;
+use wire::peer_client::PeerClient;
 
-use crate::nodes::{INPUT, Node, OUTPUT, TASK, name, peers, random, text, write};
+use crate::common::bench::eventually;
+use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, name, peers, random, read, text, write};
 
 #[tokio::test]
 async fn content_that_is_deleted_while_it_is_sent_still_arrives() {
@@ -24,10 +31,7 @@ async fn content_that_is_deleted_while_it_is_sent_still_arrives() {
     .await;
     let reads = b.publish("read", &TASK);
     let deletes = async {
-        crate::common::bench::eventually("it is being sent", || {
-            b.figures().received_bytes > 64 << 10
-        })
-        .await;
+        eventually("it is being sent", || b.figures().received_bytes > 64 << 10).await;
         let [fetch] = &b.distribution.fetching()[..] else {
             panic!("one fetch runs");
         };
@@ -75,11 +79,7 @@ async fn damaged_content_is_refused_reported_and_taken_from_another_holder() {
     })
     .await;
     c.publish("copy", &INPUT).await;
-    // The table was made before.
-    let file = find(&a.bench.pool().join("layers"), &made).expect("it is there");
-    let file = fs::File::options().write(true).open(file).expect("open");
-    file.write_all_at(b"damage", 1000).expect("write");
-    drop(file);
+    damage(&a, &made);
     // Only the damaged holder: nothing wrong becomes visible.
     let alone = Node::with("d", |start| {
         start.settings.input_wait = std::time::Duration::from_secs(1);
@@ -103,6 +103,119 @@ async fn damaged_content_is_refused_reported_and_taken_from_another_holder() {
     c.end("copy", Outcome::Failed).await;
     // The damage was made on purpose: the pool is not checked.
     for node in [a, b, c, d] {
+        node.finish().await;
+    }
+}
+
+/// Writes over a file of this content in the pool's layers. The table was made before.
+fn damage(node: &Node, content: &[u8]) {
+    let file = find(&node.bench.pool().join("layers"), content).expect("it is there");
+    let file = fs::File::options().write(true).open(file).expect("open");
+    file.write_all_at(b"damage", 1000).expect("write");
+}
+
+#[tokio::test]
+async fn a_report_marks_all_artifacts_of_the_layer_though_its_sender_goes() {
+    let [a, b] = peers!("a", "b");
+    let other = [
+        ("type", "task-cache"),
+        ("key", "other"),
+        ("restoreKeys", "go"),
+    ];
+    a.commit("made", &TASK, "below").await;
+    a.commit("stacked", &other, "above").await;
+    a.commit("apart", &RESOURCE, "apart").await;
+    let channel = link::connect(&b.key, a.key.name(), a.address.to_string());
+    let mut client = PeerClient::new(channel.expect("TLS"));
+    let ask = Some(wire::Ask {
+        tenant: "ci".to_owned(),
+        reference: "task-cache/go".to_owned(),
+        pod: "p".to_owned(),
+        pod_uid: "p".to_owned(),
+        pod_namespace: String::new(),
+        clone: None,
+    });
+    let found = loop {
+        let request = wire::GetArtifactRequest { ask: ask.clone() };
+        let answer = client.get_artifact(request).await.expect("an answer");
+        if let Some(artifact) = answer.into_inner().artifact {
+            break artifact;
+        }
+        a.bench.engine.content_changed().await;
+    };
+    let report = wire::ReportDamageRequest {
+        ask,
+        artifact: found.id,
+        layer: found.layers[0].digest.clone(),
+        cause: "on purpose".to_owned(),
+    };
+    let gate = a.known.gate.write().await;
+    let checks = a.known.checks.load(Ordering::SeqCst);
+    let mut sender = client.clone();
+    tokio::select! {
+        answer = sender.report_damage(report) => panic!("{answer:?}"),
+        () = eventually("it has arrived", || a.known.checks.load(Ordering::SeqCst) > checks) => {}
+    }
+    // What is sent later on a connection arrives later.
+    let later = client.get_artifact(wire::GetArtifactRequest { ask: None });
+    let refused = later.await.expect_err("it names nothing").code();
+    assert_eq!(refused, Code::InvalidArgument);
+    drop(gate);
+    let marked = |reference| {
+        let row = a.bench.artifact(reference).expect("it is there");
+        row.sharing.damaged
+    };
+    eventually("both are marked", || {
+        marked("task-cache/go") && marked("task-cache/other")
+    })
+    .await;
+    assert!(!marked("resource-cache/git"), "it has another layer");
+    assert_eq!(b.sees("read", &other).await, None);
+    assert_eq!(b.sees("others", &RESOURCE).await, text("apart"));
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test]
+async fn a_partial_layer_that_is_at_fault_is_not_taken_again() {
+    let [a, b, c] = peers!("a", "b", "c");
+    let made: BTreeMap<String, Vec<u8>> = (10..20)
+        .map(|file| (file.to_string(), random(256 << 10)))
+        .collect();
+    a.commits("made", &TASK, |target| {
+        for (name, bytes) in &made {
+            fs::write(target.join(name), bytes).expect("write");
+        }
+    })
+    .await;
+    c.publish("copy", &TASK).await;
+    damage(&a, &made["19"]);
+    b.known_forgets();
+    b.knows(&a);
+    let seen = async |volume: &str| {
+        b.publish(volume, &TASK).await;
+        let seen = read(&b.bench.target(volume));
+        b.end(volume, Outcome::Failed).await;
+        seen
+    };
+    assert!(seen("early").await.is_empty(), "the last file is damaged");
+    let incoming = fs::read_dir(b.bench.pool().join("incoming")).expect("list");
+    let parts: Vec<PathBuf> = incoming.map(|part| part.expect("list").path()).collect();
+    let [part] = &parts[..] else {
+        panic!("one part is kept: {parts:?}");
+    };
+    // Its list of pieces says that it is another layer.
+    let done = fs::File::options().write(true).open(part.join("part/done"));
+    let done = done.expect("open");
+    done.write_all_at(&[7; 32], 0).expect("write");
+    b.known_forgets();
+    b.knows(&c);
+    assert!(seen("broken").await.is_empty(), "it cannot be continued");
+    assert!(!part.exists(), "it is deleted");
+    assert!(seen("late").await == made);
+    c.end("copy", Outcome::Failed).await;
+    // The damage was made on purpose: the pool is not checked.
+    for node in [a, b, c] {
         node.finish().await;
     }
 }
@@ -133,8 +246,7 @@ async fn a_fetch_that_is_given_up_goes_on_and_the_next_pod_joins_it() {
         from == "peer a" && why.contains("from peer a"),
         "{from}: {why}"
     );
-    crate::common::bench::eventually("the fetch ends", || b.distribution.fetching().is_empty())
-        .await;
+    eventually("the fetch ends", || b.distribution.fetching().is_empty()).await;
     assert_eq!(b.sees("late", &TASK).await, text("made"));
     assert_eq!(b.fetches(ContentSource::Peer).artifacts, 1);
     a.finish().await;

@@ -252,6 +252,34 @@ async fn a_failure_in_the_middle_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn the_parts_of_a_failed_transfer_count_as_free_for_new_volumes() {
+    let (source, other) = (bench!(OVERLAY), bench!(OVERLAY));
+    let large = |root: &Path| fs::write(root.join("large"), vec![7; 16 << 20]).expect("write");
+    source.step("large", &CACHE, large).await;
+    write(&source, "small", "small").await;
+    let open = opened(&source, NAME).await;
+    let available = async || {
+        other
+            .engine
+            .capacity()
+            .await
+            .expect("it is known")
+            .available
+    };
+    let before = available().await;
+    let failed = receive_but(&other, &open, request(&open, 1), Some(0)).await;
+    failed.expect_err("the newer layer is broken");
+    let after = available().await;
+    let less = before.saturating_sub(after);
+    assert!(less < MIB, "{less} bytes less than {before}");
+    let kept = receive(&other, &open, 1).await.kept;
+    assert_eq!(kept, 16 * MIB, "the large layer is still there");
+    drop(open);
+    source.finish().await;
+    other.finish().await;
+}
+
+#[tokio::test]
 async fn what_was_cleared_meanwhile_gets_no_name() {
     let Some((source, other, open)) = two_nodes().await else {
         return;

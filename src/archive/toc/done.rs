@@ -1,7 +1,10 @@
 //! Which pieces of a layer were verified: one bit each, in a file, so that a transfer goes on after
 //! the process was killed. The file names the table that it belongs to.
+//!
+//! Bits are set in memory, and written with [`Done::write`] once for many pieces.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use super::piece::Sha256Sum;
@@ -19,6 +22,8 @@ pub(super) struct Done {
     /// The part of the list that was looked at last, and where it begins.
     page: Vec<u8>,
     from: Option<u64>,
+    /// The bytes of it that are not written yet.
+    unwritten: Range<usize>,
 }
 
 impl Done {
@@ -47,6 +52,7 @@ impl Done {
             name,
             page: Vec::new(),
             from: None,
+            unwritten: 0..0,
         })
     }
 
@@ -54,6 +60,7 @@ impl Done {
         let byte = piece / 8;
         let from = byte / PAGE * PAGE;
         if self.from != Some(from) {
+            self.write()?;
             self.page.clear();
             self.page.resize(usize::try_from(PAGE).expect("4 KiB"), 0);
             let mut filled = 0;
@@ -76,12 +83,28 @@ impl Done {
         Ok(self.page[at] & bit != 0)
     }
 
+    /// Sets the bit of a piece, in memory.
     pub(super) fn set(&mut self, piece: u64) -> sys::Result<()> {
         let (at, bit) = self.load(piece)?;
         self.page[at] |= bit;
-        let byte = [self.page[at]];
+        let Range { start, end } = self.unwritten;
+        self.unwritten = if start == end {
+            at..at + 1
+        } else {
+            start.min(at)..end.max(at + 1)
+        };
+        Ok(())
+    }
+
+    /// Writes the bits that were set.
+    pub(super) fn write(&mut self) -> sys::Result<()> {
+        let unwritten = std::mem::take(&mut self.unwritten);
+        let (Some(from), false) = (self.from, unwritten.is_empty()) else {
+            return Ok(());
+        };
+        let at = HEADER + from + unwritten.start as u64;
         self.file
-            .write_all_at(&byte, HEADER + piece / 8)
+            .write_all_at(&self.page[unwritten], at)
             .map_err(|error| self.dir.error("pwrite", self.name, error))
     }
 }

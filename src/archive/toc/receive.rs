@@ -188,7 +188,9 @@ impl Receiver {
                 let before = taken.bytes;
                 taken.frames += 1;
                 let written = divider.divide(&frame, &plain, |piece| self.piece(piece, &mut taken));
+                let noted = self.done.write();
                 progress.fetch_add(taken.bytes - before, Ordering::Relaxed);
+                let written = written.and_then(|()| noted.map_err(Error::from));
                 if let Err(error) = written.and_then(|()| self.refuse_repetition(&taken)) {
                     break Err(error);
                 }

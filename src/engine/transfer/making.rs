@@ -4,6 +4,7 @@
 //! Where an artifact is a stack, each layer has a directory. Elsewhere all layers are applied to
 //! one tree, in one directory.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +41,8 @@ pub(super) struct Made<'a> {
     digests: Vec<Sha256>,
     filling: Option<String>,
     pub(super) bytes: u64,
+    /// Whether it must not be used again.
+    is_spoilt: bool,
     began: Timestamp,
     last: Instant,
 }
@@ -53,6 +56,7 @@ impl<'a> Made<'a> {
             digests: Vec::new(),
             filling: None,
             bytes: 0,
+            is_spoilt: false,
             began: inner.now(),
             last: Instant::now(),
         })
@@ -67,6 +71,7 @@ impl<'a> Made<'a> {
             digests: part.digests,
             filling: part.filling,
             bytes: part.bytes,
+            is_spoilt: false,
             began: part.began,
             last: part.last,
         })
@@ -187,8 +192,8 @@ where
             return;
         };
         let all = self.made.drain(..).chain(self.taken.drain(..));
-        // Without a byte there is nothing to keep.
-        for made in all.filter(|it| it.bytes > 0) {
+        // Without a byte there is nothing to keep. The others are deleted.
+        for made in all.filter(|it| it.bytes > 0 && !it.is_spoilt) {
             let part = Part {
                 tenant: request.name.tenant.clone(),
                 digests: made.digests,
@@ -307,15 +312,18 @@ where
         made: &mut Made<'_>,
     ) -> Result<Arc<Table>, ReceiveError<E>> {
         let stop = || self.gate.stops();
+        let is_spoilt = Cell::new(false);
         let place = LayerPlace {
             into,
             temporary: &made.dir,
             limits: self.limits,
             stop: &stop,
             progress: self.progress,
+            is_spoilt: &is_spoilt,
         };
         let before = self.progress.load(Ordering::Relaxed);
         let filled = (self.make)(layer, &place);
+        made.is_spoilt = is_spoilt.get();
         let came = self.progress.load(Ordering::Relaxed).saturating_sub(before);
         if came > 0 {
             made.bytes += came;

@@ -1,6 +1,7 @@
 //! What is to be received, where its layers are made, what becomes of them, and why that fails: the
 //! types that `receive` shares with `making` and with the callers of the engine.
 
+use std::cell::Cell;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub struct LayerPlace<'a> {
     pub stop: Stop<'a>,
     /// Verified bytes are added to this. `stop` looks at the space as it grows.
     pub progress: &'a AtomicU64,
+    /// Set if what is in `into` must not be used again: it was at fault.
+    pub is_spoilt: &'a Cell<bool>,
 }
 
 /// An artifact that was received.

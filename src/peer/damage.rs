@@ -1,0 +1,73 @@
+//! Reports of damage: a peer found that content of this node is not what its table says.
+
+use tonic::{Request, Response, Status};
+
+use super::counters::add;
+use super::messages;
+use super::serve::Inner;
+use crate::engine::ArtifactRow;
+use crate::model::{ArtifactId, Sha256};
+use crate::proto::peer::v1 as wire;
+
+impl Inner {
+    /// Marks the artifact that a peer found damaged, and all others that stack the same layer.
+    pub(super) async fn report_damage(
+        &self,
+        request: Request<wire::ReportDamageRequest>,
+    ) -> Result<Response<wire::ReportDamageResponse>, Status> {
+        let ask = request.get_ref().ask.clone();
+        let clone = ask.as_ref().and_then(|ask| ask.clone.clone());
+        if let Some(clone) = clone {
+            let (peer, asked) = self.admit_clone(&request, &clone).await?;
+            self.damaged_snapshot(&peer, &asked, &request.get_ref().cause);
+            return Ok(Response::new(wire::ReportDamageResponse {}));
+        }
+        let (peer, asked) = self.admit(&request, ask).await?;
+        let request = request.into_inner();
+        let id: ArtifactId = request
+            .artifact
+            .parse()
+            .map_err(|_| Status::invalid_argument("artifact"))?;
+        let layer = messages::digest(&request.layer).map_err(Status::invalid_argument)?;
+        let name = &asked.name;
+        // Only what this peer may read.
+        let rows = self.engine.artifacts(Some(&name.tenant));
+        let is_it = |row: &&ArtifactRow| row.id == id && row.reference == name.reference;
+        // A second report changes nothing.
+        if rows
+            .iter()
+            .find(is_it)
+            .is_some_and(|row| !row.sharing.damaged)
+        {
+            let cause: String = request.cause.chars().take(300).collect();
+            add(&self.counters.damaged, 1);
+            tracing::error!(
+                peer = peer.as_str(), tenant = %name.tenant, reference = %name.reference,
+                artifact = %id, %layer, cause = crate::sys::printable(&cause),
+                "a peer found this artifact damaged; neither peers nor the shared tier get it any \
+                 more. Volumes on this node still start from it: if the disk is at fault, delete \
+                 it with `baggageclaim destroy`"
+            );
+            self.mark_damaged(id, layer).await?;
+        }
+        Ok(Response::new(wire::ReportDamageResponse {}))
+    }
+
+    /// Marks them in their records. Streams of them that run end by themselves.
+    async fn mark_damaged(&self, id: ArtifactId, layer: Sha256) -> Result<(), Status> {
+        let marked = self.engine.mark_damaged(id, layer).await;
+        let marked = marked.map_err(|error| {
+            tracing::error!(artifact = %id, %error, "the damage could not be recorded");
+            Status::unavailable("the damage could not be recorded")
+        })?;
+        for marked in marked {
+            if marked != id {
+                tracing::error!(artifact = %marked, %layer,
+                    "this artifact has the damaged layer, too: neither peers nor the shared tier \
+                     get it any more");
+            }
+            self.leases.end(&marked);
+        }
+        Ok(())
+    }
+}
