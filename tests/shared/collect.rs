@@ -355,7 +355,7 @@ fn the_last_records_of_a_namespace_go_with_its_content() {
             set.expect("record");
         };
         publish_but(&tier, "task-cache/x", &held, |it| {
-            it.ttl_seconds = Some(3600)
+            it.ttl_seconds = Some(3600);
         });
         record(None, Some("uid"));
         // It expires. Its record is deleted, and then, each a day after its marker, its manifest and
