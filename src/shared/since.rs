@@ -1,16 +1,14 @@
 //! This machine's clocks: the wall clock, and durations that the protocol limits. `decide` has the
 //! limits. A machine may be suspended meanwhile.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::model::Timestamp;
 
 /// The wall clock.
 #[must_use]
 pub fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let millis = since.map_or(0, |since| since.as_millis());
-    Timestamp(u64::try_from(millis).unwrap_or(u64::MAX))
+    SystemTime::now().into()
 }
 
 /// Time since something happened, also across a suspended machine.
