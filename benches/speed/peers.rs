@@ -63,7 +63,8 @@ pub struct Nodes {
     pub link: Link,
     /// The list of all, and the keys beside it.
     dir: PathBuf,
-    nodes: Vec<(String, Side, String)>,
+    /// The name, the side and the address of each.
+    places: Vec<(String, Side, String)>,
 }
 
 impl Nodes {
@@ -71,13 +72,13 @@ impl Nodes {
     /// side. A node of the list that is `silent` takes connections there, and never answers.
     fn new(dir: PathBuf, names: &[String], silent: bool) -> (Self, Option<TcpListener>) {
         let link = Link::new();
-        let (mut list, mut nodes) = (String::new(), Vec::new());
+        let (mut list, mut places) = (String::new(), Vec::new());
         for (number, name) in names.iter().enumerate() {
             let side = if number == 0 { Side::Near } else { Side::Far };
             let key = Key::open(&dir.join(name)).expect("a key").name();
             let address = link.address(side);
             let _ = writeln!(list, "{name} {address} {key}");
-            nodes.push((name.clone(), side, address));
+            places.push((name.clone(), side, address));
         }
         let silent = silent.then(|| link.listen(Side::Far));
         if let Some(silent) = &silent {
@@ -86,12 +87,12 @@ impl Nodes {
             let _ = writeln!(list, "silent {address} {key}");
         }
         fs::write(dir.join("list"), list).expect("write");
-        (Self { link, dir, nodes }, silent)
+        (Self { link, dir, places }, silent)
     }
 
     pub async fn start(&self, bench: &Bench<'_>, name: &str) -> Driver {
         let (_, side, address) = self
-            .nodes
+            .places
             .iter()
             .find(|(it, ..)| it == name)
             .expect("it is in the list");
