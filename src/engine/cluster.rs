@@ -24,7 +24,7 @@ use super::{Engine, Result};
 use crate::archive::toc::Table;
 use crate::model::{
     Artifact, ArtifactId, CacheKey, CutOff, Fence, Fences, LayerId, Maker, Name, NamespaceUsage,
-    Policies, Reference, Sharing, Tenant, Timestamp, VolumeId,
+    Policies, Reference, Sha256, Sharing, Tenant, Timestamp, VolumeId,
 };
 
 /// What other nodes may know of a name on this node.
@@ -325,6 +325,12 @@ impl Engine {
     /// is none of that id. Blocks.
     pub fn set_sharing(&self, id: ArtifactId, change: impl FnOnce(&mut Sharing)) -> Result<bool> {
         sharing::set_sharing(&self.inner, id, change)
+    }
+
+    /// Marks an artifact as damaged because its layer with this table of contents is, and all other
+    /// artifacts that stack this layer. Returns those that had no mark.
+    pub async fn mark_damaged(&self, id: ArtifactId, table: Sha256) -> Result<Vec<ArtifactId>> {
+        sharing::mark_damaged(&self.inner, id, table).await
     }
 
     /// Takes a name from content that follows no number of the tier from `cleared` on: the tier

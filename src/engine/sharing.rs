@@ -11,7 +11,7 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::transfer::{self, OpenArtifact};
 use super::types::{LocalArtifact, PublishRequest, Tables};
-use super::{Engine, layers, remove};
+use super::{layers, remove};
 use crate::model::{
     Artifact, ArtifactId, CacheKey, LayerId, Name, Sha256, Sharing, Tenant, VolumeKind,
 };
@@ -120,22 +120,24 @@ fn enter(
     Ok(true)
 }
 
-impl Engine {
-    /// Marks an artifact as damaged because its layer with this table of contents is, and all other
-    /// artifacts that stack this layer. Returns those that had no mark.
-    pub async fn mark_damaged(&self, id: ArtifactId, table: Sha256) -> Result<Vec<ArtifactId>> {
-        let inner = Arc::clone(&self.inner);
-        let job = move || {
-            let one_at_a_time = inner.collector.lock();
-            let stacked = stacking(&inner, id, table);
-            for id in &stacked {
-                let mark = |sharing: &mut Sharing| sharing.damaged = true;
-                enter(&inner, *id, mark, &one_at_a_time)?;
-            }
-            Ok(stacked)
-        };
-        self.inner.threads.calls.run(job).await?
-    }
+/// Marks an artifact as damaged because its layer with this table of contents is, and all other
+/// artifacts that stack this layer. Returns those that had no mark.
+pub(super) async fn mark_damaged(
+    inner: &Arc<Inner>,
+    id: ArtifactId,
+    table: Sha256,
+) -> Result<Vec<ArtifactId>> {
+    let engine = Arc::clone(inner);
+    let job = move || {
+        let one_at_a_time = engine.collector.lock();
+        let stacked = stacking(&engine, id, table);
+        for id in &stacked {
+            let mark = |sharing: &mut Sharing| sharing.damaged = true;
+            enter(&engine, *id, mark, &one_at_a_time)?;
+        }
+        Ok(stacked)
+    };
+    inner.threads.calls.run(job).await?
 }
 
 /// An artifact, and all others that stack its layer with this table of contents: the durable ones

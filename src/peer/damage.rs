@@ -1,4 +1,5 @@
-//! Reports of damage: a peer found that content of this node is not what its table says.
+//! Reports of damage: a peer found that content of this node is not what its table says. The marks
+//! that keep such content on this node are the engine's.
 
 use tonic::{Request, Response, Status};
 
