@@ -17,7 +17,7 @@ use tempfile::NamedTempFile;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where deploy/ puts the pool, on the node.
-const POOL: &str = "/var/lib/baggageclaim";
+pub(crate) const POOL: &str = "/var/lib/baggageclaim";
 
 /// The cluster that `cluster.sh` has brought up, and one of its nodes: most verbs are about that.
 #[derive(Clone)]

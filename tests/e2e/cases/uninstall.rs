@@ -4,13 +4,12 @@
 use std::fs;
 use std::path::Path;
 
-use crate::cluster::{Cluster, eventually, succeed};
+use crate::cluster::{Cluster, POOL, eventually, succeed};
 use crate::env::{Env, items};
 
 /// The manifest that people copy, and the driver's name in it.
 const PAGE: &str = "docs/install.md";
 const DRIVER: &str = "baggageclaim.csi.concourse-ci.org";
-const POOL: &str = "/var/lib/baggageclaim";
 /// The mount of the overlay for trials.
 const POOL_IMAGE: &str = "/var/lib/baggageclaim.img";
 /// Kubelet's directory, on the page.

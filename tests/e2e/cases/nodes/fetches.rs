@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::full::Filled;
 use super::peers::{figures, step_with};
 use super::{ENDS, claim_of, node_of, only_on, place_of, pod, source, volume_of};
-use crate::cluster::{Cluster, eventually};
+use crate::cluster::{Cluster, POOL, eventually};
 use crate::env::Env;
 
 const LARGE: u64 = 64 << 20;

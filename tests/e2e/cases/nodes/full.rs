@@ -1,10 +1,9 @@
 //! A node whose pool is full: the driver refuses a new claim there, and its pod is scheduled again.
 
 use super::{ENDS, LATE, claim, no_claim_is_left, node_of, place_of, pod, volume_of};
-use crate::cluster::{Cluster, succeed};
+use crate::cluster::{Cluster, POOL, succeed};
 use crate::env::Env;
 
-const POOL: &str = "/var/lib/baggageclaim";
 /// What fills a pool.
 const FILLER: &str = "/var/lib/baggageclaim/filler";
 
