@@ -58,7 +58,10 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
                 tracing::error!(%layer, %error,
                     "an unused layer could not be moved to trash/; it stays until the next start");
             }
-            Ok(()) => point(Point::CollectTrashed),
+            Ok(()) => {
+                inner.collector.tables.let_go(&layer);
+                point(Point::CollectTrashed);
+            }
         }
     }
     bytes

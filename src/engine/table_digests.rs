@@ -1,5 +1,5 @@
-//! The layers' tables of contents, as the running driver knows them: their digests, and which are
-//! missing. `tables` makes the tables.
+//! The layers' tables of contents, as the running driver knows them: their digests, and the layer
+//! that is being read for a table. `tables` makes the tables.
 //!
 //! A table lies beside the layer's content, as `layers/<id>/table`. Its SHA-256 names the layer
 //! between nodes and is an attribute of that file.
@@ -7,8 +7,9 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::OFlags;
 use tokio::sync::Notify;
 
@@ -21,10 +22,17 @@ use crate::sys::{self, Dir, Errno, OpenFile, Xattrs};
 /// The attribute of a table's file that has the table's digest.
 pub(super) const DIGEST: &str = "trusted.baggageclaim.sha256";
 
+/// How long the deletion of a layer waits for the job to close its files. The job looks after each
+/// read whether it must, which takes milliseconds. On a node whose processors are all busy, its
+/// thread of the lowest priority may not run for more than a second.
+const CLOSES: Duration = Duration::from_secs(10);
+
 /// The known digests, and what the background job needs to make the others.
 #[derive(Debug, Default)]
 pub(super) struct TableDigests {
     known: Mutex<HashMap<LayerId, Sha256>>,
+    reading: Mutex<Option<Reading>>,
+    closed: Condvar,
     /// There may be a new layer.
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
@@ -110,6 +118,29 @@ impl TableDigests {
         self.short.lock().retain(|layer| layers.contains(layer));
     }
 
+    /// Begins to read a layer. The caller closes its files before it drops the guard.
+    pub(super) fn read(&self, layer: LayerId) -> ReadGuard<'_> {
+        let is_gone = false;
+        *self.reading.lock() = Some(Reading { layer, is_gone });
+        ReadGuard(self)
+    }
+
+    /// Stops the job if it reads this layer, which left its place. Waits a moment until the job has
+    /// closed its files: an open file keeps its space, and eviction counts on that.
+    pub(super) fn let_go(&self, layer: &LayerId) {
+        let mut reading = self.reading.lock();
+        let is_it = |reading: &Reading| reading.layer == *layer;
+        if let Some(reading) = reading.as_mut().filter(|reading| is_it(reading)) {
+            reading.is_gone = true;
+        }
+        let still = |reading: &mut Option<Reading>| reading.as_ref().is_some_and(is_it);
+        let waited = self.closed.wait_while_for(&mut reading, still, CLOSES);
+        if waited.timed_out() {
+            tracing::debug!(%layer,
+                "the job that makes tables of contents still has a file of the layer open");
+        }
+    }
+
     /// Layers became durable, or one got its table or is known to get none now.
     pub(super) fn tell(&self) {
         self.changed.notify_one();
@@ -123,6 +154,32 @@ impl TableDigests {
     /// Lets the background job look for layers without a table.
     pub(super) fn wake(&self) {
         self.wanted.notify_one();
+    }
+}
+
+/// The layer whose table is being made.
+#[derive(Debug)]
+struct Reading {
+    layer: LayerId,
+    /// It left its place.
+    is_gone: bool,
+}
+
+/// A layer is being read, until this is dropped.
+pub(super) struct ReadGuard<'a>(&'a TableDigests);
+
+impl ReadGuard<'_> {
+    /// Whether the layer is to be let go.
+    pub(super) fn is_gone(&self) -> bool {
+        let reading = self.0.reading.lock();
+        reading.as_ref().is_none_or(|reading| reading.is_gone)
+    }
+}
+
+impl Drop for ReadGuard<'_> {
+    fn drop(&mut self) {
+        *self.0.reading.lock() = None;
+        self.0.closed.notify_all();
     }
 }
 
@@ -158,6 +215,8 @@ pub(super) fn recorded(layer: &Dir) -> sys::Result<Recorded> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -174,5 +233,27 @@ mod tests {
         assert_eq!(tables.of(&[short], true), Tables::Coming, "it is made now");
         tables.insert(short, Sha256([2; 32]));
         assert_eq!(tables.of(&[short], false), Tables::Made);
+    }
+
+    #[test]
+    fn a_layer_that_is_deleted_is_let_go_first_and_others_are_not_waited_for() {
+        let tables = TableDigests::default();
+        let (read, other) = (LayerId::from_bits(1), LayerId::from_bits(2));
+        let is_closed = AtomicBool::new(false);
+        let reading = tables.read(read);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let reading = reading;
+                while !reading.is_gone() {
+                    std::thread::yield_now();
+                }
+                is_closed.store(true, Ordering::SeqCst);
+            });
+            tables.let_go(&other);
+            assert!(!is_closed.load(Ordering::SeqCst), "another layer");
+            tables.let_go(&read);
+            assert!(is_closed.load(Ordering::SeqCst), "it is closed by now");
+        });
+        assert!(tables.reading.lock().is_none());
     }
 }

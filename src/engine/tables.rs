@@ -34,8 +34,6 @@ use crate::tree::Stop;
 /// The pool's space is looked at each time that the job was so often asked whether to stop: it asks
 /// for each entry, each piece, and each 256 KiB that it reads.
 const LOOK: u32 = 1024;
-/// The same of a look whether the layer still has its place, which costs one stat.
-const LOOK_FOR_LAYER: u32 = 64;
 
 /// Makes missing tables whenever there may be a new layer.
 pub(super) async fn table_loop(inner: Arc<Inner>) {
@@ -110,6 +108,7 @@ fn layers(inner: &Inner) -> HashSet<LayerId> {
 /// little space: above its high watermark it spends some only on tables that another node or an
 /// upload waits for, and keeps the margin of transfers.
 fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
+    let reading = inner.collector.tables.read(layer);
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
         Err(error) if error.is(Errno::ENOENT) => return Ok(None),
         dir => dir.context("open a layer")?,
@@ -136,25 +135,22 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
         }
         return Ok(None);
     }
-    // A layer leaves its place before it is deleted. An open file of it would keep its space.
-    let is_gone = || !matches!(inner.dirs.layers.has(layer.to_string()), Ok(true));
-    let (asked, short, gone) = (Cell::new(0_u32), OnceCell::new(), Cell::new(false));
-    let is_stopped = || {
+    let (asked, short) = (Cell::new(0_u32), OnceCell::new());
+    let is_short = || {
         asked.set(asked.get().wrapping_add(1));
-        if asked.get() % LOOK_FOR_LAYER == 0 {
-            gone.set(is_gone());
-        }
         if asked.get() % LOOK == 0
             && let Some(error) = shortage()
         {
             short.get_or_init(|| error);
         }
-        gone.get() || short.get().is_some()
+        short.get().is_some()
     };
-    let made = make(&dir, &|| inner.lifetime.is_stopping() || is_stopped());
+    let made = make(&dir, &|| {
+        reading.is_gone() || inner.lifetime.is_stopping() || is_short()
+    });
     match (made, short.into_inner()) {
         // It may have been read while it was being deleted.
-        _ if is_gone() => Ok(None),
+        _ if reading.is_gone() => Ok(None),
         (Err(Error::ShuttingDown), Some(error)) => Err(error),
         (Err(Error::ShuttingDown), None) => Ok(None),
         (made, _) => made.map(Some),
