@@ -72,7 +72,8 @@ async fn a_fork_that_is_a_copy_says_in_the_log_how_it_was_made() {
         let log = node.terminate().await;
         let copied: Vec<&str> = log
             .lines()
-            .filter(|line| line.contains("\"copied\""))
+            // A seal copies into `layers/`.
+            .filter(|line| line.contains("\"copied\"") && line.contains("/volumes/"))
             .collect();
         let [copied] = copied[..] else {
             panic!("once: {log}");

@@ -131,7 +131,10 @@ async fn set_up(plane: &ControlPlane) {
 }
 
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "the generations of one name, in order")]
+#[expect(
+    clippy::too_many_lines,
+    reason = "the generations of one name, in order"
+)]
 async fn a_user_puts_an_earlier_generation_back_on_all_nodes() {
     let Some(plane) = ControlPlane::start().await else {
         return;
