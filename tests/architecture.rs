@@ -60,9 +60,9 @@ const TIERS: [Tier; 11] = [
     ),
 ];
 
-/// The tiers inside `src/engine/`, from the ground up; `engine` is its `mod.rs`. Modules of one tier
-/// may use each other, in cycles of at most [`MOST_IN_CYCLE`] files. Unit tests may use everything:
-/// they open an engine.
+/// The tiers inside `src/engine/`, from the ground up; `engine` is its `mod.rs`. Modules of one
+/// tier may use each other, in cycles of at most [`MOST_IN_CYCLE`] files. Unit tests may use
+/// everything: they open an engine.
 const ENGINE_TIERS: [Tier; 8] = [
     (
         "types, and parts that know no engine",

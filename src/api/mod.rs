@@ -10,8 +10,8 @@
 //! | [`Rollback`] | an order to put earlier content back | users | controller |
 //! | [`CachePolicy`] | limits and rights of a namespace | users | controller |
 //!
-//! When the controller gives a node up, it writes into the status of its objects that they are Lost.
-//! That is its only write of an answer.
+//! When the controller gives a node up, it writes into the status of its objects that they are
+//! Lost. That is its only write of an answer.
 //!
 //! Deletion of an object deletes data only for a [`Cache`]. Otherwise only [`Wanted::Absent`] does.
 //!

@@ -13,8 +13,8 @@ use super::shared::Inner;
 use crate::model::{Artifact, ArtifactId, NodeId, Policies, layout};
 use crate::store::{self, Unreadable};
 
-/// What this engine remembers between two calls: which policies are in the pool, and what it said. The
-/// locks order its steps; the policies that count are in the state.
+/// What this engine remembers between two calls: which policies are in the pool, and what it said.
+/// The locks order its steps; the policies that count are in the state.
 #[derive(Debug, Default)]
 pub(super) struct KeptPolicies {
     /// Held while the policies are changed.

@@ -9,8 +9,8 @@
 //! It needs `create` and `delete` on `caches` in the namespace. With `watch` it also sees that the
 //! order is carried out.
 //!
-//! An order to roll back is a `Rollback`, which stays. It needs `create` on `rollbacks`, and `watch`
-//! to see the result.
+//! An order to roll back is a `Rollback`, which stays. It needs `create` on `rollbacks`, and
+//! `watch` to see the result.
 
 use std::time::Duration;
 

@@ -4,8 +4,8 @@
 //!
 //! An order has one effect, however often it is repeated: before the node gets it, the status holds
 //! the node and the time of the new commit, and the id of the new artifact follows from the
-//! object's uid. So an order that is repeated replaces no content that was committed since. Nothing begins
-//! later than [`PATIENCE`] after the object was made.
+//! object's uid. So an order that is repeated replaces no content that was committed since. Nothing
+//! begins later than [`PATIENCE`] after the object was made.
 //!
 //! Nodes use their own content of a cache without asking. So for as long as the object is there,
 //! nodes with content from before the rollback are told to drop it, also those that were away.

@@ -1,5 +1,5 @@
-//! Whether a peer that sends is fast enough, and whether a link is. Decided without I/O and without a
-//! clock: the caller measures.
+//! Whether a peer that sends is fast enough, and whether a link is. Decided without I/O and without
+//! a clock: the caller measures.
 
 use std::time::Duration;
 

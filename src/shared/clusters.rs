@@ -47,7 +47,8 @@ impl Store {
             return Err(Error::Conflict { object: key });
         }
         let Some(namespace) = namespace else {
-            // The client has no conditional deletion. A namespace without a record is recorded again.
+            // The client has no conditional deletion. A namespace without a record is recorded
+            // again.
             return self.delete_once(&key);
         };
         let record = encode(&NamespaceRecord {

@@ -358,8 +358,8 @@ fn the_last_records_of_a_namespace_go_with_its_content() {
             it.ttl_seconds = Some(3600);
         });
         record(None, Some("uid"));
-        // It expires. Its record is deleted, and then, each a day after its marker, its manifest and
-        // its layer.
+        // It expires. Its record is deleted, and then, each a day after its marker, its manifest
+        // and its layer.
         for _ in 0..5 {
             age(&tier, 25 * HOUR);
             collect(&tier);

@@ -243,7 +243,8 @@ fn snapshot_status(object: &Snapshot, pool: &str, phase: Phase) -> SnapshotStatu
     }
 }
 
-/// The status of a snapshot that was Ready and is not here. It keeps the id of the pool that has it.
+/// The status of a snapshot that was Ready and is not here. It keeps the id of the pool that has
+/// it.
 fn lost_snapshot(object: &Snapshot, pool: &str) -> SnapshotStatus {
     let lost = snapshot_status(object, "", Phase::Lost);
     let before = object.status.clone().unwrap_or_else(|| lost.clone());

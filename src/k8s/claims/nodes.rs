@@ -6,8 +6,8 @@
 //! other loss. DeleteVolume and DeleteSnapshot of them succeed.
 //!
 //! Whether a call may go on without the node is read live: it was given up if it has neither a Node
-//! nor a `Pool`. So a restart, or a second controller, changes nothing. A node that is only NotReady
-//! has both.
+//! nor a `Pool`. So a restart, or a second controller, changes nothing. A node that is only
+//! NotReady has both.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Debug;
