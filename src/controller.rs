@@ -11,7 +11,7 @@ use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::runtime::Handle;
@@ -352,8 +352,7 @@ async fn run_hub(
         usage_interval,
         budgets,
     } = served;
-    let began = SystemTime::now().duration_since(UNIX_EPOCH);
-    let began = u64::try_from(began.unwrap_or_default().as_millis()).unwrap_or(0);
+    let began = shared::now().0;
     let pools = ClusterMembers::new(Arc::clone(&cluster));
     let pools = Box::new(move || pools.expected());
     let chain = Arc::new(hub.chain());

@@ -34,6 +34,7 @@ use tonic::{Code, Request, Status};
 
 use crate::model::hex;
 use crate::proto::csi::v1 as csi;
+use crate::sys;
 use csi::controller_client::ControllerClient;
 use csi::identity_client::IdentityClient;
 use csi::node_client::NodeClient;
@@ -203,8 +204,7 @@ impl Kubelet {
     /// If the kernel has no random bytes, which a booted Linux always has.
     #[must_use]
     pub fn pod(&self, namespace: &str, name: &str) -> Pod {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).expect("a booted Linux has random bytes");
+        let mut bytes: [u8; 16] = sys::random_bytes();
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         let mut uid = hex(&bytes);

@@ -1,12 +1,15 @@
-//! How many threads compress with zstd at once, in all streams of this process together: one for
-//! each core. Beyond that each stream of an archive has one, and all frames between nodes have one.
+//! Limits the threads that compress with zstd, for all streams of this process together, to one per
+//! core. A stream of an archive always gets at least one. All frames between nodes together get at
+//! least one.
+
+use std::sync::OnceLock;
 
 use parking_lot::{Condvar, Mutex};
 
 /// The cores of this machine.
 pub(super) static CORES: Cores = Cores::new();
 
-/// Who compresses now.
+/// The threads in use.
 pub(super) struct Cores {
     used: Mutex<Used>,
     freed: Condvar,
@@ -20,7 +23,7 @@ struct Used {
     frames: u32,
 }
 
-/// So many workers of a stream of an archive. Given back when it is dropped.
+/// The workers of one stream of an archive. Given back when it is dropped.
 pub(super) struct Workers<'a> {
     of: &'a Cores,
     pub(super) count: u32,
@@ -37,10 +40,13 @@ impl Cores {
         }
     }
 
-    /// How many cores there are.
+    /// How many cores there are. Asked once: each question reads files of the kernel.
     pub(super) fn all() -> u32 {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        u32::try_from(cores).unwrap_or(1)
+        static ALL: OnceLock<u32> = OnceLock::new();
+        *ALL.get_or_init(|| {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            u32::try_from(cores).unwrap_or(1)
+        })
     }
 
     /// Workers for a stream of an archive: one for each of `cores` that no other stream has, and at
@@ -59,10 +65,18 @@ impl Cores {
         self.freed.wait_while(&mut used, full);
         used.frames += 1;
         drop(used);
-        let compressed = compress();
-        self.used.lock().frames -= 1;
-        self.freed.notify_one();
-        compressed
+        let _core = FrameCore(self);
+        compress()
+    }
+}
+
+/// The core of one frame. Given back when it is dropped, also after a panic.
+struct FrameCore<'a>(&'a Cores);
+
+impl Drop for FrameCore<'_> {
+    fn drop(&mut self) {
+        self.0.used.lock().frames -= 1;
+        self.0.freed.notify_one();
     }
 }
 

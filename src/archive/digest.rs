@@ -5,6 +5,8 @@ use std::fmt;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::model::hex;
+
 /// How an archive is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
@@ -27,10 +29,7 @@ pub struct Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("sha256:")?;
-        self.sha256
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "sha256:{}", hex(&self.sha256))
     }
 }
 

@@ -352,7 +352,7 @@ impl Unpacker<'_> {
         }
         let path = self.here().path().join(name);
         let failed = |error| crate::sys::Error::new("write", &path, error);
-        let travels = length <= finish::MOST;
+        let is_batched = length <= finish::MOST;
         let mut end = 0;
         for run in &entry.runs {
             let mut at = run.offset;
@@ -367,7 +367,7 @@ impl Unpacker<'_> {
                 if length == 0 {
                     return Err(refused(&entry.path, "its content is missing"));
                 }
-                if travels {
+                if is_batched {
                     self.finisher.content(&bytes[..length]);
                 } else {
                     file.write_all_at(&bytes[..length], at).map_err(failed)?;
@@ -381,7 +381,7 @@ impl Unpacker<'_> {
             path,
             look: entry.look,
             attributes: entry.xattrs.clone(),
-            runs: if travels {
+            runs: if is_batched {
                 entry.runs.clone()
             } else {
                 Vec::new()

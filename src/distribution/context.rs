@@ -19,6 +19,7 @@ use super::work::Workers;
 use crate::engine::Engine;
 use crate::model::{Name, Reference, Tenant};
 use crate::shared::{Bucket, NameRecord, ObjectId, Publication, Result, Store, now};
+use crate::sys;
 
 /// How many cleared names are remembered.
 const REMEMBERED: usize = 4096;
@@ -71,9 +72,7 @@ pub(super) fn value(counter: &AtomicU64) -> u64 {
 
 /// 64 random bits.
 pub(super) fn random() -> u64 {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).expect("Linux has had getrandom(2) since 3.17");
-    u64::from_le_bytes(bytes)
+    u64::from_le_bytes(sys::random_bytes())
 }
 
 impl Context {

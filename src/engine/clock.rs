@@ -5,7 +5,7 @@
 //! machine's clock plus a measured offset.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use crate::model::Timestamp;
 
@@ -60,10 +60,7 @@ pub(super) fn uptime() -> u64 {
 }
 
 fn wall() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    Timestamp::from(SystemTime::now()).0
 }
 
 #[cfg(test)]

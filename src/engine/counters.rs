@@ -233,8 +233,8 @@ impl Counters {
         let help = "Unused artifacts deleted to make room, or for a limit of their namespace, by \
                     reason";
         registry.register("evicted_artifacts", help, self.evicted_artifacts.clone());
-        let help = "Bytes of the layers that went with these artifacts, as far as they were measured, \
-                    by reason";
+        let help = "Bytes of the layers that went with these artifacts, as far as they were \
+                    measured, by reason";
         registry.register("evicted_bytes", help, self.evicted_bytes.clone());
         let help = "Bytes of layers that were deleted because nothing referred to them";
         registry.register("freed_bytes", help, self.freed_bytes.clone());

@@ -2,7 +2,6 @@
 //! `model::evict` chooses the artifacts; `reap` decides when eviction runs.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::error::{Context, Result};
 use super::remove::remove;
@@ -11,9 +10,6 @@ use super::space::{above, evictable, excess};
 use super::transfer;
 use crate::model::{ArtifactId, LayerId, evict};
 use crate::sys::Space;
-
-/// How long a round deletes, before it evicts and after. The next round goes on at once.
-pub(super) const SLICE: Duration = Duration::from_millis(250);
 
 /// Evicts until the pool is below its low watermark, if it is above the high one or a call found no
 /// space; and on, until there is what the call needs. Nothing goes for a call that needs more than
@@ -34,6 +30,9 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     // Partial layers of failed fetches go before any artifact. The next round sees the freed space.
     let parts = transfer::delete_all(inner);
     if parts > 0 {
+        if let Some(bytes) = most {
+            inner.space.ask(bytes);
+        }
         inner.wake_reaper();
         return Ok(parts);
     }

@@ -25,6 +25,7 @@ use crate::model::{
     Artifact, LayerId, LayerRecord, PersistentVolume, Snapshot, VolumeId, flatten_plan,
 };
 use crate::store::{self, Change};
+use crate::sys;
 
 /// The most time that one merge is given, which is some ten million files. Then others have their
 /// turn.
@@ -404,7 +405,7 @@ fn make(
     pins: &mut Pins,
     stop: Stop<'_>,
 ) -> Result<(LayerId, Usage)> {
-    let merged = LayerId::from_bits(Inner::random());
+    let merged = LayerId::from_bits(sys::random());
     pins.add(&mut inner.state.lock(), &[merged]);
     let name = merged.to_string();
     let incoming = &inner.dirs.incoming;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::clock::Clock;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
-use super::pool::{Origin, boot_id, random};
+use super::pool::{Origin, boot_id};
 use super::pool_scan::needs_index;
 use super::shared::Config;
 use crate::backend::{self, Backend, BackendKind, Chosen, Wanted};
@@ -134,7 +134,7 @@ fn nothing_is_there(path: &Path, dirs: &PoolDirs) -> Result<()> {
          layers",
         layout::POOL_JSON,
         PoolIdentity::FORMAT,
-        random(),
+        sys::random(),
     );
     Err(wrong(path, problem))
 }
@@ -143,7 +143,7 @@ fn nothing_is_there(path: &Path, dirs: &PoolDirs) -> Result<()> {
 fn found(dirs: &PoolDirs, backend: BackendKind) -> store::Result<PoolIdentity> {
     let identity = PoolIdentity {
         format: PoolIdentity::FORMAT,
-        id: format!("{:032x}", random()),
+        id: format!("{:032x}", sys::random()),
         backend: backend.to_string(),
     };
     dirs.set_identity(&identity)?;
@@ -158,7 +158,7 @@ fn sweep(dirs: &PoolDirs) -> Result<()> {
         tracing::warn!(%error, "an incomplete reserve file could not be removed");
     }
     for entry in dirs.incoming.entries().context("read incoming/")? {
-        let key = LayerId::from_bits(random());
+        let key = LayerId::from_bits(sys::random());
         let swept = dirs
             .incoming
             .rename(&entry.name, &dirs.trash, key.to_string());

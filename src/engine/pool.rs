@@ -22,15 +22,9 @@ pub(super) struct Origin {
 
 /// Moves a directory into the trash, under a name of its own.
 pub(super) fn throw_away(dirs: &PoolDirs, from: &Dir, name: &Path) -> sys::Result<LayerId> {
-    let key = LayerId::from_bits(random());
+    let key = LayerId::from_bits(sys::random());
     from.rename(name, &dirs.trash, key.to_string())?;
     Ok(key)
-}
-
-pub(super) fn random() -> u128 {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).expect("Linux has had getrandom(2) since 3.17");
-    u128::from_le_bytes(bytes)
 }
 
 /// The kernel's id of this boot.

@@ -304,8 +304,8 @@ fn seal_plan(
     // It holds content of its parent.
     let never_shared = !request.share || parent.is_some_and(|sharing| sharing.never);
     Some(SealPlan {
-        artifact: ArtifactId::from_bits(Inner::random()),
-        layer: LayerId::from_bits(Inner::random()),
+        artifact: ArtifactId::from_bits(sys::random()),
+        layer: LayerId::from_bits(sys::random()),
         reference,
         keep,
         base,

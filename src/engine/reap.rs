@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::claims::maintenance;
 use super::error::{Error, Result};
-use super::evict::{SLICE, make_room};
+use super::evict::make_room;
 use super::layers::trash_unreferenced;
 use super::measure::measure_layers;
 use super::pool_scan::keys;
@@ -28,6 +28,9 @@ use crate::model::{Candidate, garbage};
 /// The collector rests this long per artifact between two rounds. Each commit asks for a round, and
 /// a round looks at every artifact several times: this bounds its share of a processor.
 const REST: Duration = Duration::from_micros(30);
+
+/// How long a round deletes, before it evicts and after. The next round goes on at once.
+const SLICE: Duration = Duration::from_millis(250);
 
 /// How long the collector pauses after a round that failed and freed nothing.
 const PAUSE: Duration = Duration::from_secs(1);

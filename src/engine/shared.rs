@@ -207,11 +207,6 @@ impl Inner {
         self.clock.seen(time);
     }
 
-    /// 128 random bits.
-    pub(super) fn random() -> u128 {
-        pool::random()
-    }
-
     /// Says something about a volume to its pod's users, if there is a receiver.
     pub(super) fn say(&self, record: &VolumeRecord, what: impl FnOnce() -> What) {
         self.say_of(&record.tenant, &record.pod, what);

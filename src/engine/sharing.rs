@@ -121,7 +121,8 @@ fn enter(
 }
 
 /// Marks an artifact as damaged because its layer with this table of contents is, and all other
-/// artifacts that stack this layer. Returns those that had no mark.
+/// artifacts that stack this layer. Returns them all. The artifact itself gets its mark last: its
+/// mark says that the others have theirs, so a call after an error does the rest.
 pub(super) async fn mark_damaged(
     inner: &Arc<Inner>,
     id: ArtifactId,
@@ -130,19 +131,23 @@ pub(super) async fn mark_damaged(
     let engine = Arc::clone(inner);
     let job = move || {
         let one_at_a_time = engine.collector.lock();
-        let stacked = stacking(&engine, id, table);
-        for id in &stacked {
-            let mark = |sharing: &mut Sharing| sharing.damaged = true;
-            enter(&engine, *id, mark, &one_at_a_time)?;
+        let mut stacked = stacking(&engine, id, table);
+        stacked.sort_by_key(|(artifact, _)| *artifact == id);
+        for (artifact, is_marked) in &stacked {
+            if !is_marked {
+                let mark = |sharing: &mut Sharing| sharing.damaged = true;
+                enter(&engine, *artifact, mark, &one_at_a_time)?;
+            }
         }
-        Ok(stacked)
+        Ok(stacked.into_iter().map(|(artifact, _)| artifact).collect())
     };
-    inner.threads.calls.run(job).await?
+    // It waits for the collector.
+    inner.threads.room.run(job).await?
 }
 
-/// An artifact, and all others that stack its layer with this table of contents: the durable ones
-/// without a mark of damage.
-fn stacking(inner: &Inner, id: ArtifactId, table: Sha256) -> Vec<ArtifactId> {
+/// An artifact, and all others that stack its layer with this table of contents: the durable ones,
+/// and whether each has a mark of damage.
+fn stacking(inner: &Inner, id: ArtifactId, table: Sha256) -> Vec<(ArtifactId, bool)> {
     let damaged: Vec<LayerId> = {
         let state = inner.state.lock();
         let sealed = state.catalog.get(&id);
@@ -154,8 +159,8 @@ fn stacking(inner: &Inner, id: ArtifactId, table: Sha256) -> Vec<ArtifactId> {
     inner.look_at_artifacts(|_, sealed| {
         let artifact = &sealed.artifact;
         let has_it = artifact.layers.iter().any(|layer| damaged.contains(layer));
-        if sealed.durable && !artifact.sharing.damaged && (has_it || artifact.id == id) {
-            found.push(artifact.id);
+        if sealed.durable && (has_it || artifact.id == id) {
+            found.push((artifact.id, artifact.sharing.damaged));
         }
     });
     found

@@ -1,6 +1,6 @@
 //! What the engine knows, in memory: volumes, the catalog, persistent volumes, write-back, health.
 //!
-//! One mutex guards all of it, and is held for look-ups and moves only, never across a system call.
+//! One mutex ([`Watched`]) guards all of it, and is held for look-ups and moves only, never across a system call.
 //! Everything here can be computed again from the index, the records and the mount table; nothing
 //! here is the only copy of anything.
 //!

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-use super::pool::random;
 use crate::model::{LayerId, Usage};
 use crate::store::PoolDirs;
 use crate::sys;
@@ -49,7 +48,7 @@ type Cost = Option<Usage>;
 impl Trash {
     /// Moves a layer there, which cost so much when it was measured.
     pub(super) fn throw_away(&self, dirs: &PoolDirs, layer: &str, cost: Cost) -> sys::Result<()> {
-        let name = LayerId::from_bits(random());
+        let name = LayerId::from_bits(sys::random());
         // Known before it is there: it may be deleted at once.
         self.expect(name, cost);
         let thrown = dirs.layers.rename(layer, &dirs.trash, name.to_string());

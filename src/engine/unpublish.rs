@@ -23,7 +23,7 @@ use super::teardown;
 use super::teardown_queue::{Pin, Teardown};
 use crate::model::{LayerId, VolumeId};
 use crate::store;
-use crate::sys::{Errno, MountPoint};
+use crate::sys::{self, Errno, MountPoint};
 
 /// Unpublishes whatever is at `target`, and retires the volume unless it is mounted elsewhere.
 pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -> Result<()> {
@@ -183,7 +183,7 @@ fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
         Some(_) => (Goal::Seal, &inner.dirs.pending),
         None => (Goal::Discard, &inner.dirs.trash),
     };
-    let key = layer.unwrap_or_else(|| LayerId::from_bits(Inner::random()));
+    let key = layer.unwrap_or_else(|| LayerId::from_bits(sys::random()));
     let volumes = &inner.dirs.volumes;
     let due = inner.now();
     if goal == Goal::Seal {

@@ -14,6 +14,7 @@ use crate::catalog::{Changes, SessionId};
 use crate::distribution::roster::Fencing;
 use crate::model::{Clear, Fence, Fences, Tenant};
 use crate::proto::hub::v1 as wire;
+use crate::sys;
 use wire::to_node::Kind as To;
 
 /// The chain of fences of a hub. Cheap to clone: clones share it.
@@ -71,13 +72,12 @@ impl Fencing for Chain {
     }
 
     fn next(&self, clear: Clear) -> Fence {
-        let mut id = [0; 8];
-        getrandom::fill(&mut id).expect("Linux has had getrandom(2) since 3.17");
+        let id = u64::from_ne_bytes(sys::random_bytes());
         let now = self.0.now();
         let state = self.0.state.lock();
         let (time, applied) = (state.clock.time(now), state.catalog.applied());
         let fences = state.catalog.fences();
-        fences.next(clear, time, applied, u64::from_ne_bytes(id))
+        fences.next(clear, time, applied, id)
     }
 
     fn fences(&self) -> Fences {

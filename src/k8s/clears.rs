@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::future::OptionFuture;
@@ -28,7 +28,7 @@ use super::watched::{self, Namespaces, Watched};
 use crate::api::{self, Cache};
 use crate::distribution::roster::{ClearOrder, Fencing};
 use crate::model::Tenant;
-use crate::shared::Store;
+use crate::shared::{self, Store};
 
 /// How often the controller looks without a change, and at most, however many changes there are.
 const LOOK: Duration = Duration::from_secs(60);
@@ -225,8 +225,7 @@ impl Keeper {
         let Some(pools) = (self.pools)() else {
             return Ok(());
         };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = i64::try_from(now.unwrap_or_default().as_secs()).unwrap_or(i64::MAX);
+        let now = i64::try_from(shared::now().0 / 1000).unwrap_or(i64::MAX);
         let applied = self.fencer.chain.applied();
         for _ in 0..MOST_DELETED {
             let Some(oldest) = may_go(&objects, &applied, &pools, now) else {

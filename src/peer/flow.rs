@@ -33,7 +33,8 @@ impl Flow {
 
 /// More bytes in a second than a link of 1 Gb/s carries.
 const FAST: u64 = 128 << 20;
-/// The speed is that of so many bytes. The buffers of a connection may take half of it at once.
+/// The bytes of a sample. A connection's buffers may absorb half of the first one, so one sample
+/// may show up to twice the speed of the link.
 const SAMPLE: u64 = 8 << 20;
 
 /// The speed of what is sent.
@@ -46,7 +47,7 @@ pub(super) struct Speed {
 }
 
 impl Speed {
-    /// So many bytes went, as they travel. `now`: the time since the stream began.
+    /// Notes bytes that were sent, after compression. `now`: the time since the stream began.
     pub(super) fn went(&mut self, bytes: u64, now: Duration) {
         self.bytes += bytes;
         if self.bytes >= SAMPLE {

@@ -174,8 +174,8 @@ impl<'a> Collector<'a> {
     }
 
     /// Deletes what already has a marker from a storage that is too full for a lease. Without a
-    /// lease the storage's time is not known. It is later than a day before this machine's clock,
-    /// unless that clock is wrong by a day.
+    /// lease, the storage's time is unknown, so the collector uses this machine's clock minus one
+    /// day. This is safe while that clock is wrong by less than a day.
     fn free(&self, keys: &Keys, now: Timestamp, stop: Stop<'_>) -> Result<Collected> {
         let mut done = Collected::default();
         let clock = now.before(GRACE);
@@ -219,8 +219,9 @@ impl<'a> Collector<'a> {
             Ok(())
         })?;
         if is_rest {
-            self.store.delete(&format)?;
-            self.store.delete(&lease)?;
+            // Others may write them again meanwhile: a repeated request would delete what is new.
+            self.store.delete_once(&format)?;
+            self.store.delete_once(&lease)?;
         }
         Ok(is_rest)
     }

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::clock::Since;
 use super::decide::{self, Age, Decision, Writer};
 use super::error::{Error, Result};
 use super::keys::{Keys, Listed};
@@ -13,7 +14,6 @@ use super::record::{
     Root, encode, sha256,
 };
 use super::retire::withdraw;
-use super::since::Since;
 use super::store::{Answer, Item, Store, Version};
 use super::upload::{Upload, upload};
 use crate::archive::toc::{Holder, Table};

@@ -56,8 +56,8 @@ pub enum Error {
     },
     /// A collector deletes the record at this moment.
     #[error(
-        "{object} is just being deleted by a collector; the operation can be tried again later, \
-         and succeeds within 3 hours also if that collector was killed"
+        "a collector is deleting {object}; try again later. If the collector was killed, this \
+         works after at most 3 hours"
     )]
     Deleting {
         /// The record.

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::cluster_uid::ClusterUid;
 use super::record::ObjectId;
-use crate::model::{ArtifactId, Reference, Sha256 as Digest, Tenant};
+use crate::model::{ArtifactId, Reference, Sha256 as Digest, Tenant, hex};
 
 /// Everything lies below this: the version of the layout.
 const VERSION: &str = "v1";
@@ -155,14 +155,6 @@ impl Keys {
             _ => None,
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// A cache key as one path component of letters, digits, `-`, `.` and `_`. The last one escapes:

@@ -15,6 +15,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig,
 };
 
+use super::patient::Patient;
 use super::url::Url;
 
 /// The store behind a URL.
@@ -22,15 +23,17 @@ use super::url::Url;
 pub(super) struct Later {
     url: Url,
     retry: RetryConfig,
+    patient: Patient,
     opened: OnceLock<Arc<dyn ObjectStore>>,
 }
 
 impl Later {
-    /// `retry`: how often its client repeats a request.
-    pub(super) fn new(url: Url, retry: RetryConfig) -> Self {
+    /// `retry`: how often its client repeats a request. `patient`: how it waits for the storage.
+    pub(super) fn new(url: Url, retry: RetryConfig, patient: Patient) -> Self {
         Self {
             url,
             retry,
+            patient,
             opened: OnceLock::new(),
         }
     }
@@ -39,7 +42,7 @@ impl Later {
         if let Some(objects) = self.opened.get() {
             return Ok(objects.clone());
         }
-        let objects = self.url.objects(self.retry.clone())?;
+        let objects = self.url.objects(self.retry.clone(), self.patient.clone())?;
         // Another request may have been faster; one store has the connections of all.
         Ok(self.opened.get_or_init(|| objects).clone())
     }

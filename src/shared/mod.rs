@@ -14,6 +14,7 @@
 //! runtime. Nothing here knows of volumes, pools or the engine.
 
 mod budget;
+mod clock;
 mod cluster_uid;
 mod clusters;
 mod collect;
@@ -31,13 +32,13 @@ mod periodic;
 mod record;
 mod report;
 mod retire;
-mod since;
 mod source;
 mod store;
 mod upload;
 mod url;
 
 pub use budget::{Budget, RECENT, TierUse};
+pub use clock::now;
 pub use cluster_uid::ClusterUid;
 pub use collect::{Collected, Collector, Uses};
 pub use commit::{
@@ -50,7 +51,6 @@ pub use object::{Footer, Index};
 pub use periodic::{Budgets, Catalog, Periodic};
 pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root, fresh_id};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
-pub use since::now;
 pub use source::{Bucket, Content, Found, Frames, LastSeen, Resolved, Source};
 pub use store::{Item, Store, Times, Version};
 pub use upload::{Upload, upload};

@@ -2,6 +2,7 @@
 //! 10.2.3). The crate repeats such a request after a pause of its own, so this client, around the
 //! crate's, holds requests back until the time that the storage asked for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,20 +15,24 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// A request waits for so long. One that would wait longer fails at once, as if the storage had
-/// refused it again: its caller has other things to do meanwhile.
-const WAITS: Duration = Duration::from_secs(20);
+/// refused it again: its caller has other things to do meanwhile. The client may begin its last
+/// attempt 20 s after the first, and [`super::Times`] ends the request after 30 s.
+pub(super) const WAITS: Duration = Duration::from_secs(8);
 /// The longest pause that is believed.
 const LONGEST: Duration = Duration::from_mins(2);
 
-/// Makes such clients.
-#[derive(Debug)]
-pub(super) struct Patient;
+/// Makes such clients. Those of one `Patient` wait together.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Patient(Pause);
+
+/// No request is sent before this time. `None`: the storage has asked for no pause.
+type Pause = Arc<Mutex<Option<Instant>>>;
 
 impl HttpConnector for Patient {
     fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
         Ok(HttpClient::new(Client {
             inner: ReqwestConnector::default().connect(options)?,
-            until: Mutex::new(Instant::now()),
+            pause: Arc::clone(&self.0),
         }))
     }
 }
@@ -35,8 +40,7 @@ impl HttpConnector for Patient {
 #[derive(Debug)]
 struct Client {
     inner: HttpClient,
-    /// No request is sent before.
-    until: Mutex<Instant>,
+    pause: Pause,
 }
 
 /// How long the storage asks to wait, if it gives a number of seconds.
@@ -49,21 +53,23 @@ fn asked(headers: &HeaderMap) -> Option<Duration> {
 #[async_trait]
 impl HttpService for Client {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let until = *self.until.lock();
-        if until > Instant::now() + WAITS {
-            let mut busy = Response::new("<Code>SlowDown</Code>".to_owned().into());
-            *busy.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            return Ok(busy);
+        let pause = *self.pause.lock();
+        if let Some(until) = pause {
+            if until > Instant::now() + WAITS {
+                let mut busy = Response::new("<Code>SlowDown</Code>".to_owned().into());
+                *busy.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+                return Ok(busy);
+            }
+            tokio::time::sleep_until(until).await;
         }
-        tokio::time::sleep_until(until).await;
         let response = self.inner.execute(request).await?;
         let is_busy = matches!(
             response.status(),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
         );
-        if let Some(pause) = asked(response.headers()).filter(|_| is_busy) {
-            let mut until = self.until.lock();
-            *until = (*until).max(Instant::now() + pause);
+        if let Some(seconds) = asked(response.headers()).filter(|_| is_busy) {
+            let mut pause = self.pause.lock();
+            *pause = (*pause).max(Some(Instant::now() + seconds));
         }
         Ok(response)
     }
@@ -72,7 +78,6 @@ impl HttpService for Client {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
-    use std::sync::Arc;
 
     use hyper::Request;
 
@@ -117,7 +122,7 @@ mod tests {
         runtime.block_on(async {
             let client = Client {
                 inner: HttpClient::new(busy),
-                until: Mutex::new(Instant::now()),
+                pause: Pause::default(),
             };
             let request = || Request::new(String::new().into());
             for (status, _) in answers {
@@ -132,7 +137,10 @@ mod tests {
             let response = client.call(request()).await.expect("an answer");
             assert_eq!(response.status(), 503);
             assert_eq!(asked.lock().len(), answers.len(), "it was not sent");
-            let until = *client.until.lock();
+            let until = client
+                .pause
+                .lock()
+                .expect("the storage has asked for a pause");
             assert!(until > Instant::now() + WAITS && until <= Instant::now() + LONGEST);
         });
     }

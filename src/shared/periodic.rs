@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::budget::{Budget, TierUse};
+use super::clock::now;
 use super::collect::{Collected, Collector, Uses};
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::lease;
 use super::record::fresh_id;
-use super::since::now;
 use super::store::Store;
 use crate::model::{Fences, Tenant, Timestamp};
 use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};

@@ -1,5 +1,5 @@
-//! The content of the tier's small objects: JSON with a format version. `docs/shared-tier.md` lists
-//! the fields. Every field is checked when it is read: an object is untrusted until its digest and
+//! The content of the tier's small objects: JSON with a format version, and their random ids.
+//! `docs/shared-tier.md` lists the fields. Every field is checked when it is read: an object is untrusted until its digest and
 //! its fields are checked.
 
 use serde::de::DeserializeOwned;
@@ -10,6 +10,7 @@ use super::error::{Error, Result};
 use crate::model::{
     ArtifactId, LayerId, Maker, Reference, RootAttributes, Sha256, Tenant, Timestamp,
 };
+use crate::sys;
 
 /// The format that this version reads and writes.
 pub const FORMAT: u64 = 1;
@@ -22,12 +23,11 @@ const MOST_LAYERS: usize = 4096;
 
 /// A random id in a key: of an upload or a publication.
 pub type ObjectId = LayerId;
+
 /// A fresh random id.
 #[must_use]
 pub fn fresh_id() -> ObjectId {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).expect("Linux has had getrandom(2) since 3.17");
-    ObjectId::from_bits(u128::from_le_bytes(id))
+    ObjectId::from_bits(sys::random())
 }
 
 /// How the root of an artifact differs from that of its layers.

@@ -1,12 +1,12 @@
 //! Writes after which a name shows nothing: it is over, cleared by a fence, evicted, or deleted.
 //! Each is conditional: a commit that comes meanwhile stays. `decide` says when they are made.
 
+use super::clock::Since;
 use super::commit::look;
 use super::decide;
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::record::{NameRecord, NameState, ObjectId, encode};
-use super::since::Since;
 use super::store::{Store, Version};
 use crate::model::Timestamp;
 

@@ -370,21 +370,21 @@ impl Store {
     /// Reads a part of an object as a stream that runs ahead by at most `ahead` bytes. A stream
     /// that is cut is taken up again where it ended.
     pub(super) fn stream(&self, key: &str, range: Range<u64>, ahead: usize) -> Download {
-        // A connection gives pieces of any length, so the room is counted in bytes.
+        // A connection gives pieces of any length, so the permits are bytes.
         let (sender, receiver) = mpsc::unbounded_channel();
-        let room = Arc::new(Semaphore::new(ahead.max(PIECE)));
+        let permits = Arc::new(Semaphore::new(ahead.max(PIECE)));
         let job = Job {
             store: self.clone(),
             path: self.path(key),
             object: self.shown(key),
             range,
             sender,
-            room: Arc::clone(&room),
+            permits: Arc::clone(&permits),
         };
         self.runtime.spawn(job.run());
         Download {
             receiver,
-            room,
+            permits,
             piece: Bytes::new(),
         }
     }
@@ -414,13 +414,13 @@ const PIECE: usize = 256 << 10;
 pub(super) struct Download {
     receiver: mpsc::UnboundedReceiver<Result<Bytes>>,
     /// How many more bytes may wait in the receiver.
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     piece: Bytes,
 }
 
 impl Drop for Download {
     fn drop(&mut self) {
-        self.room.close();
+        self.permits.close();
     }
 }
 
@@ -430,7 +430,7 @@ impl Read for Download {
             match self.receiver.blocking_recv() {
                 None => return Ok(0),
                 Some(Ok(piece)) => {
-                    self.room.add_permits(piece.len());
+                    self.permits.add_permits(piece.len());
                     self.piece = piece;
                 }
                 Some(Err(error)) => return Err(io::Error::other(error)),
@@ -448,7 +448,7 @@ struct Job {
     object: String,
     range: Range<u64>,
     sender: mpsc::UnboundedSender<Result<Bytes>>,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Job {
@@ -506,8 +506,9 @@ impl Job {
                 let part = piece.split_to(piece.len().min(PIECE));
                 self.range.start += part.len() as u64;
                 let length = u32::try_from(part.len()).expect("it is at most a piece");
-                let room = self.room.acquire_many(length).await;
-                room.map(SemaphorePermit::forget)
+                let permits = self.permits.acquire_many(length).await;
+                permits
+                    .map(SemaphorePermit::forget)
                     .map_err(|_| Error::Stopped)?;
                 let sent = self.sender.send(Ok(part));
                 sent.map_err(|_| Error::Stopped)?;

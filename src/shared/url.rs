@@ -154,8 +154,9 @@ impl Url {
 
     /// Opens the tier. Asks nothing of it yet.
     pub fn open(&self, runtime: Handle, times: Times) -> Result<Store> {
+        let patient = Patient::default();
         let open = |retry| {
-            let objects = self.objects(retry);
+            let objects = self.objects(retry, patient.clone());
             objects.map_err(|error| Error::of_store(&self.to_string(), &error))
         };
         let store = self.store(open(retry())?, runtime, times);
@@ -166,7 +167,8 @@ impl Url {
     /// tries again.
     #[must_use]
     pub fn open_later(&self, runtime: Handle, times: Times) -> Store {
-        let later = |retry| Arc::new(Later::new(self.clone(), retry));
+        let patient = Patient::default();
+        let later = |retry| Arc::new(Later::new(self.clone(), retry, patient.clone()));
         let store = self.store(later(retry()), runtime, times);
         store.with_once(later(once()))
     }
@@ -179,12 +181,16 @@ impl Url {
         Store::new(objects, prefix, &self.to_string(), runtime, times)
     }
 
-    pub(super) fn objects(&self, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
+    pub(super) fn objects(
+        &self,
+        retry: RetryConfig,
+        patient: Patient,
+    ) -> object_store::Result<Arc<dyn ObjectStore>> {
         match self.scheme {
             Scheme::File => file::open(&self.directory()),
-            Scheme::S3 => self.s3(retry),
-            Scheme::Gs => self.gs(retry),
-            Scheme::Az => self.az(retry),
+            Scheme::S3 => self.s3(retry, patient),
+            Scheme::Gs => self.gs(retry, patient),
+            Scheme::Az => self.az(retry, patient),
         }
     }
 
@@ -203,11 +209,15 @@ impl Url {
             .with_allow_http(self.allow_http)
     }
 
-    fn s3(&self, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
+    fn s3(
+        &self,
+        retry: RetryConfig,
+        patient: Patient,
+    ) -> object_store::Result<Arc<dyn ObjectStore>> {
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&self.bucket)
             .with_client_options(self.client())
-            .with_http_connector(Patient)
+            .with_http_connector(patient)
             .with_retry(retry);
         if let Some(endpoint) = &self.endpoint {
             builder = builder.with_endpoint(endpoint);
@@ -221,11 +231,15 @@ impl Url {
         Ok(Arc::new(builder.build()?))
     }
 
-    fn gs(&self, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
+    fn gs(
+        &self,
+        retry: RetryConfig,
+        patient: Patient,
+    ) -> object_store::Result<Arc<dyn ObjectStore>> {
         let builder = GoogleCloudStorageBuilder::from_env()
             .with_bucket_name(&self.bucket)
             .with_client_options(self.client())
-            .with_http_connector(Patient)
+            .with_http_connector(patient)
             .with_retry(retry);
         let builder = match &self.endpoint {
             Some(endpoint) => builder.with_base_url(endpoint),
@@ -234,11 +248,15 @@ impl Url {
         Ok(Arc::new(builder.build()?))
     }
 
-    fn az(&self, retry: RetryConfig) -> object_store::Result<Arc<dyn ObjectStore>> {
+    fn az(
+        &self,
+        retry: RetryConfig,
+        patient: Patient,
+    ) -> object_store::Result<Arc<dyn ObjectStore>> {
         let mut builder = MicrosoftAzureBuilder::from_env()
             .with_container_name(&self.bucket)
             .with_client_options(self.client())
-            .with_http_connector(Patient)
+            .with_http_connector(patient)
             .with_retry(retry);
         if let Some(account) = &self.account {
             builder = builder.with_account(account);
@@ -290,7 +308,14 @@ impl fmt::Display for Url {
 
 #[cfg(test)]
 mod tests {
+    use super::super::patient::WAITS;
     use super::*;
+
+    #[test]
+    fn a_storage_that_asks_for_pauses_is_busy_before_it_counts_as_away() {
+        let most = retry().retry_timeout + WAITS;
+        assert!(most < Times::default().request, "{most:?}");
+    }
 
     #[test]
     fn a_directory_that_is_made_later_can_be_used_then() {

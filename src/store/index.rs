@@ -16,7 +16,7 @@ use super::tables::{
     self, Change, Contents, FORMAT, OLDEST_FORMAT, WRITING, format, last_transaction, write,
 };
 use crate::model::layout;
-use crate::sys::{Dir, Errno};
+use crate::sys::{self, Dir, Errno};
 
 /// redb's default is up to a gigabyte. The whole index is a few megabytes and is read once.
 const CACHE_BYTES: usize = 4 << 20;
@@ -235,9 +235,7 @@ fn make_new(root: &Dir) -> Result<()> {
 
 /// A random transaction number.
 fn random_number() -> u64 {
-    let mut bits = [0; 8];
-    getrandom::fill(&mut bits).expect("a booted Linux has random bytes");
-    u64::from_ne_bytes(bits)
+    u64::from_ne_bytes(sys::random_bytes())
 }
 
 /// Creates a database in place of one that was not completed.

@@ -19,6 +19,7 @@ mod mountinfo;
 mod path_fd;
 mod priority;
 mod quota;
+mod random;
 mod reflink;
 #[cfg(test)]
 mod skip;
@@ -48,6 +49,7 @@ pub use nix::errno::Errno;
 pub use path_fd::PathFd;
 pub use priority::lower_thread_priority;
 pub use quota::{NoQuota, ProjectUsage};
+pub use random::{random, random_bytes};
 pub use reflink::{clone_file, copy_sparse, data_length};
 #[cfg(test)]
 pub use skip::{is_root_or_skip, skip};

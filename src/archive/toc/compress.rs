@@ -20,6 +20,16 @@ pub(super) struct Buffers {
     pub(super) packed: Vec<u8>,
 }
 
+impl Buffers {
+    /// The plain bytes, and memory for all that they may be packed to.
+    pub(super) fn packing(&mut self) -> (&[u8], &mut Vec<u8>) {
+        let most = most_packed(self.plain.len() as u64);
+        self.packed.clear();
+        self.packed.reserve(usize::try_from(most).expect("5 MiB"));
+        (&self.plain, &mut self.packed)
+    }
+}
+
 /// One thread.
 struct Thread {
     plain: SyncSender<Buffers>,
@@ -97,12 +107,8 @@ fn compress(level: i32, frames: &Receiver<Buffers>, done: &SyncSender<io::Result
                 Some(codec) => codec,
                 none => none.insert(zstd::bulk::Compressor::new(level)?),
             };
-            let most = most_packed(buffers.plain.len() as u64);
-            buffers.packed.clear();
-            buffers
-                .packed
-                .reserve(usize::try_from(most).expect("5 MiB"));
-            codec.compress_to_buffer(&buffers.plain, &mut buffers.packed)
+            let (plain, packed) = buffers.packing();
+            codec.compress_to_buffer(plain, packed)
         };
         let compressed = CORES.frame(Cores::all(), compress).map(|_length| buffers);
         let failed = compressed.is_err();

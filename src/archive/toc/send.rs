@@ -95,8 +95,8 @@ impl Holder {
     /// Sends what is wanted in frames of zstd, and the end record; returns how many frames. Pieces
     /// that `has` denies are passed over: a holder may still be filling.
     ///
-    /// This thread reads and writes. Two others compress, if there are cores that no other call
-    /// uses. Memory: three frames.
+    /// This thread reads and writes. Up to two others compress, each once a core is free
+    /// (`cores`). Memory: three frames.
     pub fn send(
         &self,
         wants: &[Want],
@@ -271,8 +271,8 @@ impl<W: Write> Sender<'_, W> {
         let mut buffers = std::mem::replace(&mut self.buffers, next);
         if (self.is_awaited)() {
             while self.send_next()? {}
-            buffers.packed.clear();
-            store(&buffers.plain, &mut buffers.packed);
+            let (plain, packed) = buffers.packing();
+            store(plain, packed);
             frame.packed = length(&buffers.packed);
             return self.send(&frame, buffers);
         }

@@ -2,8 +2,8 @@
 //! attributes and closes them, while the thread before it reads the archive and creates names.
 //!
 //! That is safe in any order: these steps use the file's descriptor, and no later entry depends on
-//! what is in a file or how it looks. Many files travel at once, since waking a thread costs as
-//! much as finishing one.
+//! a file's content or attributes. Files go in batches, since waking a thread costs as much as
+//! finishing one.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,9 +17,10 @@ use crate::archive::sparse::Run;
 use crate::archive::walk::{Attribute, Look};
 use crate::sys::{self, OpenFile};
 
-/// The largest content that travels. That of a larger file is written as it is read.
+/// The largest content that goes through a batch. The thread before this one writes that of a
+/// larger file, as it reads it.
 pub(super) const MOST: u64 = 128 << 10;
-/// A batch is given away once it has so many bytes, or so many open files.
+/// A batch is sent once its content and attributes have so many bytes, or it so many open files.
 const BYTES: usize = 256 << 10;
 const FILES: usize = 32;
 /// How many batches there are, those in work included.
@@ -32,7 +33,7 @@ pub(super) struct Created {
     pub(super) path: PathBuf,
     pub(super) look: Look,
     pub(super) attributes: Vec<Attribute>,
-    /// Where the bytes go that travel with it.
+    /// Where its bytes in the batch go.
     pub(super) runs: Vec<Run>,
     /// Its size, if that is not where its content ends.
     pub(super) size: Option<u64>,
@@ -43,6 +44,8 @@ struct Batch {
     files: Vec<Created>,
     /// Their content, in the same order.
     bytes: Vec<u8>,
+    /// Bytes of their attributes: an archive may give each file many.
+    attributes: usize,
 }
 
 /// The side of the thread that creates files.
@@ -62,8 +65,8 @@ pub(super) fn batches() -> (Finisher, Batches) {
     let (full, filled) = sync_channel(BATCHES);
     let (back, empty) = sync_channel(BATCHES);
     for _ in 1..BATCHES {
-        let room = back.try_send(Batch::default());
-        room.expect("it has room for all of them");
+        let sent = back.try_send(Batch::default());
+        sent.expect("the channel takes all of them");
     }
     let finisher = Finisher {
         batch: Batch::default(),
@@ -85,8 +88,12 @@ impl Finisher {
 
     /// Gives a file away. [`Error::Cut`]: an earlier one could not be finished.
     pub(super) fn give(&mut self, file: Created) -> Result<()> {
+        let sizes = file.attributes.iter();
+        let sizes = sizes.map(|(name, value)| name.len() + value.len());
+        self.batch.attributes += sizes.sum::<usize>();
         self.batch.files.push(file);
-        if self.batch.files.len() < FILES && self.batch.bytes.len() < BYTES {
+        let bytes = self.batch.bytes.len() + self.batch.attributes;
+        if self.batch.files.len() < FILES && bytes < BYTES {
             return Ok(());
         }
         let next = self.empty.recv().map_err(|_| Error::Cut)?;
@@ -117,6 +124,7 @@ impl Batches {
                 file.finish(content)?;
             }
             batch.bytes.clear();
+            batch.attributes = 0;
             // The other side may have ended, and needs none.
             let _ = self.empty.try_send(batch);
         }

@@ -15,7 +15,7 @@ use crate::engine::mounts::start_of_claim;
 use crate::engine::shared::Inner;
 use crate::model::{ClaimRecord, ClaimTarget, LayerId, PersistentVolume, VolumeId, layout};
 use crate::store;
-use crate::sys::Dir;
+use crate::sys::{self, Dir};
 
 /// The claim's directory, if it has its content.
 pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir>> {
@@ -80,7 +80,7 @@ pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Opti
         held.damaged = false;
     }
     let incoming = &inner.dirs.incoming;
-    let name = LayerId::from_bits(Inner::random()).to_string();
+    let name = LayerId::from_bits(sys::random()).to_string();
     incoming
         .create_dir(&name, 0o700)
         .context("make the volume's directory")?;

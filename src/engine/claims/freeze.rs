@@ -28,7 +28,7 @@ use crate::model::{
     LayerId, LayerRecord, LiveClone, PersistentVolume, Timestamp, VolumeId, layout,
 };
 use crate::store::{self, Change};
-use crate::sys::{Dir, Errno};
+use crate::sys::{self, Dir, Errno};
 
 /// One claim's content at one moment.
 #[derive(Debug)]
@@ -137,8 +137,10 @@ impl Freezing {
         let frozen = threads.run(move || self.commit_now(changes, enter)).await?;
         engine.ask_for_room_after(&frozen);
         let frozen = frozen?;
-        // The caller need not wait for it. If no job is taken any more, the next start does it.
-        drop(engine.threads.calls.run(move || frozen.tidy()));
+        if made {
+            // The caller need not wait for it. If no job is taken any more, the next start does it.
+            drop(engine.threads.calls.run(move || frozen.tidy()));
+        }
         Ok(())
     }
 
@@ -378,7 +380,7 @@ impl Freezing {
     /// Makes the layer's directory. It is pinned from here on.
     fn make_layer(&mut self) -> Result<Dir> {
         let inner = self.inner.clone();
-        let layer = LayerId::from_bits(Inner::random());
+        let layer = LayerId::from_bits(sys::random());
         self.pins.add(&mut inner.state.lock(), &[layer]);
         let frozen = self.last();
         frozen.layer = Some(layer);

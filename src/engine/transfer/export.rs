@@ -22,7 +22,7 @@ use crate::engine::shared::Inner;
 use crate::engine::target::{Found, Target};
 use crate::model::{ArtifactId, LayerId, Sha256, Timestamp, VolumeId, VolumeRecord};
 use crate::store::Change;
-use crate::sys::Dir;
+use crate::sys::{self, Dir};
 
 /// What is exported.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,7 +115,7 @@ struct Scratch {
 
 impl Scratch {
     fn make(inner: &Arc<Inner>) -> Result<Self> {
-        let name = LayerId::from_bits(Inner::random()).to_string();
+        let name = LayerId::from_bits(sys::random()).to_string();
         let incoming = &inner.dirs.incoming;
         incoming
             .create_dir(&name, 0o700)

@@ -13,7 +13,7 @@ use crate::engine::state::State;
 use crate::engine::transaction::Transaction;
 use crate::model::{Artifact, LayerId, LayerRecord, Timestamp, VolumeId};
 use crate::store::{self, Change};
-use crate::sys::Dir;
+use crate::sys::{self, Dir};
 
 /// A layer that is being made. If it is dropped before the index names it, it is discarded.
 pub(super) struct Half<'a> {
@@ -28,7 +28,7 @@ pub(super) struct Half<'a> {
 impl<'a> Half<'a> {
     /// Makes `incoming/<id>`.
     pub(super) fn make(inner: &'a Arc<Inner>) -> Result<(Self, Dir)> {
-        let id = LayerId::from_bits(Inner::random());
+        let id = LayerId::from_bits(sys::random());
         let half = Self::of(inner, id);
         inner
             .dirs

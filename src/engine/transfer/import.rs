@@ -31,7 +31,7 @@ use crate::engine::state::State;
 use crate::model::{
     Artifact, ArtifactId, Digests, LayerId, Name, Reference, Sha256, Sharing, Tenant, Timestamp,
 };
-use crate::sys::Dir;
+use crate::sys::{self, Dir};
 
 /// The target of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -241,7 +241,7 @@ fn describe(
     drop(state);
     inner.saw(created);
     Artifact {
-        id: ArtifactId::from_bits(Inner::random()),
+        id: ArtifactId::from_bits(sys::random()),
         tenant: request.tenant.clone(),
         reference: request.reference.clone(),
         layers: vec![layer],

@@ -24,7 +24,7 @@ use crate::engine::state::State;
 use crate::engine::table_digests::DIGEST;
 use crate::engine::types::ReceiveLayer;
 use crate::model::{Artifact, Digests, LayerId, Sha256, Timestamp, counted, layout};
-use crate::sys::{Dir, Xattrs};
+use crate::sys::{self, Dir, Xattrs};
 use crate::tree;
 
 /// Where a layer of a stack is made in its directory.
@@ -112,7 +112,8 @@ pub(super) fn take<'a>(
             Ok(made) => made,
             Err(error) => {
                 tracing::warn!(layer = %id, %error,
-                    "a partial layer of a failed fetch cannot be opened: the layer is fetched again");
+                    "a partial layer of a failed fetch cannot be opened: the layer is fetched \
+                     again");
                 continue;
             }
         };
@@ -281,7 +282,7 @@ where
             name
         } else {
             // No layer can guess the name: the directory must not be a part of the layer.
-            let name = format!(".layer-{:032x}", Inner::random());
+            let name = format!(".layer-{:032x}", sys::random());
             tree.create_dir(&name, 0o700).context(MAKE)?;
             made.digests.push(self.wanted[layer].digest);
             made.filling.insert(name).clone()

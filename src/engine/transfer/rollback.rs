@@ -17,6 +17,7 @@ use crate::engine::policies;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::model::{Artifact, ArtifactId, Name, Sharing, Timestamp};
+use crate::sys;
 
 /// What the controller of a cluster says about a rollback that it orders.
 #[derive(Debug, Clone)]
@@ -83,7 +84,7 @@ fn rollback_now(
     let (id, created) = match order {
         Some(order) => (order.id, order.created),
         None => (
-            ArtifactId::from_bits(Inner::random()),
+            ArtifactId::from_bits(sys::random()),
             // Newer than the owner of the name, even if a wrong clock dated that.
             Timestamp(began.0.max(after_holder)),
         ),

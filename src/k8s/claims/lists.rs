@@ -2,7 +2,6 @@
 //! Makes no decisions on volumes.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use kube::ResourceExt as _;
 
@@ -82,7 +81,7 @@ pub(super) fn snapshots(object: &api::Snapshot, place: FindPlace) -> Option<Plac
     let id: SnapshotId = object.metadata.name.as_deref()?.parse().ok()?;
     let created = status.created.as_deref()?;
     let created = humantime::parse_rfc3339(created).ok()?;
-    let created = timestamp(created);
+    let created = Timestamp::from(created);
     let member = |member: &api::Member| {
         Some(Snapshot {
             id: member.id.parse().ok()?,
@@ -107,11 +106,6 @@ pub(super) fn snapshots(object: &api::Snapshot, place: FindPlace) -> Option<Plac
         what: (group, members),
         node: node(&spec.node_name, place)?,
     })
-}
-
-fn timestamp(time: SystemTime) -> Timestamp {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// One page, in the order of the ids.

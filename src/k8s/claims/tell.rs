@@ -7,7 +7,6 @@
 //! the controller's error into its own event.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
@@ -21,6 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::cluster::Cluster;
 use super::persistent::Named;
 use crate::api::{Phase, Volume, Wanted};
+use crate::model::hex;
 
 /// The most events of one look.
 const MOST: usize = 50;
@@ -93,10 +93,8 @@ fn event(
     warns: bool,
     change: &str,
 ) -> Event {
-    let mut name = "baggageclaim.".to_owned();
-    for byte in Sha256::digest(format!("{reason} {change}")).iter().take(16) {
-        let _into_a_string_never_fails = write!(name, "{byte:02x}");
-    }
+    let digest = Sha256::digest(format!("{reason} {change}"));
+    let name = format!("baggageclaim.{}", hex(&digest[..16]));
     let now = Time(Timestamp::now());
     Event {
         metadata: ObjectMeta {
