@@ -17,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::PoolPeer;
 use crate::csi::{self, ProbeError, Readiness};
-use crate::distribution::Away;
+use crate::distribution::{Away, FindDistribution};
 use crate::engine::{Engine, Notice, Notices};
 use crate::kubelet::{self, Registration};
 use crate::model::NodeId;
@@ -213,7 +213,7 @@ struct Tasks {
     /// If the orders of a controller are carried out.
     orders: Option<Orders>,
     id: NodeId,
-    distribution: http::FindDistribution,
+    distribution: FindDistribution,
     published: Option<k8s::agent::Peering>,
     catalog: Option<Arc<hub::Node>>,
     socket: PathBuf,
@@ -265,12 +265,7 @@ impl Tasks {
 }
 
 /// Reports to the controller what this node has, until the drain begins.
-async fn report(
-    catalog: Arc<hub::Node>,
-    engine: Engine,
-    tier: hub::FindDistribution,
-    drain: Drain,
-) {
+async fn report(catalog: Arc<hub::Node>, engine: Engine, tier: FindDistribution, drain: Drain) {
     tokio::select! {
         () = catalog.run(engine, tier) => {}
         () = drain.begun() => {}
@@ -319,7 +314,7 @@ fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
 }
 
 /// The shared tier and the peers, once there is an engine.
-fn find_distribution(readiness: watch::Receiver<Readiness>) -> http::FindDistribution {
+fn find_distribution(readiness: watch::Receiver<Readiness>) -> FindDistribution {
     Arc::new(move || match &*readiness.borrow() {
         Readiness::Ready(_, distribution) => distribution.clone(),
         Readiness::Recovering | Readiness::UnmountsOnly(_) => None,

@@ -10,6 +10,7 @@
 //! | `trouble` | a tier that is away, hangs, refuses, was wiped, or holds damaged objects |
 //! | `cuts` | a node that dies between two requests |
 //! | `full` | a pool that fills up |
+//! | `rollbacks` | earlier generations that are committed once more |
 //! | `uploads` | the queue: drain, restart, a commit during an upload, many callers of one fetch |
 //!
 //! The tier, the server and the store that fails are those of `tests/shared`.
@@ -35,6 +36,8 @@ mod full;
 mod nodes;
 #[path = "distribution/requests.rs"]
 mod requests;
+#[path = "distribution/rollbacks.rs"]
+mod rollbacks;
 #[path = "shared/server.rs"]
 mod server;
 #[path = "shared/tier.rs"]

@@ -12,13 +12,13 @@ use std::time::Duration;
 use baggageclaim::engine::{Notices, VolumeState};
 use baggageclaim::k8s;
 use baggageclaim::kubelet_double::PublishOptions;
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use common::api::{Api, Mood, Pod, Watches};
 use common::bench::{Bench, eventually, soon};
+use common::log::Log;
 use common::process::NodeProcess;
 use common::{Fs, require_bench, require_lab};
 
@@ -143,41 +143,6 @@ async fn event(api: &Api, pod: &str, kind: &str, reason: &str, note: &str) {
             api.events(pod)
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-/// The log of this thread while it lives.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
-        (log, tracing::subscriber::set_default(subscriber))
-    }
-
-    fn forget(&self) {
-        self.0.lock().clear();
-    }
-
-    fn says(&self, what: &str) -> bool {
-        String::from_utf8_lossy(&self.0.lock()).contains(what)
     }
 }
 

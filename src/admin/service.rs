@@ -135,7 +135,7 @@ impl Admin for Service {
         let name = Name { tenant, reference };
         let made = self.engine.rollback(name, to, base, None).await;
         let made = made.map_err(|error| failed(&error))?;
-        let artifact_id = made.id.to_string();
+        let artifact_id = made.to_string();
         Ok(Response::new(admin::RollbackResponse { artifact_id }))
     }
 

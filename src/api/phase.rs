@@ -54,10 +54,11 @@ impl Refusal {
             ),
         }
     }
+}
 
-    /// Whether the controller said it of a node that was given up.
-    #[must_use]
-    pub fn is_node_gone(&self) -> bool {
-        self.code == NODE_GONE
-    }
+/// Whether a status says that the object is Lost with its node, which was given up and has not
+/// answered since.
+pub(super) fn is_node_gone(status: Option<(Phase, Option<&Refusal>)>) -> bool {
+    let is_it = |error: &Refusal| error.code == NODE_GONE;
+    matches!(status, Some((Phase::Lost, Some(error))) if is_it(error))
 }

@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::phase::{Phase, Refusal, Wanted};
+use super::phase::{Phase, Refusal, Wanted, is_node_gone};
 
 /// A snapshot or a group of snapshots on one node. The controller of the driver makes it for
 /// CreateSnapshot and CreateVolumeGroupSnapshot. Deleting this object deletes no data.
@@ -108,8 +108,6 @@ impl Snapshot {
     #[must_use]
     pub fn is_node_gone(&self) -> bool {
         let status = self.status.as_ref();
-        let status = status.filter(|status| status.phase == Phase::Lost);
-        let error = status.and_then(|status| status.error.as_ref());
-        error.is_some_and(Refusal::is_node_gone)
+        is_node_gone(status.map(|status| (status.phase, status.error.as_ref())))
     }
 }

@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::phase::{Phase, Refusal, Wanted};
+use super::phase::{Phase, Refusal, Wanted, is_node_gone};
 
 /// A persistent volume on one node. The controller of the driver makes it for CreateVolume; the
 /// driver on the node makes and deletes the data. Deleting this object deletes no data.
@@ -187,8 +187,6 @@ impl Volume {
     #[must_use]
     pub fn is_node_gone(&self) -> bool {
         let status = self.status.as_ref();
-        let status = status.filter(|status| status.phase == Phase::Lost);
-        let error = status.and_then(|status| status.error.as_ref());
-        error.is_some_and(Refusal::is_node_gone)
+        is_node_gone(status.map(|status| (status.phase, status.error.as_ref())))
     }
 }

@@ -104,9 +104,9 @@ impl Catalog {
         })
     }
 
-    /// All that is known of a name.
+    /// What each node has of a name, by their names.
     #[must_use]
-    pub fn explain(&self, name: &Name, now: Timestamp) -> Explained {
+    pub fn on_nodes(&self, name: &Name) -> Vec<OfNode> {
         let hash = NameHash::of(name);
         let fence = self.fences.covering(name);
         let current = current(name, &self.valid(hash, name));
@@ -123,8 +123,16 @@ impl Catalog {
         };
         let mut nodes: Vec<OfNode> = self.entries_of(hash).map(of_node).collect();
         nodes.sort_by(|one, other| one.node.cmp(&other.node));
-        let answer = self.find(&Asked::new(vec![name.clone()], ""), now);
-        Explained { answer, nodes }
+        nodes
+    }
+
+    /// All that is known of a name.
+    #[must_use]
+    pub fn explain(&self, name: &Name, now: Timestamp) -> Explained {
+        Explained {
+            answer: self.find(&Asked::new(vec![name.clone()], ""), now),
+            nodes: self.on_nodes(name),
+        }
     }
 }
 

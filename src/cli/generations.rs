@@ -215,7 +215,7 @@ async fn rollback_in_cluster(what: Rollback) -> Done {
             }
             writeln!(
                 to,
-                "It is carried out within 5 minutes or not at all. To see the result: \
+                "The controller gives the order up after 5 minutes. See the result with: \
                  kubectl get rollback {object} -n {tenant} -o wide"
             )
         })?,

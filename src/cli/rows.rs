@@ -3,11 +3,12 @@
 //! The fields of JSON and YAML are an interface (docs/cli.md): fields are added, never renamed or
 //! removed. Times are RFC 3339 in UTC, sizes are bytes, and unknown values are null.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::human::{age, bytes};
+use crate::model::Timestamp;
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 
@@ -83,9 +84,8 @@ fn some(text: &str) -> Option<&str> {
 
 pub(super) fn time(unix_ms: i64) -> String {
     // After a clock error, times before 1970 or after 9999 must not break the list.
-    let millis = u64::try_from(unix_ms).unwrap_or(0).min(253_402_300_799_000);
-    let at = UNIX_EPOCH + Duration::from_millis(millis);
-    humantime::format_rfc3339_millis(at).to_string()
+    let at = Timestamp(u64::try_from(unix_ms).unwrap_or(0));
+    humantime::format_rfc3339_millis(at.calendar()).to_string()
 }
 
 fn usage(usage: Option<&admin::Usage>) -> Value {

@@ -148,7 +148,7 @@ pub(super) async fn export(flags: Export) -> Done {
     // Signals are handled from here on: from here on there is a file to remove.
     let interrupted = interrupted()?;
     let output = Output::open(&flags.output, flags.force)?;
-    let is_stdout = matches!(output.place, Sink::Stdout);
+    let is_stdout = matches!(output.sink, Sink::Stdout);
     let mut bar = Bar::new(None);
     bar.say(&format!("exporting {what}"));
     let request = admin::ExportRequest {
@@ -288,7 +288,7 @@ fn begin(bar: &mut Bar, head: &admin::ExportHead) {
 /// Where an archive goes.
 struct Output {
     path: PathBuf,
-    place: Sink,
+    sink: Sink,
 }
 
 enum Sink {
@@ -309,9 +309,9 @@ impl Output {
             path: path.to_owned(),
             source,
         };
-        let opened = |place| Self {
+        let opened = |sink| Self {
             path: path.to_owned(),
-            place,
+            sink,
         };
         if path == Path::new("-") {
             if io::stdout().is_terminal() {
@@ -350,14 +350,14 @@ impl Output {
 
     /// What is written to.
     fn file(&self) -> io::Result<File> {
-        match &self.place {
+        match &self.sink {
             Sink::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
             Sink::AsItIs(file) | Sink::Temporary { file, .. } => file.try_clone(),
         }
     }
 
     fn failed(&self, source: io::Error) -> Failure {
-        match self.place {
+        match self.sink {
             Sink::Stdout if source.kind() == ErrorKind::BrokenPipe => Failure::Cut,
             _ => Failure::Write {
                 path: self.path.clone(),
@@ -372,7 +372,7 @@ impl Output {
             file,
             path,
             replaces,
-        } = &self.place
+        } = &self.sink
         else {
             return Ok(());
         };
@@ -394,7 +394,7 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        if let Sink::Temporary { path, .. } = &self.place {
+        if let Sink::Temporary { path, .. } = &self.sink {
             // It has its name, or is not wanted.
             let _gone = std::fs::remove_file(path);
         }

@@ -74,6 +74,9 @@ use health::Access;
 use queue::Queue;
 use work::Workers;
 
+/// Finds the shared tier and the peers of this node: once there is an engine, and if it has some.
+pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
+
 /// How long `clear` waits for the tier.
 const CLEAR: Duration = Duration::from_secs(30);
 /// How long `stop` waits for threads: a network may not answer.

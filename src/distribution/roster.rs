@@ -1,5 +1,5 @@
 //! Who the peers are, what each may read, which of them have content, and what all of them must
-//! clear: traits without an implementation. `peer` has the file of a standalone driver, `k8s` has
+//! clear or put back: traits without an implementation. `peer` has the file of a standalone driver, `k8s` has
 //! the API server, and `hub` has the catalog of the controller.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -188,15 +188,18 @@ pub struct RollbackOrder {
 /// The nodes of the cluster, as they are told to put an earlier generation of a name back.
 #[async_trait]
 pub trait Rollbacks: Overview {
-    /// A time for a new commit of this name: now, or after all content that is known.
-    fn after(&self, name: &Name) -> Timestamp;
+    /// A time for a new commit of this name: now, or after all content that is known. `told`: when
+    /// the newest generation was committed, as the nodes say. If that is far ahead, it does not
+    /// count, as in the catalog.
+    fn commit_time(&self, name: &Name, told: Timestamp) -> Timestamp;
 
     /// Orders it of this node, and waits a few seconds. The error says why the node did nothing.
-    /// `None`: it has not answered.
+    /// `None`: it has not answered, or cannot say yet. Order it again.
     async fn roll_back(&self, node: &NodeId, order: &RollbackOrder) -> Option<Result<(), String>>;
 
     /// Orders the nodes that have content of this name which is older than this commit to drop the
-    /// name, if that commit or newer content is on some node.
+    /// name, if that commit or newer content is on some node. The commit counts as the catalog
+    /// dates it, and not later than `stamp`.
     fn withdraw_older(&self, name: &Name, stamp: Timestamp, artifact: ArtifactId);
 }
 

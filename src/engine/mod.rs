@@ -141,7 +141,7 @@ pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
 pub use transfer::{
     Export, Exported, ImportRequest, Imported, LayerPlace, OpenArtifact, OpenLayer, OpenSnapshot,
-    Opened, ReceiveError, ReceiveRequest, Received, RollbackOrder, RolledBack, Source, View,
+    Opened, ReceiveError, ReceiveRequest, Received, RollbackOrder, Source, View,
 };
 pub use types::{
     ArtifactRow, Awaited, ContentSource, FetchedContent, Finding, LocalArtifact, OutcomeReport,
@@ -516,15 +516,16 @@ impl Engine {
         transfer::import(&self.inner, request, input, progress).await
     }
 
-    /// Commits an earlier artifact of a name once more. `base`: the number of the name in the
-    /// shared tier. `order`: that of the controller. `NoSuchName`: the name has no such artifact.
+    /// Commits an earlier artifact of a name once more; returns the id of the new one. `base`: the
+    /// number of the name in the shared tier. `order`: that of the controller. `NoSuchName`: the
+    /// name has no such artifact.
     pub async fn rollback(
         &self,
         name: Name,
         to: ArtifactId,
         base: Option<u64>,
         order: Option<RollbackOrder>,
-    ) -> Result<RolledBack> {
+    ) -> Result<ArtifactId> {
         self.inner.refuse_degraded()?;
         transfer::rollback(&self.inner, name, to, base, order).await
     }

@@ -27,7 +27,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::server::Connections;
 use crate::sys::Errno;
 
-pub use pages::{AddMetrics, Alive, FindDistribution, FindEngine, Role, Sources};
+pub use pages::{AddMetrics, Alive, FindEngine, Role, Sources};
 
 /// The most connections at a time.
 const CONNECTIONS: usize = 256;

@@ -14,7 +14,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
 
 use super::distribution;
-use crate::distribution::Distribution;
+use crate::distribution::{Distribution, FindDistribution};
 use crate::engine::{self, Engine};
 use crate::server::{Drain, message_of};
 use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, Rpcs};
@@ -31,9 +31,6 @@ pub type Alive =
 
 /// The engine, or why there is none.
 pub type FindEngine = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
-
-/// The shared tier and the peers, once there is an engine, and if there are some.
-pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
 
 /// Adds metrics to those of a request.
 pub type AddMetrics = Arc<dyn Fn(&mut Registry) + Send + Sync>;

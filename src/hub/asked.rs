@@ -1,7 +1,7 @@
 //! The questions of users that wait for answers of nodes: `generations` asks for content, and
 //! `rollbacks` for work. Who asks, and what follows from the answers, is decided there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tokio::sync::mpsc;
 
@@ -11,7 +11,15 @@ use crate::model::NodeId;
 #[derive(Debug)]
 pub(super) struct Questions<T> {
     last: u64,
-    waiting: HashMap<u64, mpsc::Sender<(NodeId, T)>>,
+    waiting: HashMap<u64, Waiting<T>>,
+}
+
+/// A question that waits.
+#[derive(Debug)]
+struct Waiting<T> {
+    /// The nodes that were asked and have not answered.
+    silent: HashSet<NodeId>,
+    answers: mpsc::Sender<(NodeId, T)>,
 }
 
 impl<T> Default for Questions<T> {
@@ -24,24 +32,50 @@ impl<T> Default for Questions<T> {
 }
 
 impl<T> Questions<T> {
-    /// A new question for so many nodes: its number, and where their answers come.
-    pub(super) fn ask(&mut self, nodes: usize) -> (u64, mpsc::Receiver<(NodeId, T)>) {
-        let (answers, received) = mpsc::channel(nodes.max(1));
+    /// A new question for these nodes: its number, and where their answers come.
+    pub(super) fn ask(&mut self, nodes: HashSet<NodeId>) -> (u64, mpsc::Receiver<(NodeId, T)>) {
+        let (answers, received) = mpsc::channel(nodes.len().max(1));
         self.last += 1;
-        self.waiting.insert(self.last, answers);
+        let silent = nodes;
+        self.waiting.insert(self.last, Waiting { silent, answers });
         (self.last, received)
     }
 
-    /// An answer has come. The question may have ended.
-    pub(super) fn answered(&self, question: u64, answer: (NodeId, T)) {
-        if let Some(answers) = self.waiting.get(&question) {
-            // There is space for one answer of each node that was asked.
-            let _answered_before = answers.try_send(answer);
+    /// An answer has come. The question may have ended. The first answer of each node that was
+    /// asked counts: another node may guess the number.
+    pub(super) fn answered(&mut self, question: u64, answer: (NodeId, T)) {
+        if let Some(waiting) = self.waiting.get_mut(&question)
+            && waiting.silent.remove(&answer.0)
+        {
+            // There is space for one answer of each node.
+            let _ended = waiting.answers.try_send(answer);
         }
     }
 
     /// Forgets those that have ended.
     pub(super) fn forget(&mut self) {
-        self.waiting.retain(|_, answers| !answers.is_closed());
+        self.waiting.retain(|_, it| !it.answers.is_closed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_takes_one_answer_of_each_node_that_was_asked() {
+        let node = |name: &str| NodeId::new(name).expect("a name");
+        let mut questions = Questions::default();
+        let (first, mut answers) = questions.ask([node("a")].into());
+        questions.answered(first, (node("b"), "forged"));
+        questions.answered(first + 1, (node("a"), "of another question"));
+        for text in ["true", "again"] {
+            questions.answered(first, (node("a"), text));
+        }
+        assert_eq!(answers.try_recv(), Ok((node("a"), "true")));
+        assert!(answers.try_recv().is_err());
+        drop(answers);
+        questions.forget();
+        assert!(questions.waiting.is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! The generations of a name on all nodes, for a person who asks the controller: each node is asked
 //! over its stream, and answers from its engine. Nothing is kept of it.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -9,6 +9,7 @@ use tonic::Status;
 
 use super::messages;
 use super::serve::{Attached, Inner};
+use crate::catalog::SessionId;
 use crate::distribution::roster::{Generation, Generations};
 use crate::engine::{ArtifactRow, Engine};
 use crate::model::{Maker, Name, NodeId, Pod, Reference, Tenant, Timestamp};
@@ -28,18 +29,16 @@ impl Inner {
     pub(super) async fn generations(&self, name: &Name) -> Generations {
         let mut silent = self.members.expected().unwrap_or_default();
         let (mut asked, mut answers) = self.ask(name);
-        silent.extend(asked.iter().cloned());
+        silent.extend(asked.iter().map(|node| node.as_str().to_owned()));
         let mut found = Vec::new();
         let collect = async {
             while !asked.is_empty() {
                 let Some((node, of_node)) = answers.recv().await else {
                     break;
                 };
-                // A node answers once.
-                if asked.remove(node.as_str()) {
-                    silent.remove(node.as_str());
-                    found.extend(of_node.into_iter().map(|it| (node.clone(), it)));
-                }
+                asked.remove(&node);
+                silent.remove(node.as_str());
+                found.extend(of_node.into_iter().map(|it| (node.clone(), it)));
             }
         };
         // Those that are late are silent.
@@ -51,22 +50,22 @@ impl Inner {
     }
 
     /// Sends the question; returns the nodes that get it, and their answers.
-    fn ask(&self, name: &Name) -> (BTreeSet<String>, mpsc::Receiver<Answer>) {
+    fn ask(&self, name: &Name) -> (HashSet<NodeId>, mpsc::Receiver<Answer>) {
         let mut state = self.state.lock();
         let streams = state.streams.iter().filter(|(_, way)| way.is_welcome);
-        let nodes: Vec<_> = streams
-            .map(|(session, way)| (*session, way.node.as_str().to_owned()))
-            .collect();
-        let (question, received) = state.questions.ask(nodes.len());
-        for (session, _) in &nodes {
+        let (sessions, nodes): (Vec<SessionId>, HashSet<NodeId>) = streams
+            .map(|(session, way)| (*session, way.node.clone()))
+            .unzip();
+        let (question, received) = state.questions.ask(nodes.clone());
+        for session in sessions {
             let log = wire::Log {
                 question,
                 tenant: name.tenant.to_string(),
                 reference: name.reference.to_string(),
             };
-            state.send(*session, messages::to_node(To::Log(log)));
+            state.send(session, messages::to_node(To::Log(log)));
         }
-        (nodes.into_iter().map(|(_, node)| node).collect(), received)
+        (nodes, received)
     }
 }
 
@@ -79,7 +78,7 @@ impl Attached {
         let generations = answer.generations.into_iter().map(received);
         let generations = generations.collect::<Result<Vec<_>, _>>();
         let generations = generations.map_err(Status::invalid_argument)?;
-        let state = self.inner.state.lock();
+        let mut state = self.inner.state.lock();
         let answer_of = (self.node.clone(), generations);
         state.questions.answered(answer.question, answer_of);
         Ok(())

@@ -33,5 +33,4 @@ pub use figures::Figures;
 pub use limits::USAGE;
 pub use node::Node;
 pub use policies::PolicyBook;
-pub use rollbacks::FindDistribution;
 pub use service::{Hub, ServeError};

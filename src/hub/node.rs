@@ -1,7 +1,8 @@
 //! The node's side: one stream to the controller. The node reports its names as they change, and
 //! now and then what namespaces use. It follows the controller's time, applies its clears and cache
-//! policies, gives up outputs that another node made again, and evicts what the controller orders.
-//! It also asks the controller where the content of a name is.
+//! policies, and evicts what the controller orders. It gives up outputs that another node made again,
+//! and task caches that were rolled back. It carries out rollbacks. It also asks the controller where
+//! the content of a name is.
 //!
 //! Without a controller nothing here fails: the node asks all its peers.
 
@@ -20,9 +21,9 @@ use tonic::{Status, Streaming};
 
 use super::limits::USAGE;
 use super::limits::{BEAT, MOST_MESSAGE, SENT_ENTRIES};
-use super::rollbacks::{self, FindDistribution};
-use super::{find, generations, messages, policies};
+use super::{find, generations, messages, policies, rollbacks};
 use crate::catalog::{NameHash, Version};
+use crate::distribution::FindDistribution;
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
 use crate::link::{Backoff, Key, connect};

@@ -53,8 +53,8 @@ impl Overview for Service {
 
 #[async_trait]
 impl Rollbacks for Service {
-    fn after(&self, name: &Name) -> Timestamp {
-        self.inner().after(name)
+    fn commit_time(&self, name: &Name, told: Timestamp) -> Timestamp {
+        self.inner().commit_time(name, told)
     }
 
     async fn roll_back(&self, node: &NodeId, order: &RollbackOrder) -> Option<Result<(), String>> {

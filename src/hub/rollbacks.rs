@@ -1,6 +1,7 @@
 //! Rollbacks: the controller tells a node to commit an earlier generation of a name once more, and
 //! the nodes with older content to drop the name. The node carries it out in its engine.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,11 +10,11 @@ use tonic::Status;
 
 use super::messages;
 use super::serve::{Attached, Inner};
-use crate::catalog::{NameHash, State, Version};
-use crate::distribution::Distribution;
+use crate::catalog::{NameHash, OfNode, SessionId, State, Version};
+use crate::distribution::FindDistribution;
 use crate::distribution::roster::RollbackOrder;
 use crate::engine::{self, Engine};
-use crate::model::{ArtifactId, Name, NodeId, Timestamp};
+use crate::model::{ArtifactId, Name, NodeId, Timestamp, counted};
 use crate::proto::hub::v1 as wire;
 use crate::server::message_of;
 use wire::from_node::Kind as From;
@@ -24,18 +25,18 @@ const WAIT: Duration = Duration::from_secs(10);
 /// The longest reason of a node.
 const MOST_REASON: usize = 1024;
 
-/// Finds the shared tier and the peers of this node, once there is an engine.
-pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
-
 impl Inner {
-    /// A time for a new commit of a name: now, or after all content that is known.
-    pub(super) fn after(&self, name: &Name) -> Timestamp {
+    /// A time for a new commit of a name: now, or after all content that is known. `told` is what
+    /// nodes say of themselves: a wrong stamp must not put a commit into the far future.
+    pub(super) fn commit_time(&self, name: &Name, told: Timestamp) -> Timestamp {
         let now = self.now();
         let state = self.state.lock();
-        let known = state.catalog.explain(name, now).nodes.into_iter();
-        let stamps = known.map(|of| of.entry.version.stamp.0.saturating_add(1));
         let time = state.clock.time(now);
-        stamps.map(Timestamp).fold(time, Timestamp::max)
+        let known = state.catalog.on_nodes(name).into_iter();
+        let stamps = known.map(|of| of.entry.version.stamp);
+        let stamps = stamps.chain([counted(told, time)]);
+        let after = stamps.map(|stamp| Timestamp(stamp.0.saturating_add(1)));
+        after.fold(time, Timestamp::max)
     }
 
     /// Orders a rollback of a node. `None`: it has not answered.
@@ -46,10 +47,11 @@ impl Inner {
     ) -> Option<Result<(), String>> {
         let mut answers = {
             let mut state = self.state.lock();
-            let mut streams = state.streams.iter();
+            // The newest stream: after a reconnect an earlier one is about to end.
+            let mut streams = state.streams.iter().rev();
             let (session, _) = streams.find(|(_, way)| way.is_welcome && way.node == *node)?;
             let session = *session;
-            let (question, answers) = state.rollbacks.ask(1);
+            let (question, answers) = state.rollbacks.ask([node.clone()].into());
             let order = wire::RollBack {
                 question,
                 tenant: order.name.tenant.to_string(),
@@ -63,45 +65,47 @@ impl Inner {
             answers
         };
         let answer = tokio::time::timeout(WAIT, answers.recv()).await;
-        let (of, answer) = answer.ok()??;
-        (of == *node).then_some(answer)
+        answer.ok()?.map(|(_, answer)| answer)
     }
 
     /// Orders nodes with content from before a commit to drop the name. Nothing is ordered unless
     /// that commit or newer content is on some node.
     pub(super) fn withdraw_older(&self, name: &Name, stamp: Timestamp, artifact: ArtifactId) {
-        let rolled_back = Version {
-            stamp,
-            tie: messages::tie(artifact),
-        };
-        let now = self.now();
+        let tie = messages::tie(artifact);
         let mut state = self.state.lock();
-        let explained = state.catalog.explain(name, now).nodes;
-        let durable = explained
-            .iter()
-            .filter(|of| of.entry.state == State::Durable);
-        let (later, older): (Vec<_>, Vec<_>) =
-            durable.partition(|of| of.entry.version >= rolled_back);
+        let mut durable = state.catalog.on_nodes(name);
+        durable.retain(|of| of.entry.state == State::Durable);
+        let of_commit = durable.iter().map(|of| of.entry.version);
+        let dated = of_commit.filter(|it| it.tie == tie).map(|it| it.stamp);
+        let stamp = dated.max().map_or(stamp, |dated| dated.min(stamp));
+        let rolled_back = Version { stamp, tie };
+        // A copy of the commit may have another stamp.
+        let is_later = |of: &&OfNode| {
+            let version = of.entry.version;
+            version.tie == tie || version >= rolled_back
+        };
+        let (later, older): (Vec<_>, Vec<_>) = durable.iter().partition(is_later);
         let mut counts = later.into_iter().filter(|of| !of.is_cleared);
         let Some(fence) = counts.next().map(|of| of.entry.fence) else {
             return;
         };
-        let sessions: Vec<_> = state
+        let older: BTreeSet<&str> = older.into_iter().map(|of| &*of.node).collect();
+        let sessions: Vec<SessionId> = state
             .streams
             .iter()
-            .filter(|(_, way)| older.iter().any(|of| *of.node == *way.node.as_str()))
+            .filter(|(_, way)| older.contains(way.node.as_str()))
             .map(|(session, _)| *session)
             .collect();
+        let message = Arc::new(messages::to_node(To::Superseded(wire::Superseded {
+            name: NameHash::of(name).0.to_vec(),
+            stamp: rolled_back.stamp.0,
+            tie: rolled_back.tie,
+            fence,
+            tenant: name.tenant.to_string(),
+            reference: name.reference.to_string(),
+        })));
         for session in sessions {
-            let message = wire::Superseded {
-                name: NameHash::of(name).0.to_vec(),
-                stamp: rolled_back.stamp.0,
-                tie: rolled_back.tie,
-                fence,
-                tenant: name.tenant.to_string(),
-                reference: name.reference.to_string(),
-            };
-            state.send(session, messages::to_node(To::Superseded(message)));
+            state.send(session, Arc::clone(&message));
         }
     }
 }
@@ -114,7 +118,7 @@ impl Attached {
             return Err(Status::invalid_argument("the reason is too long"));
         }
         let done = if why.is_empty() { Ok(()) } else { Err(why) };
-        let state = self.inner.state.lock();
+        let mut state = self.inner.state.lock();
         let answer_of = (self.node.clone(), done);
         state.rollbacks.answered(answer.question, answer_of);
         Ok(())
@@ -131,8 +135,16 @@ pub(super) fn obey(
     let (engine, tier, to) = (engine.clone(), Arc::clone(tier), to.clone());
     tokio::spawn(async move {
         let question = order.question;
-        let done = roll_back(&engine, &tier, order).await;
-        let mut refused = done.err().unwrap_or_default();
+        let done = match parsed(order) {
+            Ok((name, to, order)) => roll_back(&engine, &tier, name, to, order).await,
+            Err(why) => Err(Some(why)),
+        };
+        let mut refused = match done {
+            Ok(()) => String::new(),
+            Err(Some(why)) => why,
+            // Without an answer the controller repeats the order.
+            Err(None) => return,
+        };
         refused.truncate(refused.floor_char_boundary(MOST_REASON));
         let answer = wire::RolledBack { question, refused };
         // The stream may have ended.
@@ -140,36 +152,85 @@ pub(super) fn obey(
     });
 }
 
-/// The error says why nothing was changed.
-async fn roll_back(
-    engine: &Engine,
-    tier: &FindDistribution,
-    order: wire::RollBack,
-) -> Result<(), String> {
+/// The name, the generation, and the order. The error says what is wrong.
+fn parsed(order: wire::RollBack) -> Result<(Name, ArtifactId, engine::RollbackOrder), String> {
     let malformed = "the order is malformed";
     let name = Name {
         tenant: order.tenant.parse().map_err(|_| malformed)?,
         reference: order.reference.parse().map_err(|_| malformed)?,
     };
-    let to: ArtifactId = order.to.parse().map_err(|_| malformed)?;
-    let ordered = engine::RollbackOrder {
+    let to = order.to.parse().map_err(|_| malformed)?;
+    let order = engine::RollbackOrder {
         id: order.id.parse().map_err(|_| malformed)?,
         created: Timestamp(order.stamp),
         by: order.by,
     };
+    Ok((name, to, order))
+}
+
+/// The error says why nothing was changed. `None`: that may be different soon, or is not known.
+async fn roll_back(
+    engine: &Engine,
+    tier: &FindDistribution,
+    name: Name,
+    to: ArtifactId,
+    order: engine::RollbackOrder,
+) -> Result<(), Option<String>> {
     let base = match tier() {
         Some(tier) => tier.base(&name.tenant, &name.reference).await,
         None => None,
     };
-    let done = engine.rollback(name, to, base, Some(ordered)).await;
-    done.map(drop).map_err(|error| match error {
-        engine::Error::NoSuchName(_) => "the node no longer has this generation".to_owned(),
-        engine::Error::NameTaken(name) => {
-            format!("newer content of {name} was committed since the order was given")
+    let done = engine.rollback(name.clone(), to, base, Some(order)).await;
+    done.map(drop).map_err(|error| {
+        let refused = refusal(&error);
+        if refused.is_none() {
+            tracing::warn!(%name, earlier.id = %to, %error,
+                "an order of the controller to roll back is not carried out yet; the controller \
+                 repeats it");
         }
-        engine::Error::Cleared(name) => {
-            format!("{name} was cleared after this generation began, so it does not come back")
-        }
-        error => message_of(&error),
+        refused
     })
+}
+
+/// Why an order will never be carried out here. `None`: another time it may be, or it was.
+fn refusal(error: &engine::Error) -> Option<String> {
+    match error {
+        engine::Error::NoSuchName(_) => Some("the node no longer has this generation".to_owned()),
+        engine::Error::NameTaken(name) => Some(format!(
+            "newer content of {name} was committed since the order was given"
+        )),
+        engine::Error::Cleared(name) => Some(format!(
+            "{name} was cleared after this generation began, so it does not come back"
+        )),
+        engine::Error::Unsupported { .. } => Some(message_of(error)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Error;
+
+    #[test]
+    fn an_error_that_may_pass_or_leaves_doubt_does_not_end_an_order() {
+        let name = || Name {
+            tenant: "ci".parse().expect("a tenant"),
+            reference: "task-cache/go".parse().expect("a reference"),
+        };
+        for last in [
+            Error::NoSuchName(name()),
+            Error::NameTaken(name()),
+            Error::Cleared(name()),
+        ] {
+            assert!(refusal(&last).is_some(), "{last}");
+        }
+        for passing in [
+            Error::Degraded("disk".to_owned()),
+            Error::ShuttingDown,
+            Error::WritebackFailed,
+        ] {
+            assert_eq!(refusal(&passing), None, "{passing}");
+        }
+    }
 }

@@ -2,14 +2,19 @@
 //! kubeconfig that runs a program for credentials: the driver executes no program. A person's own
 //! kubeconfig may do that, as with kubectl.
 //!
-//! Also what an answer of the API server says, and the parameters of a deletion by uid.
+//! Also what an answer of the API server says, the parameters of a deletion by uid, and a
+//! conditional write of a status.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kube::Client;
-use kube::api::{DeleteParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use crate::link::Backoff;
 
@@ -27,6 +32,33 @@ pub(super) fn deletion_of(uid: Option<String>) -> DeleteParams {
 /// Whether the API server has answered with this HTTP status.
 pub(super) fn has_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// Changes fields of an object's `status`. `None`: the object was changed or deleted since it was
+/// read.
+pub(super) async fn patch_status_as_read<K>(
+    api: &Api<K>,
+    object: &K,
+    status: impl Serialize,
+) -> kube::Result<Option<K>>
+where
+    K: Resource + Clone + fmt::Debug + DeserializeOwned,
+{
+    let meta = object.meta();
+    let patch = json!({
+        "metadata": { "resourceVersion": meta.resource_version, "uid": meta.uid },
+        "status": status,
+    });
+    let name = meta.name.as_deref().unwrap_or_default();
+    let patch = Patch::Merge(patch);
+    match api
+        .patch_status(name, &PatchParams::default(), &patch)
+        .await
+    {
+        Ok(written) => Ok(Some(written)),
+        Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
-use serde_json::json;
 
-use super::client::has_code;
+use super::client::patch_status_as_read;
 use crate::api::{CachePolicy, CachePolicyStatus, PolicyCondition};
 
 /// How many statuses are written at once, and how long one may take.
@@ -109,18 +107,6 @@ async fn write(
     let namespace = policy.namespace().unwrap_or_default();
     let policies: Api<CachePolicy> = Api::namespaced(client.clone(), &namespace);
     // The other part writes conditions, too, and a list is written as a whole.
-    let patch = json!({
-        "metadata": {"resourceVersion": policy.metadata.resource_version},
-        "status": status,
-    });
-    let (name, params, patch) = (
-        policy.name_any(),
-        PatchParams::default(),
-        Patch::Merge(patch),
-    );
-    match policies.patch_status(&name, &params, &patch).await {
-        Ok(_) => Ok(true),
-        Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(false),
-        Err(error) => Err(error),
-    }
+    let written = patch_status_as_read(&policies, policy, status).await?;
+    Ok(written.is_some())
 }

@@ -5,25 +5,28 @@
 //! An order has one effect, however often it is repeated: before the node gets it, the status holds
 //! the node and the time of the new commit, and the id of the new artifact follows from the
 //! object's uid. So an order that is repeated replaces no content that was committed since. Nothing
-//! begins later than [`PATIENCE`] after the object was made.
+//! begins later than [`PATIENCE`] after the object was made. An order without an answer until then
+//! is done if any node has the new artifact.
 //!
 //! Nodes use their own content of a cache without asking. So for as long as the object is there,
 //! nodes with content from before the rollback are told to drop it, also those that were away.
 //!
+//! A namespace with many objects keeps no other waiting: a look takes the oldest few of each.
+//!
 //! It needs `get`, `list`, `watch` and `delete` on `rollbacks`, and `patch` on `rollbacks/status`.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
-use serde_json::json;
 use sha2::{Digest as _, Sha256};
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::births::{ApiTime, api_time};
-use super::client::{deletion_of, has_code};
+use super::client::{deletion_of, has_code, patch_status_as_read};
 use super::fences::{Error, failed};
 use super::watched::Watched;
 use crate::api::{self, Rollback, RollbackPhase, RollbackStatus};
@@ -35,10 +38,15 @@ const LOOK: Duration = Duration::from_secs(10);
 const MOMENT: Duration = Duration::from_millis(100);
 /// How long after its creation an order may begin.
 const PATIENCE: Duration = Duration::from_mins(5);
+/// How long after its creation an object that has ended is looked at with each change: its commit
+/// may be in the catalog a moment after the answer of its node.
+const YOUNG: Duration = Duration::from_mins(1);
 /// How long an object stays.
 const KEEP: Duration = Duration::from_hours(7 * 24);
 /// How many objects are worked on at once.
 const PARALLEL: usize = 16;
+/// How many objects of a namespace that have not ended a look takes.
+const MOST_OF_NAMESPACE: usize = 16;
 /// How many generations a message names.
 const MOST_NAMED: usize = 5;
 
@@ -62,7 +70,7 @@ struct Keeper {
 /// What the controller does with an order that it has not given to a node.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice {
-    /// This node commits this generation, at this time or later.
+    /// This node commits this generation. The newest one was committed at this time.
     Order(NodeId, ArtifactId, Timestamp),
     /// It was done before, by an object of this name.
     Done(String, ArtifactId),
@@ -74,31 +82,39 @@ enum Choice {
 impl Keeper {
     async fn run(&self) {
         let mut changes = self.objects.changes();
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_tick = false;
         loop {
             changes.mark_unchanged();
-            if let Err(error) = self.look().await {
+            if let Err(error) = self.look(is_tick).await {
                 tracing::warn!(%error, "a Rollback could not be carried out yet; retrying. The \
                     controller may watch and delete rollbacks, and patch rollbacks/status \
                     (deploy/components/peers)");
             }
             tokio::time::sleep(MOMENT).await;
-            tokio::select! {
-                _ = changes.changed() => {}
-                () = tokio::time::sleep(LOOK) => {}
-            }
+            is_tick = tokio::select! {
+                biased;
+                _ = looks.tick() => true,
+                _ = changes.changed() => false,
+            };
         }
     }
 
-    /// Looks at all objects. One that cannot be changed does not keep the others waiting.
-    async fn look(&self) -> Result<(), Error> {
+    /// Looks at the objects. One that cannot be changed does not keep the others waiting.
+    /// `is_tick`: also at all that have ended.
+    async fn look(&self, is_tick: bool) -> Result<(), Error> {
         let all = self.objects.all();
         if all.is_empty() {
             return Ok(());
         }
         let now = api_time(&self.client).await?;
-        let steps = all.into_iter().map(|it| async move {
+        let steps = to_look_at(all).into_iter().map(|it| async move {
             if it.has_ended() {
-                self.after(&it, now).await
+                if is_tick || age(&it, now) <= YOUNG {
+                    self.follow_up(&it, now).await?;
+                }
+                Ok(())
             } else {
                 self.step(&it, now).await
             }
@@ -110,7 +126,7 @@ impl Keeper {
     }
 
     /// What remains to do after an order was carried out.
-    async fn after(&self, object: &Rollback, now: ApiTime) -> Result<(), Error> {
+    async fn follow_up(&self, object: &Rollback, now: ApiTime) -> Result<(), Error> {
         if age(object, now) > KEEP {
             let params = deletion_of(object.uid());
             return match self.api(object).delete(&object.name_any(), &params).await {
@@ -139,10 +155,7 @@ impl Keeper {
             Err(why) => {
                 self.end(object, status, Err(why)).await?;
             }
-            Ok(name) if status.phase == RollbackPhase::Ordered => {
-                self.order(object, name, status, is_late).await?;
-            }
-            Ok(_) if is_late => {
+            Ok(_) if is_late && status.phase != RollbackPhase::Ordered => {
                 let was = status.message.take().map_or_else(
                     || "no controller with connected nodes ran".to_owned(),
                     |was| format!("the last state was: {was}"),
@@ -152,6 +165,9 @@ impl Keeper {
             }
             // Another controller may have the nodes.
             Ok(_) if !self.catalog.has_nodes() => {}
+            Ok(name) if status.phase == RollbackPhase::Ordered => {
+                self.order(object, name, status, is_late).await?;
+            }
             Ok(name) => self.begin(object, name, status).await?,
         }
         Ok(())
@@ -168,8 +184,8 @@ impl Keeper {
         let others = self.objects.all();
         let is_incomplete = self.catalog.is_incomplete();
         match choose(object, &told, is_incomplete, &others) {
-            Choice::Order(node, generation, after) => {
-                let stamp = after.max(self.catalog.after(&name));
+            Choice::Order(node, generation, newest) => {
+                let stamp = self.catalog.commit_time(&name, newest);
                 status.phase = RollbackPhase::Ordered;
                 status.node = Some(node.as_str().to_owned());
                 status.generation = Some(generation.to_string());
@@ -219,9 +235,12 @@ impl Keeper {
             by: object.spec.by.clone(),
         };
         let answer = if is_late {
-            None
+            let told = self.catalog.generations(&order.name).await;
+            late(&order, &node, &told, self.catalog.is_incomplete())
         } else {
-            self.catalog.roll_back(&node, &order).await
+            let answer = self.catalog.roll_back(&node, &order).await;
+            let said = |why| format!("node {} did nothing: {why}", node.as_str());
+            answer.map(|done| done.map_err(said))
         };
         let (reference, node) = (&order.name.reference, node.as_str());
         match answer {
@@ -238,22 +257,12 @@ impl Keeper {
                 );
                 self.end(object, status, Ok(said)).await
             }
-            Some(Err(why)) => {
-                let why = format!("node {node} did nothing: {why}");
-                self.end(object, status, Err(why)).await
-            }
-            None if is_late => {
-                let why = format!(
-                    "node {node} has not answered for 5 minutes. If artifact {} exists, it has \
-                     carried the order out: see baggageclaim log --cluster",
-                    order.id
-                );
-                self.end(object, status, Err(why)).await
-            }
+            Some(Err(why)) => self.end(object, status, Err(why)).await,
+            None if is_late => Ok(()),
             None => {
                 status.message = Some(format!(
-                    "node {node} does not answer: it has no connection to the controller, or an \
-                     older driver"
+                    "node {node} does not answer: it has no connection to the controller, an older \
+                     driver, or an error that its log shows"
                 ));
                 self.tell(object, &status).await.map(drop)
             }
@@ -286,21 +295,8 @@ impl Keeper {
         if object.status.as_ref() == Some(status) {
             return Ok(None);
         }
-        let patch = json!({
-            "metadata": {
-                "uid": object.metadata.uid,
-                "resourceVersion": object.metadata.resource_version,
-            },
-            "status": status,
-        });
-        let (name, params) = (object.name_any(), PatchParams::default());
-        let api = self.api(object);
-        match api.patch_status(&name, &params, &Patch::Merge(patch)).await {
-            Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(None),
-            done => done
-                .map(Some)
-                .map_err(failed("write the status of a Rollback")),
-        }
+        let written = patch_status_as_read(&self.api(object), object, status).await;
+        written.map_err(failed("write the status of a Rollback"))
     }
 
     fn api(&self, object: &Rollback) -> Api<Rollback> {
@@ -314,6 +310,45 @@ fn age(object: &Rollback, now: ApiTime) -> Duration {
     let age = made.map(|made| now.duration_since(made.0));
     age.and_then(|age| Duration::try_from(age).ok())
         .unwrap_or_default()
+}
+
+/// All that have ended, and the oldest others of each namespace.
+fn to_look_at(mut all: Vec<Arc<Rollback>>) -> Vec<Arc<Rollback>> {
+    all.sort_by_cached_key(|it| {
+        let made = it.metadata.creation_timestamp.as_ref().map(|made| made.0);
+        (made, it.name_any())
+    });
+    let mut taken: HashMap<Option<String>, usize> = HashMap::new();
+    all.retain(|it| {
+        it.has_ended() || {
+            let taken = taken.entry(it.namespace()).or_default();
+            *taken += 1;
+            *taken <= MOST_OF_NAMESPACE
+        }
+    });
+    all
+}
+
+/// How an order has ended that its node has not answered in time. `None`: nodes that may tell have
+/// not connected yet.
+fn late(
+    order: &RollbackOrder,
+    node: &NodeId,
+    told: &Generations,
+    is_incomplete: bool,
+) -> Option<Result<(), String>> {
+    if told.found.iter().any(|(_, it)| it.id == order.id) {
+        return Some(Ok(()));
+    }
+    let why = || {
+        format!(
+            "node {} did not confirm the order within 5 minutes; if artifact {} exists, it did \
+             carry the order out: see baggageclaim log --cluster",
+            node.as_str(),
+            order.id
+        )
+    };
+    (!is_incomplete).then(|| Err(why()))
 }
 
 /// The id of the artifact that is made for an object.
@@ -342,8 +377,8 @@ fn choose(
             return Choice::Fail(format!("{why}; {}", named(&told.found)));
         }
         let newest = told.found.iter().map(|(_, it)| it.created.0).max();
-        let after = Timestamp(newest.unwrap_or_default().saturating_add(1));
-        return Choice::Order(node.clone(), wanted.id, after);
+        let newest = Timestamp(newest.unwrap_or_default());
+        return Choice::Order(node.clone(), wanted.id, newest);
     }
     if told.silent.is_empty() && !is_incomplete {
         let why = format!("no node has generation {} any more", spec.to);
@@ -374,12 +409,12 @@ fn done_before(object: &Rollback, told: &Generations, others: &[Arc<Rollback>]) 
         artifact.parse().ok().filter(|id| current.contains(id))
     };
     let is_same = |other: &&Arc<Rollback>| {
-        let status = other.status.clone().unwrap_or_default();
-        let generation = status.generation.unwrap_or_default();
+        let status = other.status.as_ref();
+        let generation = status.and_then(|status| status.generation.as_deref());
         other.phase() == RollbackPhase::Done
-            && other.namespace() == object.namespace()
+            && other.metadata.namespace == object.metadata.namespace
             && (other.spec.kind, &other.spec.key) == (object.spec.kind, &object.spec.key)
-            && generation.starts_with(&object.spec.to)
+            && generation.is_some_and(|id| id.starts_with(&object.spec.to))
     };
     let mut before = others.iter().filter(is_same);
     before.find_map(|before| Some(Choice::Done(before.name_any(), made(before)?)))
@@ -392,9 +427,7 @@ fn named(found: &[(NodeId, Generation)]) -> String {
     }
     let mut text = "there are:".to_owned();
     for (node, generation) in found.iter().take(MOST_NAMED) {
-        // RFC 3339 ends with the year 9999.
-        let at = Duration::from_millis(generation.created.0.min(253_402_300_799_000));
-        let at = humantime::format_rfc3339_seconds(UNIX_EPOCH + at);
+        let at = humantime::format_rfc3339_seconds(generation.created.calendar());
         let maker = generation.made_by.as_ref();
         let pod = maker.map_or("-", |maker| maker.pod.name.as_str());
         let _written = write!(
@@ -413,6 +446,8 @@ fn named(found: &[(NodeId, Generation)]) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
     use crate::api::{NameKind, RollbackSpec};
@@ -461,10 +496,10 @@ mod tests {
     }
 
     #[test]
-    fn the_node_that_has_the_generation_gets_the_order_for_a_time_after_all_others() {
+    fn the_node_that_has_the_generation_gets_the_order() {
         let all = told(&[("n2", B, 9, true), ("n1", A, 5, false)], &["n3"]);
         let node = NodeId::new("n1").expect("a name");
-        let expected = Choice::Order(node, A.parse().expect("an id"), Timestamp(10));
+        let expected = Choice::Order(node, A.parse().expect("an id"), Timestamp(9));
         assert_eq!(choose(&object("aa00"), &all, false, &[]), expected);
         // The first digits must be those of one generation; a copy on another node is the same.
         assert!(fails(choose(&object("aa"), &all, false, &[])).contains("several generations"));
@@ -493,6 +528,58 @@ mod tests {
         // Nor does it fail before all nodes have connected.
         let early = choose(&object(A), &all, true, &[]);
         assert!(matches!(early, Choice::Wait(_)), "{early:?}");
+    }
+
+    #[test]
+    fn a_look_takes_the_oldest_objects_of_each_namespace_and_all_that_have_ended() {
+        let object = |namespace: &str, name: usize, phase| {
+            let mut object = object(A);
+            object.metadata.namespace = Some(namespace.to_owned());
+            object.metadata.name = Some(format!("r{name}"));
+            let second = i64::try_from(100 - name).expect("small");
+            let at = k8s_openapi::jiff::Timestamp::from_second(second).expect("a time");
+            object.metadata.creation_timestamp = Some(Time(at));
+            object.status = Some(RollbackStatus {
+                phase,
+                ..RollbackStatus::default()
+            });
+            Arc::new(object)
+        };
+        let waiting = (0..50).map(|name| object("many", name, RollbackPhase::Waiting));
+        let ended = (50..60).map(|name| object("many", name, RollbackPhase::Failed));
+        let other = object("other", 0, RollbackPhase::Ordered);
+        let taken = to_look_at(waiting.chain(ended).chain([other]).collect());
+        let of = |namespace: &str| {
+            let of = |it: &&Arc<Rollback>| it.metadata.namespace.as_deref() == Some(namespace);
+            let of = taken.iter().filter(of).filter(|it| !it.has_ended());
+            of.map(|it| it.name_any()).collect::<Vec<_>>()
+        };
+        let oldest: Vec<String> = (34..50).rev().map(|name| format!("r{name}")).collect();
+        assert_eq!(of("many"), oldest);
+        assert_eq!(of("other"), ["r0"]);
+        assert_eq!(taken.len(), MOST_OF_NAMESPACE + 1 + 10);
+    }
+
+    #[test]
+    fn an_order_without_an_answer_is_done_if_a_node_has_its_artifact() {
+        let order = RollbackOrder {
+            name: object(A).name().expect("a name"),
+            to: A.parse().expect("an id"),
+            id: B.parse().expect("an id"),
+            stamp: Timestamp(10),
+            by: "jane".to_owned(),
+        };
+        let node = NodeId::new("n1").expect("a name");
+        let there = told(&[("n2", B, 10, false)], &["n1"]);
+        assert_eq!(late(&order, &node, &there, true), Some(Ok(())));
+        let nowhere = told(&[("n1", A, 5, true)], &[]);
+        assert_eq!(late(&order, &node, &nowhere, true), None);
+        let why = late(&order, &node, &nowhere, false).expect("it ends");
+        let why = why.expect_err("it is not confirmed");
+        assert!(
+            why.contains("node n1 did not confirm") && why.contains(B),
+            "{why}"
+        );
     }
 
     #[test]

@@ -113,7 +113,7 @@ struct Kind {
     has_clones: bool,
 }
 
-fn place(name: &str) -> Candidate {
+fn candidate(name: &str) -> Candidate {
     Candidate {
         node: Arc::new(ModelNode {
             id: NodeId::new(name).expect("an id"),
@@ -268,7 +268,7 @@ impl World {
             Err(error) => return self.is_refused(number, &error, random),
         };
         let life = &self.lives[number];
-        let selected = place(NODES[life.node]).node.topology.clone();
+        let selected = candidate(NODES[life.node]).node.topology.clone();
         let at = Requirement {
             requisite: vec![selected.clone()],
             preferred: vec![selected],
@@ -278,7 +278,7 @@ impl World {
             .now
             .pools
             .keys()
-            .map(|name| place(name))
+            .map(|name| candidate(name))
             .collect();
         let asked = Asked {
             request: &life.request,

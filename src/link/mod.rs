@@ -1,5 +1,6 @@
 //! Connections between the nodes of a cluster, and to its controller: TLS 1.3 with raw public keys,
-//! and HTTP/2 over it. Each side has a key of its own, and the client pins that of the server.
+//! and HTTP/2 over it. Each side has a key of its own, and the client pins that of the server. Also
+//! the back-off of all clients that connect again.
 //!
 //! Who has which key is known above: the user of a connection compares it.
 

@@ -40,6 +40,12 @@ impl Timestamp {
         )
     }
 
+    /// The time for RFC 3339, which ends with the year 9999: a wrong clock breaks no text.
+    #[must_use]
+    pub fn calendar(self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.0.min(253_402_300_799_000))
+    }
+
     /// The duration since `earlier`; zero if the clock was set back.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
@@ -79,6 +85,14 @@ pub fn readable_age(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_after_the_year_9999_is_the_last_one_of_rfc_3339() {
+        let text =
+            |at: u64| humantime::format_rfc3339_seconds(Timestamp(at).calendar()).to_string();
+        assert_eq!(text(1_000), "1970-01-01T00:00:01Z");
+        assert_eq!(text(u64::MAX), "9999-12-31T23:59:59Z");
+    }
 
     #[test]
     fn ages_are_kubectls() {

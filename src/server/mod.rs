@@ -1,5 +1,5 @@
 //! What all gRPC servers of the driver share: the unix socket, one log line per RPC, the table of
-//! codes, and the shutdown.
+//! codes, and the shutdown. Also the limit of connections of the HTTP servers.
 //!
 //! It knows gRPC and the errors of the engine. The messages of the protocols belong to `csi` and
 //! `admin`.

@@ -2,6 +2,7 @@
 //! the processor's time, on request.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use baggageclaim::catalog::{
@@ -64,6 +65,30 @@ fn hello(catalog: &mut Catalog, node: &str) -> SessionId {
 
 #[test]
 fn an_entry_takes_less_than_100_bytes_so_a_million_fit_in_96_mib() {
+    // Other tests of this process take memory, too.
+    let measured = Command::new(std::env::current_exe().expect("this program"))
+        .args([
+            "size::bytes_of_an_entry",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+        ])
+        .output()
+        .expect("run");
+    let told = String::from_utf8_lossy(&measured.stderr);
+    let bytes = told
+        .lines()
+        .find_map(|line| line.strip_suffix(UNIT)?.parse().ok());
+    let bytes: u64 = bytes.unwrap_or_else(|| panic!("{}: {told}", measured.status));
+    assert!((45..=100).contains(&bytes), "{bytes}{UNIT}");
+}
+
+/// What follows a measured number.
+const UNIT: &str = " bytes an entry";
+
+#[test]
+#[ignore = "a part of the test above, which gives it a process of its own"]
+fn bytes_of_an_entry() {
     let mut random = Random::new(7);
     let mut catalog = Catalog::new(Fences::default(), Timestamp(BEGAN));
     let session = hello(&mut catalog, "node-1");
@@ -78,8 +103,7 @@ fn an_entry_takes_less_than_100_bytes_so_a_million_fit_in_96_mib() {
     }
     assert_eq!(catalog.len() as u64, ENTRIES);
     let bytes = resident().saturating_sub(before) / ENTRIES;
-    println!("{bytes} bytes an entry");
-    assert!((45..=100).contains(&bytes), "{bytes} bytes an entry");
+    eprintln!("{bytes}{UNIT}");
 }
 
 const NODES: usize = 1_000;

@@ -10,9 +10,8 @@ use baggageclaim::kubelet_double::Kubelet;
 use rustix::process::Signal;
 
 use crate::common::{Fs, require_lab};
-use crate::driver::kubelet;
 use crate::eventually;
-use crate::peers::{hub, is_told, knows, nodes, object, peer, publish, told, unpublish};
+use crate::peers::{Pair, is_told, object, publish, told, unpublish};
 use crate::plane::ControlPlane;
 
 /// Files by their path, each with all its bytes.
@@ -131,17 +130,12 @@ async fn what_pods_commit_while_the_control_plane_is_away_in_turn_is_on_all_node
     };
     let lab = require_lab!(Fs::Ext4);
     plane.kubectl(&["create", "namespace", "ci"]);
-    nodes(&plane, 2);
-    let mut controller = hub(&plane);
-    let pools = [lab.dir("one"), lab.dir("two")];
-    let one = peer(&plane, "node-1", &pools[0]);
-    let two = peer(&plane, "node-2", &pools[1]);
-    let kubelet_one = kubelet(&plane, "node-1", &one).await;
-    let kubelet_two = kubelet(&plane, "node-2", &two).await;
-    for pool in &pools {
-        knows(pool, 1).await;
-        is_told(pool, true).await;
-    }
+    let Pair {
+        mut controller,
+        pools,
+        nodes: _running,
+        kubelets: [kubelet_one, kubelet_two],
+    } = Pair::start(&plane, &lab).await;
     let mut of_nodes = [(1, &kubelet_one), (2, &kubelet_two)].map(|(number, kubelet)| Node {
         number,
         kubelet,

@@ -14,8 +14,7 @@ use crate::common::{Fs, require_lab};
 use crate::driver::{Process, kubelet};
 use crate::eventually;
 use crate::peers::{
-    CACHE, MADE, READ, hub, is_told, knows, make, nodes, object, peer, publish, tells, told,
-    unpublish,
+    CACHE, MADE, Pair, READ, is_told, make, object, publish, tells, told, unpublish,
 };
 use crate::plane::ControlPlane;
 
@@ -230,17 +229,12 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     };
     let lab = require_lab!(Fs::Ext4);
     plane.kubectl(&["create", "namespace", "ci"]);
-    nodes(&plane, 2);
-    let mut controller = hub(&plane);
-    let pools = [lab.dir("one"), lab.dir("two")];
-    let one = peer(&plane, "node-1", &pools[0]);
-    let mut two = peer(&plane, "node-2", &pools[1]);
-    let kubelet_one = kubelet(&plane, "node-1", &one).await;
-    let kubelet_two = kubelet(&plane, "node-2", &two).await;
-    for pool in &pools {
-        knows(pool, 1).await;
-        is_told(pool, true).await;
-    }
+    let Pair {
+        mut controller,
+        pools,
+        nodes: [one, mut two],
+        kubelets: [kubelet_one, kubelet_two],
+    } = Pair::start(&plane, &lab).await;
     make(&plane, &kubelet_one, &pools[0]).await;
     let uid = object(&plane, "ci", "writer", "node-2", CACHE);
     let writer = kubelet_two.pod_with_uid("ci", "writer", uid);

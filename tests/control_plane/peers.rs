@@ -15,7 +15,7 @@ use serde_json::Value;
 use tonic::{Code, Status};
 use wire::peer_client::PeerClient;
 
-use crate::common::{Fs, require_lab};
+use crate::common::{Fs, Lab, require_lab};
 use crate::driver::{Process, controller_with, kubelet, node_with};
 use crate::eventually;
 use crate::plane::{ControlPlane, free_port};
@@ -195,6 +195,41 @@ pub(crate) fn hub_flag(plane: &ControlPlane) -> String {
 /// A controller with its catalog.
 pub(crate) fn hub(plane: &ControlPlane) -> Process {
     controller_with(plane, &[&hub_flag(plane)])
+}
+
+/// A controller with its catalog and two nodes with a stream to it, which know each other, with
+/// their pools and kubelets. `object`s of pods in the namespace `ci` can be made.
+pub(crate) struct Pair {
+    pub(crate) controller: Process,
+    pub(crate) pools: [PathBuf; 2],
+    pub(crate) nodes: [Process; 2],
+    pub(crate) kubelets: [Kubelet; 2],
+}
+
+impl Pair {
+    pub(crate) async fn start(plane: &ControlPlane, lab: &Lab) -> Self {
+        nodes(plane, 2);
+        let controller = hub(plane);
+        let pools = [lab.dir("one"), lab.dir("two")];
+        let nodes = [
+            peer(plane, "node-1", &pools[0]),
+            peer(plane, "node-2", &pools[1]),
+        ];
+        let kubelets = [
+            kubelet(plane, "node-1", &nodes[0]).await,
+            kubelet(plane, "node-2", &nodes[1]).await,
+        ];
+        for pool in &pools {
+            knows(pool, 1).await;
+            is_told(pool, true).await;
+        }
+        Self {
+            controller,
+            pools,
+            nodes,
+            kubelets,
+        }
+    }
 }
 
 /// Waits until a node has a stream to the controller, or has none.

@@ -14,11 +14,9 @@ use serde_json::Value;
 
 use crate::clears::has;
 use crate::common::{Fs, require_lab};
-use crate::driver::{Process, kubelet};
+use crate::driver::Process;
 use crate::eventually;
-use crate::peers::{
-    CACHE, READ, asked, commit, hub, is_told, nodes, object, peer, publish, told, unpublish,
-};
+use crate::peers::{CACHE, Pair, READ, asked, commit, object, publish, told, unpublish};
 use crate::plane::ControlPlane;
 
 const GO: &str = "task-cache/go";
@@ -119,7 +117,7 @@ async fn set_up(plane: &ControlPlane) {
     // The API server takes a while to follow a new admission policy.
     let forged = "{apiVersion: baggageclaim.concourse-ci.org/v1alpha1, kind: Rollback, \
                   metadata: {name: forged, namespace: ci}, \
-                  spec: {key: go, to: aaaa, by: somebody}}";
+                  spec: {key: go, to: aaaa, by: jane}}";
     let file = plane.directory.path().join("forged.yaml");
     fs::write(&file, forged).expect("write");
     let file = file.to_str().expect("text");
@@ -128,6 +126,21 @@ async fn set_up(plane: &ControlPlane) {
         !done && said.contains("spec.by must be your name, 'admin'")
     })
     .await;
+    // It could go before its week is over, or never.
+    let owned = forged.replace("by: jane", "by: admin").replace(
+        "namespace: ci}",
+        "namespace: ci, ownerReferences: [{apiVersion: v1, kind: Pod, name: gone, uid: gone}]}",
+    );
+    let kept = forged.replace("by: jane", "by: admin").replace(
+        "namespace: ci}",
+        "namespace: ci, finalizers: [example.com/kept]}",
+    );
+    for text in [owned, kept] {
+        fs::write(file, text).expect("write");
+        let (done, said) = plane.try_kubectl(&["create", "--dry-run=server", "-f", file]);
+        let expected = "a Rollback has no owners and no finalizers";
+        assert!(!done && said.contains(expected), "{said}");
+    }
 }
 
 #[tokio::test]
@@ -141,18 +154,12 @@ async fn a_user_puts_an_earlier_generation_back_on_all_nodes() {
     };
     let lab = require_lab!(Fs::Ext4);
     set_up(&plane).await;
-    nodes(&plane, 2);
-    let mut controller = hub(&plane);
-    let pools = [lab.dir("one"), lab.dir("two")];
-    let one = peer(&plane, "node-1", &pools[0]);
-    let mut two = peer(&plane, "node-2", &pools[1]);
-    let kubelets = [
-        kubelet(&plane, "node-1", &one).await,
-        kubelet(&plane, "node-2", &two).await,
-    ];
-    for pool in &pools {
-        is_told(pool, true).await;
-    }
+    let Pair {
+        mut controller,
+        pools,
+        nodes: [one, mut two],
+        kubelets,
+    } = Pair::start(&plane, &lab).await;
     let releaser = account(&plane, "releaser", "baggageclaim-rollback");
     let builder = account(&plane, "builder", "baggageclaim-clear");
 

@@ -16,7 +16,7 @@ use crate::clears::{fences, has};
 use crate::common::{Fs, require_lab};
 use crate::driver::kubelet;
 use crate::eventually;
-use crate::peers::{asked, commit, hub, is_told, nodes, peer};
+use crate::peers::{Pair, asked, commit, is_told};
 use crate::plane::ControlPlane;
 
 /// A user who may clear the caches of the namespace `ci`, as deploy/ grants it, and nothing else.
@@ -91,18 +91,12 @@ async fn a_user_clears_caches_of_the_own_namespace_while_a_node_is_down() {
     for namespace in ["ci", "other"] {
         plane.kubectl(&["create", "namespace", namespace]);
     }
-    nodes(&plane, 2);
-    let mut controller = hub(&plane);
-    let pools = [lab.dir("one"), lab.dir("two")];
-    let one = peer(&plane, "node-1", &pools[0]);
-    let mut two = peer(&plane, "node-2", &pools[1]);
-    let kubelets = [
-        kubelet(&plane, "node-1", &one).await,
-        kubelet(&plane, "node-2", &two).await,
-    ];
-    for pool in &pools {
-        is_told(pool, true).await;
-    }
+    let Pair {
+        mut controller,
+        pools,
+        nodes: [_one, mut two],
+        kubelets,
+    } = Pair::start(&plane, &lab).await;
     let user = user(&plane);
     for key in ["go", "pr-1", "pr-2", "stays"] {
         commit(&plane, &kubelets[0], ("node-1", key), (key, 1_000)).await;

@@ -2,38 +2,13 @@
 //! is reported once and counted. `tests/bad_days` defines what counts as a finding.
 
 use std::fs;
-use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use baggageclaim::telemetry::metrics::{encode, registry};
-use parking_lot::Mutex;
 
 use crate::common::bench::{Bench, eventually, names};
+use crate::common::log::Log;
 use crate::common::require_bench;
-
-/// The log of what runs on this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn count(&self, kind: &str) -> usize {
-        let log = String::from_utf8(self.0.lock().clone()).expect("log lines are text");
-        let kind = format!("kind=\"{kind}\"");
-        log.lines().filter(|line| line.contains(&kind)).count()
-    }
-}
 
 fn findings(bench: &Bench) -> u64 {
     let mut registry = registry();
@@ -52,13 +27,7 @@ async fn until(bench: &Bench, count: u64) {
 /// On one thread, whose log is this test's alone.
 #[tokio::test]
 async fn what_somebody_takes_away_is_told_once_and_counted() {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_ansi(false)
-        .finish();
-    let _this_thread = tracing::subscriber::set_default(subscriber);
+    let (log, _this_thread) = Log::begin();
     let bench = require_bench!(|config| {
         config.first_check = Duration::from_millis(1);
         config.check_interval = Duration::from_millis(1);
@@ -81,7 +50,10 @@ async fn what_somebody_takes_away_is_told_once_and_counted() {
     fs::write(&strange, "").expect("write");
     until(&bench, 2).await;
     assert_eq!(
-        (log.count("empty-layer"), log.count("unknown-name")),
+        (
+            log.count("kind=\"empty-layer\""),
+            log.count("kind=\"unknown-name\"")
+        ),
         (1, 1)
     );
 
@@ -92,6 +64,10 @@ async fn what_somebody_takes_away_is_told_once_and_counted() {
     until(&bench, 1).await;
     fs::rename(&aside, layer.join("fs")).expect("it is there");
     until(&bench, 0).await;
-    assert_eq!(log.count("empty-layer"), 2, "it went and came back");
+    assert_eq!(
+        log.count("kind=\"empty-layer\""),
+        2,
+        "it went and came back"
+    );
     bench.finish().await;
 }

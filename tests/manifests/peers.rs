@@ -247,6 +247,19 @@ fn a_rollback_is_a_right_of_its_own_and_names_its_author() {
     assert_eq!(to.map(|to| aggregated(users, to)), [true, false, false]);
     assert_eq!(to.map(|to| aggregated(viewers, to)), [false, true, true]);
     assert_eq!(policy["spec"]["failurePolicy"], "Fail");
+    let validations = policy["spec"]["validations"].as_array().expect("a list");
+    let [author, record] = &validations[..] else {
+        panic!("{validations:?}");
+    };
+    assert_eq!(
+        author["expression"],
+        "object.spec.by == request.userInfo.username"
+    );
+    // The garbage collector deletes an object whose owner is missing.
+    let expression = record["expression"].as_str().expect("text");
+    for field in ["ownerReferences", "finalizers"] {
+        assert!(expression.contains(&format!("!has(object.metadata.{field})")));
+    }
     assert_eq!(bound["spec"]["policyName"], policy["metadata"]["name"]);
     assert_eq!(bound["spec"]["validationActions"], json!(["Deny"]));
 }

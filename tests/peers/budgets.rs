@@ -132,8 +132,11 @@ async fn content_that_is_older_than_the_time_to_live_goes() {
         (hub.figures)().names == 0
     })
     .await;
-    let expired: u64 = nodes[0].counted("evicted_artifacts_total{reason=\"ttl\"}");
-    assert_eq!(expired, 1);
+    // The counter follows the index.
+    eventually("it is counted", || {
+        nodes[0].counted::<u64>("evicted_artifacts_total{reason=\"ttl\"}") == 1
+    })
+    .await;
     finish(hub, nodes).await;
 }
 

@@ -1,8 +1,10 @@
 //! The generations of a name on all nodes, as the controller is told them by the nodes; and an
 //! earlier one that it orders a node to commit once more.
 
+use std::time::Duration;
+
 use baggageclaim::distribution::roster::{Generation, Generations, RollbackOrder};
-use baggageclaim::model::{ArtifactId, NodeId, Outcome};
+use baggageclaim::model::{ArtifactId, NodeId, Outcome, Timestamp};
 use tokio::sync::watch;
 
 use crate::catalog::{Hub, finish};
@@ -105,7 +107,7 @@ async fn a_generation_that_is_rolled_back_is_the_newest_also_on_a_node_that_was_
         name: name(GO),
         to: good.expect("node a uses its own").id,
         id: ArtifactId::from_bits(7 << 100),
-        stamp: overview.after(&name(GO)),
+        stamp: overview.commit_time(&name(GO), all.found[0].1.created),
         by: "jane".to_owned(),
     };
     // The newest is on node b.
@@ -153,6 +155,58 @@ async fn a_generation_that_is_rolled_back_is_the_newest_also_on_a_node_that_was_
     let all = generations(&hub, GO).await;
     assert_eq!(all.found[0].1.id, newest, "{all:?}");
     assert_eq!(nodes[1].sees("later", &reads).await, text("three"));
+    drop(overview);
+    finish(hub, nodes).await;
+}
+
+/// A node that says that it has content of a far future moves no commit there. An order for such a
+/// time, as of an older controller, is dated by the catalog, and takes the name from older content.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_far_ahead_counts_as_in_the_catalog() {
+    let hub = Hub::start().await;
+    let Some(nodes) = hub.nodes(&["a", "b"]).await else {
+        return;
+    };
+    nodes[0].commit("one", &TASK, "one").await;
+    hub.knows(1).await;
+    nodes[1].commit("two", &TASK, "two").await;
+    hub.knows(2).await;
+    let overview = hub.overview.clone().expect("it runs");
+    let all = generations(&hub, GO).await;
+    let newest = all.found[0].1.created;
+    let stamp = overview.commit_time(&name(GO), Timestamp(u64::MAX));
+    let now = nodes[0].bench.engine.now();
+    assert!(
+        stamp > newest && stamp <= now.after(Duration::from_secs(60)),
+        "{stamp:?}"
+    );
+    // A little ahead is within what clocks differ.
+    let ahead = now.after(Duration::from_secs(10));
+    assert_eq!(
+        overview.commit_time(&name(GO), ahead),
+        Timestamp(ahead.0 + 1)
+    );
+
+    let order = RollbackOrder {
+        name: name(GO),
+        to: on(&all, "a")[0].id,
+        id: ArtifactId::from_bits(7 << 100),
+        stamp: now.after(Duration::from_hours(1)),
+        by: "jane".to_owned(),
+    };
+    let done = overview.roll_back(&nodes[0].id, &order).await;
+    assert_eq!(done, Some(Ok(())));
+    assert!(
+        nodes[0].bench.engine.now() < order.stamp,
+        "the clock has moved"
+    );
+    eventually("node b drops what it has", || {
+        overview.withdraw_older(&order.name, order.stamp, order.id);
+        nodes[1].bench.artifact(GO).is_none()
+    })
+    .await;
+    let reads = [&TASK[..], &[("commit", "never")]].concat();
+    assert_eq!(nodes[1].sees("after", &reads).await, text("one"));
     drop(overview);
     finish(hub, nodes).await;
 }

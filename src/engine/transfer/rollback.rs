@@ -16,7 +16,7 @@ use crate::engine::pins::Pins;
 use crate::engine::policies;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
-use crate::model::{Artifact, ArtifactId, Name, Sharing, Timestamp};
+use crate::model::{Artifact, ArtifactId, Name, Sharing, Timestamp, counted};
 use crate::sys;
 
 /// What the controller of a cluster says about a rollback that it orders.
@@ -30,17 +30,9 @@ pub struct RollbackOrder {
     pub by: String,
 }
 
-/// The result of a rollback.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RolledBack {
-    /// The new artifact.
-    pub id: ArtifactId,
-    /// The highest fence that this node had applied then.
-    pub fence: u64,
-}
-
-/// Commits the artifact `to` of this name once more. `base`: the number of the name in the shared
-/// tier. `order`: that of the controller; `None`: an administrator of this node wants it.
+/// Commits the artifact `to` of this name once more; returns the id of the new one. `base`: the
+/// number of the name in the shared tier. `order`: that of the controller; `None`: an administrator
+/// of this node wants it.
 ///
 /// `NoSuchName`: the name has no such generation here, or it is not durable. `NameTaken`: newer
 /// content took the name meanwhile. `Cleared`: the generation was cleared, and may not come back.
@@ -50,7 +42,7 @@ pub(in crate::engine) async fn rollback(
     to: ArtifactId,
     base: Option<u64>,
     order: Option<RollbackOrder>,
-) -> Result<RolledBack> {
+) -> Result<ArtifactId> {
     let engine = inner.clone();
     let job = move || rollback_now(&engine, &name, to, base, order.as_ref());
     inner.threads.transfers.run(job).await?
@@ -62,7 +54,7 @@ fn rollback_now(
     to: ArtifactId,
     base: Option<u64>,
     order: Option<&RollbackOrder>,
-) -> Result<RolledBack> {
+) -> Result<ArtifactId> {
     let began = inner.now();
     // Its layers stay, also if it is deleted or merged meanwhile.
     let mut pins = Pins::none(inner);
@@ -89,7 +81,10 @@ fn rollback_now(
             Timestamp(began.0.max(after_holder)),
         ),
     };
-    inner.saw(created);
+    // A time that is far ahead of this node's does not move its clock.
+    if order.is_none() || counted(created, began) == created {
+        inner.saw(created);
+    }
     let again = Artifact {
         id,
         created,
@@ -105,6 +100,9 @@ fn rollback_now(
     let described = |state: &State| {
         state.health.refuse_closing()?;
         if order.is_some() {
+            if state.catalog.get(&id).is_some() {
+                return Err(Error::NameTaken(name.clone()));
+            }
             allow(state, &earlier, created)?;
         }
         Ok(Artifact {
@@ -113,7 +111,15 @@ fn rollback_now(
             ..again.clone()
         })
     };
-    let named = half::enter(inner, Vec::new(), began, described)?;
+    let named = match half::enter(inner, Vec::new(), began, described) {
+        Ok(named) => named,
+        // The same order may have come twice. Then the first one was carried out meanwhile.
+        Err(error) => {
+            let state = inner.state.lock();
+            let done = order.and_then(|order| done_before(&state, name, order));
+            return done.ok_or(error);
+        }
+    };
     inner.state.notify();
     // The previous owner of the name may be deleted.
     inner.wake_reaper();
@@ -123,24 +129,16 @@ fn rollback_now(
     let by = order.map(|order| order.by.as_str());
     tracing::info!(artifact.id = %id, earlier.id = %to, %name, by,
         "an earlier generation is committed once more");
-    let (policies, fence) = {
-        let state = inner.state.lock();
-        let made = state.catalog.get(&id).map(|made| made.artifact.fence);
-        // It may be cleared already.
-        (Arc::clone(&state.policies), made.unwrap_or(earlier.fence))
-    };
+    let policies = Arc::clone(&inner.state.lock().policies);
     policies::audit_rollback(&policies, &again, to, by);
-    Ok(RolledBack { id, fence })
+    Ok(id)
 }
 
 /// What an order has done that comes once more.
-fn done_before(state: &State, name: &Name, order: &RollbackOrder) -> Option<RolledBack> {
+fn done_before(state: &State, name: &Name, order: &RollbackOrder) -> Option<ArtifactId> {
     let made = state.catalog.get(&order.id).filter(|it| it.durable);
     let made = made.filter(|it| it.artifact.name() == *name);
-    made.map(|made| RolledBack {
-        id: order.id,
-        fence: made.artifact.fence,
-    })
+    made.map(|_| order.id)
 }
 
 /// Refuses an order of the controller for content that was cleared or is never shared, and one that

@@ -36,7 +36,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::api::{Refusal, Snapshot, SnapshotStatus, Volume, VolumeStatus};
-use crate::distribution::Distribution;
+use crate::distribution::FindDistribution;
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
 use crate::model::{MutableChange, Node, Ttl};
@@ -52,9 +52,6 @@ const JOBS: u16 = 16;
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 /// The pause before an order is tried again, if another operation on the volume runs.
 const SOON: Duration = Duration::from_millis(500);
-
-/// Finds the shared tier and the peers of this node; `None`: it has neither.
-pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
 
 /// Carries out orders until `stop`, and publishes the `Pool`, with how this node is a peer.
 pub async fn run(

@@ -110,7 +110,7 @@ impl Asked<'_> {
         }
         self.compare(&volume.spec, None)?;
         let is_allowed = self
-            .candidates()
+            .allowed_nodes()
             .is_ok_and(|all| all.iter().any(|one| one.id.as_str() == node));
         if volume.spec.wanted == Wanted::Kept && self.overdue {
             return Err(is_kept(volume));
@@ -138,17 +138,17 @@ impl Asked<'_> {
 
     /// The node for a new volume.
     fn first(&self, volumes: &[Volume]) -> Result<Arc<Node>> {
-        let candidates = self.candidates()?;
+        let nodes = self.allowed_nodes()?;
         let is_free = |node: &&Arc<Node>| {
             let id = node.id.as_str();
             !volumes.iter().any(|volume| volume.spec.node_name == id)
         };
-        let free = candidates.iter().find(is_free).cloned();
+        let free = nodes.iter().find(is_free).cloned();
         if let (Some(node), Some(source)) = (&free, &self.source) {
             self.refuse_no_peers(node, source)?;
         }
         let (Some(node), false) = (free, self.overdue) else {
-            let nodes: Vec<&str> = candidates.iter().map(|node| node.id.as_str()).collect();
+            let nodes: Vec<&str> = nodes.iter().map(|node| node.id.as_str()).collect();
             return Err(refusal(
                 Code::ResourceExhausted,
                 format!(
@@ -167,7 +167,7 @@ impl Asked<'_> {
     /// another, the pod may be forbidden. A clone is made where its source is, and the scheduler
     /// follows; unless its class allows other nodes. Then it is as an empty volume, and where no
     /// node was selected its source's node is the best.
-    fn candidates(&self) -> Result<Vec<Arc<Node>>> {
+    fn allowed_nodes(&self) -> Result<Vec<Arc<Node>>> {
         if let Some(source) = &self.source {
             let here = self.at.choose([source]);
             if !self.request.parameters.clone_elsewhere {
@@ -364,7 +364,7 @@ pub(in crate::k8s) fn given_up(source: &str, node: &str) -> Error {
 
 /// Refuses to copy a volume that its node does not have.
 pub(in crate::k8s) fn check_source(volume: &Volume) -> Result<()> {
-    if volume.spec.wanted != Wanted::Absent && volume.is_node_gone() {
+    if volume.is_node_gone() {
         let id = volume.metadata.name.as_deref().unwrap_or_default();
         return Err(given_up(id, &volume.spec.node_name));
     }

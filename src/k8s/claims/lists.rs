@@ -18,7 +18,7 @@ use crate::model::{
 };
 
 /// The node of a pool that has reported.
-pub(super) fn place(pool: &Pool, takes_pods: bool) -> Option<Candidate> {
+pub(super) fn candidate(pool: &Pool, takes_pods: bool) -> Option<Candidate> {
     let status = pool.status.as_ref()?;
     let id = NodeId::new(pool.metadata.name.as_deref()?).ok()?;
     let topology = Topology(status.topology.clone());
@@ -132,7 +132,7 @@ impl Cluster {
             let pools = self.seen_pools.all();
             let candidates = pools.iter().filter_map(|pool| {
                 let has_node = self.seen_nodes.get(&pool.name_any()).is_some();
-                place(pool, has_node)
+                candidate(pool, has_node)
             });
             *known = Candidates {
                 version,

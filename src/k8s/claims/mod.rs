@@ -152,10 +152,10 @@ impl Claims for Cluster {
         let candidates = self.candidates();
         let inside = candidates
             .iter()
-            .filter(|place| place.node.topology.is_in(within));
-        Ok(inside.fold(Capacity::default(), |sum, place| Capacity {
-            available: sum.available.saturating_add(place.available),
-            largest: sum.largest.max(place.bytes),
+            .filter(|candidate| candidate.node.topology.is_in(within));
+        Ok(inside.fold(Capacity::default(), |sum, candidate| Capacity {
+            available: sum.available.saturating_add(candidate.available),
+            largest: sum.largest.max(candidate.bytes),
         }))
     }
 }

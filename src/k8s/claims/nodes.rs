@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use super::cluster::Cluster;
 use super::decide::given_up;
 use super::objects::{Objects, failed};
-use crate::api::{NODE_GONE, Phase, Refusal, Snapshot, Volume, Wanted};
+use crate::api::{OLD_MARK, Phase, Refusal, Snapshot, Volume, Wanted};
 use crate::engine::Result;
 use crate::model::NodeId;
 
@@ -36,38 +36,43 @@ fn goes(wanted: Wanted, phase: Option<Phase>) -> bool {
     wanted == Wanted::Absent || !matches!(phase, Some(Phase::Ready | Phase::Lost))
 }
 
+/// The nodes that are missing, and since when.
+#[derive(Debug, Default)]
+struct Missing(HashMap<String, Instant>);
+
+impl Missing {
+    /// Those that are missing for `grace`, given all that are missing now. A node whose objects
+    /// were changed while it was given up is due again at once. If nothing was left of it and
+    /// something is made for it again, its time begins again.
+    fn due(&mut self, now_missing: BTreeSet<String>, now: Instant, grace: Duration) -> Vec<String> {
+        let since = |node: String| {
+            let first = self.0.get(&node).copied().unwrap_or(now);
+            (node, first)
+        };
+        self.0 = now_missing.into_iter().map(since).collect();
+        let due = self.0.iter();
+        let due = due.filter(|(_, first)| now.duration_since(**first) >= grace);
+        due.map(|(node, _)| node.clone()).collect()
+    }
+}
+
 impl Cluster {
     /// Gives up nodes that are missing for `grace`.
     pub(super) async fn give_up_forever(&self, grace: Duration) {
         self.ready().await;
+        let unmarked = remove_marks(&self.volumes, &self.seen_volumes.all()).await;
+        let also = remove_marks(&self.snapshots, &self.seen_snapshots.all()).await;
+        if let Err(error) = unmarked.and(also) {
+            tracing::warn!(%error, "marks of an older controller stay until the next start");
+        }
         let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
-        let mut since: HashMap<String, Instant> = HashMap::new();
+        let mut missing = Missing::default();
         loop {
-            let now = Instant::now();
-            let missing = self.missing_nodes().into_iter();
-            since = missing
-                .map(|node| {
-                    let first = since.get(&node).copied().unwrap_or(now);
-                    (node, first)
-                })
-                .collect();
-            let due = since.iter();
-            let due = due.filter(|(_, first)| now.duration_since(**first) >= grace);
-            let due: Vec<String> = due.map(|(node, _)| node.clone()).collect();
-            for node in due {
-                match self.give_up(&node).await {
-                    // If something is made for it again, its time begins again.
-                    Ok(()) => drop(since.remove(&node)),
-                    Err(error) => {
-                        tracing::warn!(%node, %error,
-                            "the node is gone, but could not be given up; retrying");
-                    }
+            for node in missing.due(self.missing_nodes(), Instant::now(), grace) {
+                if let Err(error) = self.give_up(&node).await {
+                    tracing::warn!(%node, %error,
+                        "the node is gone, but could not be given up; retrying");
                 }
-            }
-            let unmarked = remove_marks(&self.volumes, &self.seen_volumes.all()).await;
-            let also = remove_marks(&self.snapshots, &self.seen_snapshots.all()).await;
-            if let Err(error) = unmarked.and(also) {
-                tracing::warn!(%error, "marks of an older controller stay; retrying");
             }
             tokio::time::sleep(pause).await;
         }
@@ -187,12 +192,12 @@ async fn give_up_all<K: Order>(objects: &Objects<K>, all: &[K]) -> Result<Result
     Ok(done)
 }
 
-/// Removes the marks by which older controllers told that a node was given up.
+/// Removes the marks that one version of the controller made.
 async fn remove_marks<K: Order>(objects: &Objects<K>, all: &[Arc<K>]) -> Result<()> {
     let mut done = Ok(());
     for object in all {
-        if object.annotations().contains_key(NODE_GONE) {
-            let unmarked = objects.annotate(&object.name_any(), NODE_GONE, None).await;
+        if object.annotations().contains_key(OLD_MARK) {
+            let unmarked = objects.annotate(&object.name_any(), OLD_MARK, None).await;
             done = done.and(unmarked);
         }
     }
@@ -213,6 +218,24 @@ fn is_ready(node: &ApiNode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_is_due_until_nothing_is_left_of_it() {
+        let (began, grace) = (Instant::now(), Duration::from_secs(10));
+        let mut missing = Missing::default();
+        let mut due = |nodes: &[&str], after: u64| {
+            let nodes = nodes.iter().map(ToString::to_string).collect();
+            missing.due(nodes, began + Duration::from_secs(after), grace)
+        };
+        assert!(due(&["n1"], 0).is_empty());
+        assert!(due(&["n1", "n2"], 9).is_empty());
+        assert_eq!(due(&["n1", "n2"], 10), ["n1"]);
+        // Another writer changed one of its objects meanwhile.
+        assert_eq!(due(&["n1", "n2"], 11), ["n1"]);
+        assert_eq!(due(&["n2"], 20), ["n2"]);
+        assert_eq!(due(&["n1", "n2"], 21), ["n2"]);
+        assert!(due(&["n1"], 30).is_empty());
+    }
 
     #[test]
     fn only_what_a_persistent_volume_may_name_stays() {

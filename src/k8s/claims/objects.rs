@@ -13,7 +13,7 @@ use tonic::Code;
 
 use super::decide::refusal;
 use crate::engine::{Error, Result};
-use crate::k8s::client::has_code;
+use crate::k8s::client::{has_code, patch_status_as_read};
 
 /// The error for an answer of the API server that is no decision.
 pub(super) fn failed(error: &kube::Error) -> Error {
@@ -69,18 +69,8 @@ where
 
     /// Changes fields of `status`, unless the object was changed or deleted since it was read.
     pub(super) async fn write_status(&self, object: &K, status: Value) -> Result<()> {
-        let meta = object.meta();
-        let patch = json!({
-            "metadata": { "resourceVersion": meta.resource_version, "uid": meta.uid },
-            "status": status,
-        });
-        let name = meta.name.as_deref().unwrap_or_default();
-        let params = PatchParams::default();
-        let patch = Patch::Merge(patch);
-        match self.0.patch_status(name, &params, &patch).await {
-            Err(error) if has_code(&error, 409) || has_code(&error, 404) => Ok(()),
-            done => done.map(drop).map_err(|error| failed(&error)),
-        }
+        let written = patch_status_as_read(&self.0, object, status).await;
+        written.map(drop).map_err(|error| failed(&error))
     }
 
     /// Sets an annotation, or removes it. An object that was deleted meanwhile needs none.

@@ -93,9 +93,9 @@ impl Named {
     /// The name of its node. The label is another text than the name if the name is long.
     pub(super) fn node_name(&self, candidates: &[Candidate]) -> String {
         let label = self.node.clone().unwrap_or_default();
-        let is_its = |place: &&Candidate| place.node.topology.0.get(NODE_LABEL) == Some(&label);
-        let place = candidates.iter().find(is_its);
-        place.map_or(label, |place| place.node.id.as_str().to_owned())
+        let is_its = |it: &&Candidate| it.node.topology.0.get(NODE_LABEL) == Some(&label);
+        let candidate = candidates.iter().find(is_its);
+        candidate.map_or(label, |it| it.node.id.as_str().to_owned())
     }
 }
 

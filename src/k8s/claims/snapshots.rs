@@ -94,11 +94,11 @@ impl Cluster {
         }
         let node = found.ok_or_else(|| Error::NoSuchClaim(String::new()))?;
         let candidates = self.candidates();
-        if let Some(place) = candidates
+        if let Some(candidate) = candidates
             .iter()
-            .find(|place| place.node.id.as_str() == node)
+            .find(|candidate| candidate.node.id.as_str() == node)
         {
-            at.choose([&place.node])?;
+            at.choose([&candidate.node])?;
         } else {
             let source = sources.first().map_or("", String::as_str);
             self.refuse_given_up(source, &node).await?;

@@ -64,10 +64,10 @@ impl Cluster {
             let volumes = self.volumes.select("spec.name", &request.name).await?;
             let mut candidates = self.candidates();
             if !passed_over.is_empty() {
-                let passed = |place: &Candidate| passed_over.contains(&place.node.id);
-                let others = candidates.iter().map(|place| Candidate {
-                    takes_pods: place.takes_pods && !passed(place),
-                    ..place.clone()
+                let passed = |it: &Candidate| passed_over.contains(&it.node.id);
+                let others = candidates.iter().map(|candidate| Candidate {
+                    takes_pods: candidate.takes_pods && !passed(candidate),
+                    ..candidate.clone()
                 });
                 candidates = others.collect();
             }
@@ -205,7 +205,7 @@ impl Cluster {
         let candidates = self.candidates();
         let known = candidates
             .iter()
-            .find(|place| place.node.id.as_str() == node);
+            .find(|candidate| candidate.node.id.as_str() == node);
         if let Some(known) = known {
             return Ok(Some(known.node.clone()));
         }

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
@@ -253,10 +252,7 @@ fn said(author: &Author) -> String {
 }
 
 fn time(at: Timestamp) -> String {
-    // RFC 3339 ends with the year 9999.
-    const LATEST: u64 = 253_402_300_799_000;
-    let at = UNIX_EPOCH + Duration::from_millis(at.0.min(LATEST));
-    humantime::format_rfc3339_seconds(at).to_string()
+    humantime::format_rfc3339_seconds(at.calendar()).to_string()
 }
 
 #[cfg(test)]

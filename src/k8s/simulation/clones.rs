@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::node::Answer;
-use super::{Fate, Life, Random, World, life, place};
+use super::{Fate, Life, Random, World, candidate, life};
 use crate::api::{Fetch, Phase, Snapshot, SnapshotSpec, Volume, Wanted};
 use crate::engine::Error;
 use crate::engine::claims::snapshot_id;
@@ -88,13 +88,13 @@ impl World {
             None => self.wanted_source(id.as_str())?.spec.node_name.clone(),
         };
         if self.server.now.pools.contains_key(&node) {
-            return Ok(Some(place(&node).node));
+            return Ok(Some(candidate(&node).node));
         }
         if let Some(begun) = begun.filter(|it| it.phase() == Some(Phase::Ready)) {
-            return Ok(Some(place(&begun.spec.node_name).node));
+            return Ok(Some(candidate(&begun.spec.node_name).node));
         }
         if !self.server.is_given_up(&node) {
-            return Ok(Some(place(&node).node));
+            return Ok(Some(candidate(&node).node));
         }
         if let Some(begun) = begun.filter(|it| decide::lacks_content(it)) {
             self.abandon(number, begun);

@@ -124,15 +124,20 @@ patiently() {
   return $code
 }
 
-# Ends what runs patiently, and returns when all of it is gone.
+# Ends what runs patiently, and what runs beside (run.sh), and returns when all of it is gone.
 hurry() {
-  [ -n "${slow:-}" ] || return 0
-  kill -TERM -- "-$slow" 2> /dev/null || true
+  local group
+  for group in ${slow:-} ${beside:-}; do
+    end_group "$group"
+  done
+}
+end_group() {
+  kill -TERM -- "-$1" 2> /dev/null || return 0
   for _ in {1..200}; do
-    kill -0 -- "-$slow" 2> /dev/null || return 0
+    kill -0 -- "-$1" 2> /dev/null || return 0
     sleep 0.05
   done
-  kill -KILL -- "-$slow" 2> /dev/null || true
+  kill -KILL -- "-$1" 2> /dev/null || true
 }
 
 # Whether a process of ours exists. A zombie that is not reaped yet does not count.

@@ -19,9 +19,7 @@ run() {
     return
   fi
   if [ $# = 0 ]; then
-    # Claims in a cluster, without kubelets.
-    patiently env -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
-      cargo test --quiet --locked --test control_plane
+    control_plane
     patiently "$here/interrupted.sh"
     # The overlay for trying out, as far as it differs: that a pod gets a volume; that the pool,
     # which a container mounts, is there for the next driver, and after the node was off; and how it
@@ -36,6 +34,25 @@ run() {
   fi
   up host
   play "$@"
+  [ $# != 0 ] || control_plane_ended
+}
+
+# Claims in a cluster, without kubelets. Its tests wait most of the time, as the cases do, so they
+# run beside them.
+control_plane() {
+  patiently env -C "$repository" cargo test --quiet --locked --no-run --test control_plane --test e2e
+  setsid env -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
+    cargo test --quiet --locked --test control_plane > "$home/control-plane.log" 2>&1 9>&- &
+  beside=$!
+  say "the control plane without kubelets runs beside: ${home#"$repository"/}/control-plane.log"
+}
+
+control_plane_ended() {
+  local code=0
+  wait "$beside" || code=$?
+  beside=
+  cat "$home/control-plane.log"
+  return $code
 }
 
 # Plays the cases. No backtraces: a case that fails says what it waited for, and what Kubernetes and
