@@ -39,11 +39,9 @@ fn queries() -> Vec<String> {
         .iter()
         .filter_map(|panel| panel["targets"].as_array());
     let shown = targets.flatten().map(|target| &target["expr"]);
-    let rules = read("monitoring-operator/rules.yaml");
-    let groups = rules["spec"]["groups"].as_array().expect("groups");
-    let rules = groups.iter().filter_map(|group| group["rules"].as_array());
-    let alerts = rules.flatten().map(|rule| &rule["expr"]);
-    let queries = shown.chain(alerts).map(|it| it.as_str().expect("text"));
+    let alerts = alerts();
+    let asked = alerts.iter().map(|rule| &rule["expr"]);
+    let queries = shown.chain(asked).map(|it| it.as_str().expect("text"));
     queries.map(str::to_owned).collect()
 }
 
@@ -144,13 +142,54 @@ fn grafana_finds_the_dashboard_and_each_panel_says_what_it_shows() {
         );
         assert_eq!(panel["datasource"]["uid"], "${datasource}", "{panel}");
     }
-    // Every alert says what to do.
+}
+
+/// The alerts.
+fn alerts() -> Vec<Value> {
     let rules = read("monitoring-operator/rules.yaml");
-    for rule in rules["spec"]["groups"][0]["rules"]
-        .as_array()
-        .expect("rules")
-    {
+    let groups = rules["spec"]["groups"].as_array().expect("groups");
+    let rules = groups.iter().filter_map(|group| group["rules"].as_array());
+    rules.flatten().cloned().collect()
+}
+
+#[test]
+fn every_alert_says_what_it_is_about_and_has_a_row_in_troubleshooting() {
+    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).expect("a page");
+    let (_, table) = page
+        .split_once("| alert `Baggageclaim…` |")
+        .expect("a table");
+    let rows = table
+        .lines()
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let names = rows.filter_map(|row| row.split('|').nth(1));
+    let names = names.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let names = names.map(|name| format!("Baggageclaim{name}"));
+    let alerts = alerts();
+    for rule in &alerts {
         let summary = rule["annotations"]["summary"].as_str();
         assert!(summary.is_some_and(|it| it.len() > 20), "{rule}");
     }
+    let alerts = alerts.iter().filter_map(|rule| rule["alert"].as_str());
+    let alerts: BTreeSet<String> = alerts.map(str::to_owned).collect();
+    assert_eq!(names.collect::<BTreeSet<String>>(), alerts);
+}
+
+#[test]
+fn an_absent_controller_raises_an_alert_only_where_there_was_one() {
+    let alerts = alerts();
+    let mut away = alerts
+        .iter()
+        .filter(|one| one["alert"] == "BaggageclaimControllerIsAway");
+    let query = away.next().expect("an alert")["expr"]
+        .as_str()
+        .expect("text");
+    // Without the second half, the node plugin alone would always raise it.
+    let (absent, was_there) = query.split_once(" and on () ").expect("both halves");
+    let metrics = [named(absent), named(was_there)].concat();
+    assert!(absent.starts_with("absent(") && was_there.contains("present_over_time("));
+    assert_eq!(metrics.len(), 2, "{query}");
+    // Both ask for one metric, which only the controller has, and always.
+    assert!(metrics[0].0.starts_with("baggageclaim_cluster_"), "{query}");
+    assert_eq!(metrics[0], metrics[1]);
 }
