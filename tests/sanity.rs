@@ -1,6 +1,6 @@
 //! The whole of csi-sanity on each backend: once, again on the same pool, and again while the
 //! driver is killed between calls and in the middle of them. A failed or skipped spec fails the
-//! test.
+//! test. Without options, the driver skips the specs for these, and no other.
 //!
 //! | in `tests/sanity/` | |
 //! |---|---|
@@ -35,7 +35,7 @@ use baggageclaim::engine::Engine;
 use common::{Fs, Lab, require_lab, skip};
 use driver::Setup;
 use proxy::Proxy;
-use report::Report;
+use report::{Report, WITHOUT_OPTIONS};
 use tool::Target;
 
 /// The content of `csi-sanity/secrets.yaml`.
@@ -54,6 +54,21 @@ fn btrfs() {
 #[test]
 fn copy() {
     on(Fs::XfsReflink, "copy");
+}
+
+/// The specs that the test of a cluster may skip are those that this skips.
+#[test]
+fn without_options() {
+    let lab = require_lab!(Fs::Ext4);
+    let tool = match tool::tool() {
+        Ok(tool) => tool,
+        Err(reason) => return skip(reason),
+    };
+    let setup = Setup::new(&lab, "overlay").without_options();
+    let _kept = Kept(&setup);
+    let _driver = setup.start();
+    let report = run(tool, &lab, &setup.socket);
+    report.must_be_whole("without options", WITHOUT_OPTIONS, &|| setup.tail());
 }
 
 fn on(fs: Fs, backend: &str) {

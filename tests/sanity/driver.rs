@@ -1,5 +1,5 @@
-//! The process under test: `baggageclaim standalone` with every option on, on a pool of the lab. It
-//! can be killed and restarted; nothing here knows the calls.
+//! The process under test: `baggageclaim standalone` with every option or with none, on a pool of
+//! the lab. It can be killed and restarted; nothing here knows the calls.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ pub(crate) struct Setup {
     pub(crate) socket: PathBuf,
     log: PathBuf,
     backend: String,
+    options: &'static [&'static str],
 }
 
 impl Setup {
@@ -34,6 +35,15 @@ impl Setup {
             socket: run.join("csi.sock"),
             log: run.join("driver.log"),
             backend: backend.to_owned(),
+            options: &["--alpha", "--attach", "--max-volumes", "4"],
+        }
+    }
+
+    /// The same driver without any option.
+    pub(crate) fn without_options(self) -> Self {
+        Self {
+            options: &[],
+            ..self
         }
     }
 
@@ -58,7 +68,7 @@ impl Setup {
             .arg("--socket")
             .arg(&self.socket)
             .args(["--backend", &self.backend, "--node-id", "node-1"])
-            .args(["--alpha", "--attach", "--max-volumes", "4"])
+            .args(self.options)
             .args(["--log", "info,baggageclaim=debug"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
