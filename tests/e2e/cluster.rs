@@ -271,6 +271,12 @@ impl Cluster {
         self.for_now(&["off"], vec!["start"])
     }
 
+    /// Cuts the node's power and deletes its Node object. It is back when what is returned is
+    /// dropped.
+    pub(crate) fn removed(&self) -> Undo<'_> {
+        self.for_now(&["remove"], vec!["start"])
+    }
+
     fn for_now<'a>(&'a self, verb: &[&str], undo: Vec<&'a str>) -> Undo<'a> {
         self.script(verb);
         Undo {

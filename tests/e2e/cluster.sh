@@ -13,6 +13,7 @@
 #   cluster.sh on N VERB              enter, daemon or reboot on node N instead of node 1, and for the other nodes:
 #     partition, heal                 pull its cable, and put it back
 #     off, start                      cut its power; start it again
+#     remove                          cut its power, if it has any, and delete its Node object
 #     disk                            an empty disk for the pool of a node that is off
 #
 # Nothing of the host's is changed: see cluster/README.md for how, and for what this expects of the machine.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::claims::{Controller, Snapshots};
 use super::shared;
-use crate::cluster::{Cluster, eventually, succeed};
+use crate::cluster::{Cluster, eventually};
 use crate::env::{Env, condition, items};
 
 pub(super) use full::full_node;
@@ -328,6 +328,11 @@ pub(super) fn cut_off(env: &Env) {
     let new = "echo new > /claim-0/text; sleep 1000000";
     env.apply_text(&(claim("new", LATE, None) + &pod("new", &rather, &["new"], new)));
     env.ready("new");
+    let silent = format!(
+        "the driver on node {} did not make the volume in time",
+        node.name()
+    );
+    env.claim_event("new", &["ResourceExhausted", &silent]);
     let elsewhere = node_of(&env.get("pod/new")).to_owned();
     assert_ne!(elsewhere, node.name());
     assert_eq!(place_of(env, &volume_of(env, "new")), elsewhere);
@@ -385,10 +390,9 @@ pub(super) fn another_disk(env: &Env) {
         });
     };
     phase("Ready");
-    let off = node.off();
-    succeed(&mut node.kubectl(&["delete", "node", &node.name()]));
+    let removed = node.removed();
     node.script(&["disk"]);
-    drop(off);
+    drop(removed);
     node_is_ready(env, &node);
     phase("Lost");
     // Its pod does not get an empty volume.
@@ -419,7 +423,7 @@ pub(super) fn deleted(env: &Env) {
     eventually("the clone is ordered", || {
         (objects(env.cluster, "volumes").len() == 3).then_some(())
     });
-    succeed(&mut node.kubectl(&["delete", "node", &node.name()]));
+    node.script(&["remove"]);
     let begin = Instant::now();
     let is_lost = |volumes: Vec<Value>| {
         let said = volumes.iter().map(|volume| &volume["status"]);

@@ -97,6 +97,13 @@ switch_port() {
   in_network 1 ip link set "sw$node_number" "$1"
 }
 
+# A node that is gone for good: no power, and no Node object.
+remove() {
+  [ "$node_number" != 1 ] || die "node 1 has the control plane: remove the others"
+  ! is_up || halt
+  kubectl delete node "$node_name"
+}
+
 # on NUMBER VERB: the verbs of cluster.sh that are about one node.
 on() {
   [ -d "$home/node-$1" ] || [ "$1" = 1 ] || die "there is no node $1"
@@ -104,6 +111,7 @@ on() {
   case ${2:-} in
     start)  ! is_up || die "$node_name is up"; boot ;;
     disk)   ! is_up || die "$node_name is up: its disk is in use"; make_pool ;;
+    remove) remove ;;
     *)
       must_be_up
       case ${2:-} in

@@ -19,6 +19,9 @@ const OF_EACH_POD: usize = 5;
 /// Classes of the case: one is deleted while its claims live, the other keeps volumes.
 const SHORT: &str = "case-short";
 const KEPT: &str = "case-kept";
+/// Classes that are deleted while their claims are Pending.
+const BRIEF: &str = "case-gone";
+const BRIEF_LATE: &str = "case-gone-late";
 
 pub(in super::super) fn life(env: &Env) {
     let controller = Controller::of(env);
@@ -30,6 +33,7 @@ pub(in super::super) fn life(env: &Env) {
     one_pod(env);
     volume_first(env);
     class_first(env);
+    class_of_pending(env);
     kept(env, &controller);
     by_hand(env);
 
@@ -163,6 +167,31 @@ fn class_first(env: &Env) {
     let volume = persistent_volume(env, "orphaned");
     env.delete("persistentvolumeclaim/orphaned");
     gone(env, volume["metadata"]["name"].as_str().expect("a name"));
+}
+
+/// The classes are deleted while their claims are Pending: the driver refuses one of them, and the
+/// other waits for a pod. Both claims can be deleted. The end of the case looks for what is left.
+fn class_of_pending(env: &Env) {
+    let late = json!({"volumeBindingMode": "WaitForFirstConsumer"});
+    let classes = class(BRIEF, &Value::Null) + &class(BRIEF_LATE, &late);
+    let classes = Extra::apply(env.cluster, classes);
+    let larger_than_any = json!({"resources": {"requests": {"storage": "100Ti"}}});
+    claim(env, "refused", BRIEF, &larger_than_any);
+    claim(env, "waiting", BRIEF_LATE, &Value::Null);
+    env.claim_event(
+        "refused",
+        &[
+            "failed to provision volume",
+            "bytes were requested, and the pool has",
+        ],
+    );
+    env.claim_event("waiting", &["waiting for first consumer"]);
+    drop(classes);
+    for name in ["refused", "waiting"] {
+        let phase = &env.get(&format!("persistentvolumeclaim/{name}"))["status"]["phase"];
+        assert_eq!(phase, "Pending", "{name}");
+        env.delete(&format!("persistentvolumeclaim/{name}"));
+    }
 }
 
 fn gone(env: &Env, volume: &str) {
