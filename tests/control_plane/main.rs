@@ -14,6 +14,7 @@ mod common;
 
 mod away;
 mod budgets;
+mod by_hand;
 mod calls;
 mod clears;
 mod clocks;
@@ -36,6 +37,7 @@ mod programs;
 mod report;
 mod rights;
 mod rollbacks;
+mod rules;
 mod sanity;
 mod scale;
 mod shared_budgets;
@@ -295,17 +297,6 @@ async fn a_deleted_object_and_another_pool_never_cost_data() {
     await_pools(&client, 1).await;
     let asked = request("pvc-1", None, None);
     let (id, _) = create(&mut client, asked.clone()).await.expect("made");
-
-    // Orders cannot be changed to mean other data, and Absent is final.
-    for change in [
-        r#"{"spec": {"nodeName": "node-2"}}"#,
-        r#"{"spec": {"source": {"kind": "Volume", "name": "vol-1"}}}"#,
-        r#"{"spec": {"parameters": {"uid": 1}}}"#,
-    ] {
-        let patch = ["patch", "volume", &id, "--type=merge", "--patch", change];
-        let (done, said) = plane.try_kubectl(&patch);
-        assert!(!done && said.contains("immutable"), "{change}: {said}");
-    }
 
     // Another disk in the node of the same name: the claim is lost, and not made again.
     one.kill();
