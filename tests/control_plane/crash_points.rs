@@ -23,17 +23,27 @@ use crate::common::bench::empty_claim;
 use crate::common::{Fs, require_lab};
 use crate::driver::{Process, client, controller_with, kubelet, node};
 use crate::plane::ControlPlane;
-use crate::programs::{Program, controller_manager, sidecar};
+use crate::programs::{Program, controller_manager, sidecar, snapshot_controller};
 use crate::standard::{
-    ask, assert_only, bound, claims, define, delete_claim, held, of_claim, register,
+    ask, assert_no_snapshots, assert_only, bound, claims, define, delete_claim, delete_snapshot,
+    held, of_claim, of_snapshot, register, snapshot,
 };
 use crate::{await_pool, eventually, volumes};
 
 /// The test that lists the points, and how it says one.
 const LISTS: &str = "crash_points::a_creation_passes_points";
 const SAYS: &str = "a creation passes ";
-/// The same of a clone.
+/// The same of a clone, and of a claim that is restored from a snapshot.
 const CLONES: &str = "a clone passes ";
+const RESTORES: &str = "a restore passes ";
+
+/// What a claim that is cut off is made of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Made {
+    Empty,
+    Clone,
+    Restore,
+}
 
 /// How often this process has passed each point.
 fn passed() -> Vec<usize> {
@@ -62,8 +72,11 @@ async fn write(engine: &Engine, claim: &PersistentVolume, staging: &Path) {
 #[tokio::test]
 async fn a_creation_passes_points() {
     let lab = require_lab!(Fs::Ext4);
-    let engine = Engine::open(Config::new(lab.dir("pool"))).await;
-    let engine = engine.expect("it opens");
+    let open = async |pool: &str| {
+        let engine = Engine::open(Config::new(lab.dir(pool))).await;
+        engine.expect("it opens")
+    };
+    let engine = open("pool").await;
     let by_opening = passed();
     let say = |prefix: &str, before: &[usize]| {
         // Tables of contents are made some time after a creation.
@@ -92,10 +105,28 @@ async fn a_creation_passes_points() {
     // A part of the work follows the answer.
     engine.shutdown().await;
     say(CLONES, &before);
+
+    // In a pool without a clone. The node of the test starts again, too, before it restores.
+    let engine = open("another").await;
+    let source = engine.create_claim(empty_claim("source")).await;
+    let source = source.expect("made");
+    write(&engine, &source, &lab.path().join("another-staging")).await;
+    let taken = engine.create_snapshot("taken", source.id.as_str()).await;
+    let taken = taken.expect("taken");
+    engine.shutdown().await;
+    let engine = open("another").await;
+    let before = passed();
+    let restored = CreateClaim {
+        source: Some(ClaimSource::Snapshot(taken.id)),
+        ..empty_claim("restored")
+    };
+    engine.create_claim(restored).await.expect("restored");
+    engine.shutdown().await;
+    say(RESTORES, &before);
 }
 
-/// The points of an empty claim, and those of a clone.
-fn points() -> Vec<(String, bool)> {
+/// The points of an empty claim, of a clone and of a restore.
+fn points() -> Vec<(String, Made)> {
     let this = std::env::current_exe().expect("a path");
     let list = Command::new(this)
         .args(["--exact", LISTS, "--nocapture"])
@@ -103,14 +134,19 @@ fn points() -> Vec<(String, bool)> {
         .expect("it runs");
     assert!(list.status.success(), "{list:?}");
     let list = String::from_utf8(list.stdout).expect("text");
-    let said = |prefix: &str, clones: bool| {
+    let said = |prefix: &str, made: Made| {
         let names = list.lines().filter_map(|line| line.split_once(prefix));
-        let names = names.map(|(_, name)| (name.to_owned(), clones));
-        names.collect::<Vec<_>>()
+        let names = names.map(|(_, name)| (name.to_owned(), made));
+        let names: Vec<_> = names.collect();
+        assert!(!names.is_empty(), "{prefix}: {list}");
+        names
     };
-    let points = [said(SAYS, false), said(CLONES, true)].concat();
-    assert!(points.len() >= 2, "{list}");
-    points
+    [
+        said(SAYS, Made::Empty),
+        said(CLONES, Made::Clone),
+        said(RESTORES, Made::Restore),
+    ]
+    .concat()
 }
 
 /// Nothing of `node` is left but the volume `source`.
@@ -124,21 +160,21 @@ async fn only(plane: &ControlPlane, node: &str, source: Option<&str>) {
     eventually(&format!("{node} has {source:?} only"), is_so).await;
 }
 
-/// The node dies at a point of the creation of a claim, or of a clone. It is returned, since
+/// The node dies at a point of the creation of a claim, a clone or a restore. It is returned, since
 /// csi-provisioner may repeat a call that was answered.
 async fn dies_at(
     plane: &ControlPlane,
     controller: &calls::Client,
     (name, pool): (&str, &Path),
-    point: &(String, bool),
+    (point, made): &(String, Made),
 ) -> Process {
-    let (point, clones) = (&point.0, point.1);
-    let [source, victim] = ["source", "victim"].map(|what| format!("{what}-{name}"));
+    let [source, taken, victim] =
+        ["source", "taken", "victim"].map(|what| format!("{what}-{name}"));
     let mut process = node(plane, name, pool);
     process.ready().await;
     await_pool(controller, name).await;
     let mut kept = None;
-    if clones {
+    if *made != Made::Empty {
         ask(plane, &source, Some(name), None).await;
         let (id, _) = bound(plane, &source, Some(name)).await;
         let kubelet = kubelet(plane, name, &process).await;
@@ -147,10 +183,16 @@ async fn dies_at(
         calls::unmount(&kubelet, &id).await;
         kept = Some(id);
     }
+    let (at, of) = match made {
+        Made::Empty => (Some(name), None),
+        Made::Clone => (None, Some(of_claim(&source))),
+        Made::Restore => {
+            snapshot(plane, &taken, &source).await;
+            (None, Some(of_snapshot(&taken)))
+        }
+    };
     process.restart_with_point(Some(point));
     process.ready().await;
-    let of = clones.then(|| of_claim(&source));
-    let at = if clones { None } else { Some(name) };
     ask(plane, &victim, at, of).await;
     process.ended().await;
     delete_claim(plane, &victim).await;
@@ -162,6 +204,9 @@ async fn dies_at(
         let text = std::fs::read_to_string(target.join("file"));
         assert_eq!(text.expect("read"), "content", "{point}");
         calls::unmount(&kubelet, id).await;
+        if *made == Made::Restore {
+            delete_snapshot(plane, &taken).await;
+        }
         delete_claim(plane, &source).await;
         only(plane, name, None).await;
     }
@@ -179,9 +224,17 @@ enum Cut {
     Made,
     /// The controller has answered, and the sidecar has made no PersistentVolume.
     Answered,
+    /// The PersistentVolume exists, and the claim is not bound.
+    Saved,
 }
 
-const CUTS: [Cut; 4] = [Cut::Called, Cut::Ordered, Cut::Made, Cut::Answered];
+const CUTS: [Cut; 5] = [
+    Cut::Called,
+    Cut::Ordered,
+    Cut::Made,
+    Cut::Answered,
+    Cut::Saved,
+];
 
 /// Waits for an event of csi-provisioner: it is about to call.
 async fn is_called(plane: &ControlPlane, claim: &str) {
@@ -193,10 +246,35 @@ async fn is_called(plane: &ControlPlane, claim: &str) {
     eventually("csi-provisioner is about to call", is_called).await;
 }
 
+/// The claim is deleted while it has a PersistentVolume and is not bound. The order of the
+/// controller exists, and `node` is stopped.
+async fn cut_unbound(
+    plane: &ControlPlane,
+    (manager, provisioner): (&Program, &Program),
+    node: &Process,
+    name: &str,
+) {
+    manager.signal(Signal::STOP);
+    node.signal(Signal::CONT);
+    let claim = claims(plane).get(name).await.expect("it is there");
+    let volume = format!("pvc-{}", claim.metadata.uid.expect("the server's"));
+    let is_saved = async || plane.try_kubectl(&["get", "pv", &volume]).0;
+    eventually("the PersistentVolume exists", is_saved).await;
+    let phase = ["get", "pvc", name, "-o=jsonpath={.status.phase}"];
+    assert_eq!(plane.kubectl(&phase), "Pending");
+    provisioner.kill().await;
+    plane.kubectl(&["delete", "pvc", name, "--wait=false"]);
+    manager.signal(Signal::CONT);
+    let gone = ["wait", "--for=delete", "--timeout=60s"];
+    for object in [format!("pvc/{name}"), format!("pv/{volume}")] {
+        plane.kubectl(&[&gone[..], &[&object]].concat());
+    }
+}
+
 async fn cut(
     plane: &ControlPlane,
     controller: &mut Process,
-    provisioner: &Program,
+    (manager, provisioner): (&Program, &Program),
     node: &Process,
     cut: Cut,
 ) {
@@ -219,9 +297,13 @@ async fn cut(
     ask(plane, &name, Some("node-0"), None).await;
     match cut {
         Cut::Called => is_called(plane, &name).await,
-        Cut::Ordered | Cut::Made | Cut::Answered => volume(None).await,
+        Cut::Ordered | Cut::Made | Cut::Answered | Cut::Saved => volume(None).await,
     }
     match cut {
+        Cut::Saved => {
+            cut_unbound(plane, (manager, provisioner), node, &name).await;
+            return only(plane, "node-0", None).await;
+        }
         Cut::Called | Cut::Ordered => {}
         Cut::Made => controller.signal(Signal::STOP),
         Cut::Answered => provisioner.signal(Signal::STOP),
@@ -256,13 +338,15 @@ async fn nothing_is_left_of_a_claim_that_is_deleted_at_a_crash_point_of_its_crea
     let points = points();
     println!("{points:?}");
     let mut controller = controller_with(&plane, &["--leak-grace=2s"]);
-    define(&plane, false);
+    define(&plane, true);
     for number in 0..=points.len() {
         register(&plane, &format!("node-{number}"));
     }
-    let _manager = controller_manager(&plane);
+    let manager = controller_manager(&plane);
     let socket = controller.socket.to_str().expect("text").to_owned();
     let provisioner = sidecar(&plane, &socket, "csi-provisioner", &[]);
+    let _snapshotter = sidecar(&plane, &socket, "csi-snapshotter", &[]);
+    let _snapshots = snapshot_controller(&plane);
     let caller = client(&controller).await;
     let dies = points.iter().enumerate().map(|(index, point)| {
         let name = format!("node-{}", index + 1);
@@ -273,11 +357,13 @@ async fn nothing_is_left_of_a_claim_that_is_deleted_at_a_crash_point_of_its_crea
     let node = node(&plane, "node-0", &lab.dir("node-0"));
     await_pool(&caller, "node-0").await;
     for one in CUTS {
-        cut(&plane, &mut controller, &provisioner, &node, one).await;
+        let programs = (&manager, &provisioner);
+        cut(&plane, &mut controller, programs, &node, one).await;
     }
     // It forgets claims that it works on.
     provisioner.kill().await;
     assert_only(&plane, &BTreeSet::new()).await;
+    assert_no_snapshots(&plane).await;
     drop((node, others));
     for number in 0..=points.len() {
         let left = held(&lab.dir(&format!("node-{number}"))).await;
