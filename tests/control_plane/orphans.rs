@@ -15,7 +15,7 @@ use tonic::Code;
 use crate::calls::{create, delete, mount, of_snapshot, request, snapshot, unmount};
 use crate::common::{Fs, require_lab};
 use crate::driver::{client, controller, kubelet, node};
-use crate::objects::{claim, content, define_contents, persistent};
+use crate::objects::{claim, content, define_contents, persistent, phase};
 use crate::plane::ControlPlane;
 use crate::{await_pools, eventually, volumes};
 
@@ -123,6 +123,7 @@ async fn deleted_objects_and_definitions_are_made_again_for_what_is_named() {
         .expect("deleted");
     let counted = async || orphans(&plane, "node-1").await == 1;
     eventually("only the unnamed volume is an orphan", counted).await;
+    phase(&plane, &name, "Released");
     delete(&mut client, &bound).await.expect("deleted");
     // Without a PersistentVolume, nothing says that the orphan may go.
     delete(&mut client, &other).await.expect("nothing to do");

@@ -15,7 +15,7 @@ use crate::calls::{
 };
 use crate::common::{Fs, Lab, require_lab};
 use crate::driver::{client, controller, kubelet, node, node_with};
-use crate::objects::{claim, events, node_object, persistent, persistent_on};
+use crate::objects::{claim, events, node_object, persistent, persistent_on, phase};
 use crate::plane::ControlPlane;
 use crate::standard::held;
 use crate::{await_pools, eventually, volumes};
@@ -206,6 +206,7 @@ async fn a_claim_that_its_ttl_deleted_is_lost_at_once() {
     let clone = request("clone", None, Some(of_volume(&id)));
     let refused = create(&mut client, clone).await.expect_err("lost");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    phase(&plane, &name, "Released");
     delete(&mut client, &id).await.expect("nothing is left");
     assert!(volumes(&plane).await.is_empty());
 }

@@ -123,6 +123,7 @@ fn persistent(name: &str, id: &str, node: &str) -> PersistentVolume {
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
         "spec": {
             "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Mi" },
+            "persistentVolumeReclaimPolicy": "Delete",
             "csi": { "driver": "baggageclaim.csi.concourse-ci.org", "volumeHandle": id },
             "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [{
                 "key": "topology.baggageclaim.csi.concourse-ci.org/node",
@@ -179,6 +180,25 @@ async fn all_are_there(plane: &ControlPlane, ids: &[String]) {
     assert_eq!((volumes.len(), ready.len()), (ids.len(), ids.len()));
 }
 
+/// Releases all PersistentVolumes, as the controller manager does for claims that are gone.
+async fn release(plane: &ControlPlane) {
+    let persistents: Api<PersistentVolume> = Api::all(plane.client.clone());
+    let list = persistents.list_metadata(&ListParams::default()).await;
+    let names: Vec<String> = list
+        .expect("list")
+        .iter()
+        .map(|one| one.name_any())
+        .collect();
+    let release = async |name: &String| {
+        let status = Patch::Merge(json!({ "status": { "phase": "Released" } }));
+        let params = PatchParams::default();
+        let done = persistents.patch_status(name, &params, &status).await;
+        done.expect("a status");
+    };
+    let all = stream::iter(&names);
+    all.for_each_concurrent(AT_ONCE, release).await;
+}
+
 /// Deletes the volumes of claims. Their PersistentVolumes stay: without a controller manager, they
 /// have a finalizer.
 async fn drop_all(plane: &ControlPlane, client: &Client, ids: &[String]) {
@@ -214,6 +234,7 @@ async fn many_claims_on_many_nodes() {
     let ids = make(&plane, &client, "pvc", (claims, count)).await;
     let made = began.elapsed();
     all_are_there(&plane, &ids).await;
+    release(&plane).await;
     let began = Instant::now();
     drop_all(&plane, &client, &ids).await;
     let deleted = began.elapsed();
@@ -232,6 +253,7 @@ async fn many_claims_on_many_nodes() {
     // The objects are lost, and the claims are deleted. Each call looks for the PersistentVolume.
     let ids = make(&plane, &client, "lost", (claims, count)).await;
     all_are_there(&plane, &ids).await;
+    release(&plane).await;
     let volumes: Api<Volume> = Api::all(plane.client.clone());
     let (params, everything) = (DeleteParams::default(), ListParams::default());
     let lost = volumes.delete_collection(&params, &everything).await;

@@ -189,10 +189,9 @@ pub(crate) async fn bound(
         }
         false
     };
-    let claim = until(plane, claims.clone(), name, "is Bound", condition).await;
-    let claim = claim.expect("it is there");
-    let volume = claim.data["spec"]["volumeName"].as_str().expect("Bound");
-    let volume = of_cluster(plane, "", "PersistentVolume").get(volume).await;
+    until(plane, claims.clone(), name, "is Bound", condition).await;
+    let volume = volume_of(plane, name).await;
+    let volume = of_cluster(plane, "", "PersistentVolume").get(&volume).await;
     let volume = volume.expect("a Bound claim has one").data;
     let id = volume["spec"]["csi"]["volumeHandle"]
         .as_str()
@@ -200,6 +199,13 @@ pub(crate) async fn bound(
     let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
     let node = &terms[0]["matchExpressions"][0]["values"][0];
     (id.to_owned(), node.as_str().expect("a node").to_owned())
+}
+
+/// The name of the PersistentVolume of a Bound claim.
+pub(crate) async fn volume_of(plane: &ControlPlane, claim: &str) -> String {
+    let claim = claims(plane).get(claim).await.expect("it is there");
+    let volume = claim.data["spec"]["volumeName"].as_str();
+    volume.expect("Bound").to_owned()
 }
 
 /// Orders a larger size, and waits until the claim has it.

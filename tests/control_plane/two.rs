@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use crate::calls::{Client, create, delete, request, selected};
 use crate::common::{Fs, require_lab};
 use crate::driver::{client, controller_named, node};
-use crate::objects::{claim, persistent_on};
+use crate::objects::{claim, persistent_on, phase};
 use crate::plane::ControlPlane;
 use crate::{await_pools, eventually, standard, volumes};
 
@@ -87,6 +87,7 @@ async fn two_controllers_leave_one_volume_for_a_name() {
     let (name, id, at) = &answers[0];
     first.signal(Signal::STOP);
     let mut awake = second_client.clone();
+    phase(&plane, name, "Released");
     delete(&mut awake, id).await.expect("deleted");
     plane.delete("pv", name);
     let asked = request(name, Some(selected(at)), None);

@@ -4,6 +4,7 @@
 //! are read in pages and one after the other, since the lists of many calls at once take too much
 //! memory. Each page has a time limit, because other calls wait for the list.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -54,6 +55,13 @@ struct ApiSpec {
 struct ApiSource {
     driver: String,
     volume_handle: String,
+}
+
+impl ApiVolume {
+    /// The id of the volume that it names.
+    fn handle(&self) -> Option<&str> {
+        Some(&self.spec.as_ref()?.csi.as_ref()?.volume_handle)
+    }
 }
 
 /// The facts in a PersistentVolume of the driver.
@@ -156,12 +164,15 @@ impl Persistent {
         events.reflect(writer).touched_objects()
     }
 
-    /// All of the driver; `None`: they are not listed yet.
+    /// All of the driver; `None`: they are not listed yet. If several name one volume, the last of
+    /// them is one that keeps it.
     pub(super) fn all(&self) -> Option<Vec<Named>> {
         self.store.wait_until_ready().now_or_never()?.ok()?;
         let all = self.store.state();
         let ours = all.iter().filter_map(|one| Named::of(one, self.driver));
-        Some(ours.collect())
+        let mut ours: Vec<Named> = ours.collect();
+        ours.sort_by_key(|one| (!one.is_ending, one.claim.is_some()));
+        Some(ours)
     }
 
     /// The PersistentVolume of a name as the API server has it now.
@@ -183,6 +194,32 @@ impl Persistent {
         }
         let all = self.list().await?;
         Ok(all.into_iter().find(|one| one.id == id))
+    }
+
+    /// A PersistentVolume that keeps a volume's data: it names the volume, and nothing is about to
+    /// delete the volume for it. The one that the volume was provisioned for, `provisioned_for`, is
+    /// always read. The watch chooses the others: a list for each deletion would take too long.
+    pub(super) async fn keeping(&self, id: &str, provisioned_for: &str) -> Result<Option<Named>> {
+        let unknown = || {
+            let message = "the PersistentVolumes are not listed yet; try again";
+            refusal(Code::Unavailable, message.to_owned())
+        };
+        let listed = timeout(ANSWER, self.store.wait_until_ready()).await;
+        listed.map_err(|_| unknown())?.map_err(|_| unknown())?;
+        let seen = self.store.state();
+        let seen = seen.iter().filter(|one| one.handle() == Some(id));
+        let names: BTreeSet<String> = seen.map(|one| one.name_any()).collect();
+        let others = names.iter().map(String::as_str);
+        let others = others.filter(|name| *name != provisioned_for);
+        for name in std::iter::once(provisioned_for).chain(others) {
+            if let Some(now) = self.read(name).await?
+                && now.id == id
+                && !now.is_ending
+            {
+                return Ok(Some(now));
+            }
+        }
+        Ok(None)
     }
 
     /// All of the driver, as the API server has them now.

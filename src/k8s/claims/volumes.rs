@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
@@ -256,9 +257,13 @@ impl Cluster {
                 let Some(order) = self.order_without_object(id).await? else {
                     return Ok(());
                 };
+                self.check_only_ending(&order).await?;
                 self.volumes.make(&order).await?;
                 continue;
             };
+            if volume.spec.wanted != Wanted::Absent {
+                self.check_only_ending(&volume).await?;
+            }
             let answer = volume.answer();
             let answer = answer.map(|status| (status.phase, status.error.as_ref()));
             let node = &volume.spec.node_name;
@@ -284,6 +289,22 @@ impl Cluster {
                 Deletion::Wait => self.answered(&volume, until).await,
             }
         }
+    }
+
+    /// Refuses to delete a volume that another PersistentVolume than the deleted one names. The call
+    /// does not name that one, but csi-provisioner makes it only for one that is Released and has
+    /// the reclaim policy Delete. So any that is neither is another.
+    async fn check_only_ending(&self, volume: &Volume) -> Result<()> {
+        let id = volume.name_any();
+        let Some(named) = self.persistent.keeping(&id, &volume.spec.name).await? else {
+            return Ok(());
+        };
+        let message = format!(
+            "the data of volume {id} stays, because PersistentVolume {:?} needs it. To delete the \
+             other PersistentVolume only, set its persistentVolumeReclaimPolicy to Retain first",
+            named.name
+        );
+        Err(refusal(Code::FailedPrecondition, message))
     }
 
     /// The order to delete a volume whose object is lost. A PersistentVolume that names it says

@@ -1,0 +1,100 @@
+//! A PersistentVolume that was written by hand and names the volume of another. The data stays as
+//! long as either is in use, whichever claim is deleted first.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use crate::calls::{mount, unmount};
+use crate::common::{Fs, require_lab};
+use crate::driver::{client, controller, kubelet, node};
+use crate::plane::ControlPlane;
+use crate::programs::{controller_manager, sidecar};
+use crate::standard::{ask, assert_only, bound, define, delete_claim, held, register, volume_of};
+use crate::{await_pools, eventually};
+
+/// Makes a PersistentVolume that csi-provisioner deletes like its own, and a claim of it.
+async fn write(plane: &ControlPlane, name: &str, id: &str) {
+    let driver = "baggageclaim.csi.concourse-ci.org";
+    let text = format!(
+        "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: {name}, \
+         annotations: {{pv.kubernetes.io/provisioned-by: {driver}}}}}, \
+         spec: {{accessModes: [ReadWriteOnce], capacity: {{storage: 1Mi}}, \
+         persistentVolumeReclaimPolicy: Delete, claimRef: {{namespace: default, name: {name}}}, \
+         nodeAffinity: {{required: {{nodeSelectorTerms: [{{matchExpressions: [{{\
+         key: topology.{driver}/node, operator: In, values: [node-1]}}]}}]}}}}, \
+         csi: {{driver: {driver}, volumeHandle: {id}}}}}}}\n---\n\
+         {{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: {name}}}, \
+         spec: {{accessModes: [ReadWriteOnce], storageClassName: '', volumeName: {name}, \
+         resources: {{requests: {{storage: 1Mi}}}}}}}}\n"
+    );
+    plane.apply(name, &text);
+    assert_eq!(bound(plane, name, None).await.0, id);
+}
+
+/// Waits until csi-provisioner could not delete a PersistentVolume, since another needs the data.
+async fn is_refused(plane: &ControlPlane, volume: &str, needed_by: &str) {
+    let of = format!("involvedObject.name={volume},reason=VolumeFailedDelete");
+    let get = ["get", "events", "--field-selector", &of];
+    let message = [&get[..], &["-o=jsonpath={.items[*].message}"]].concat();
+    let told = format!("because PersistentVolume \"{needed_by}\" needs it");
+    let is_told = async || plane.kubectl(&message).contains(&told);
+    eventually(&format!("{volume}: {told}"), is_told).await;
+}
+
+#[tokio::test]
+async fn the_data_stays_as_long_as_another_persistent_volume_needs_it() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    define(&plane, false);
+    register(&plane, "node-1");
+    let _manager = controller_manager(&plane);
+    let socket = controller.socket.to_str().expect("text").to_owned();
+    let _provisioner = sidecar(&plane, &socket, "csi-provisioner", &[]);
+    let one = node(&plane, "node-1", &lab.dir("one"));
+    await_pools(&client(&controller).await, 1).await;
+    let kubelet = kubelet(&plane, "node-1", &one).await;
+
+    ask(&plane, "first", Some("node-1"), None).await;
+    let (id, _) = bound(&plane, "first", Some("node-1")).await;
+    let first = volume_of(&plane, "first").await;
+    let target = mount(&kubelet, &id).await;
+    fs::write(target.join("file"), "content").expect("write");
+    unmount(&kubelet, &id).await;
+    let wanted = || {
+        let get = ["get", "volume", &id, "-o=jsonpath={.spec.wanted}"];
+        plane.try_kubectl(&get).1
+    };
+    let is_kept = async || {
+        assert_ne!(wanted(), "Absent");
+        let target = mount(&kubelet, &id).await;
+        let text = fs::read_to_string(target.join("file")).expect("read");
+        assert_eq!(text, "content");
+        unmount(&kubelet, &id).await;
+    };
+
+    // The claim that the volume was made for is in use.
+    write(&plane, "second", &id).await;
+    delete_claim(&plane, "second").await;
+    is_refused(&plane, "second", &first).await;
+    is_kept().await;
+    // Its object is made again if it is lost, whichever PersistentVolume is seen first.
+    plane.kubectl(&["delete", "volume", &id]);
+    eventually("it has an object again", async || wanted() == "Kept").await;
+    is_kept().await;
+
+    // Only another is in use.
+    write(&plane, "third", &id).await;
+    delete_claim(&plane, "first").await;
+    is_refused(&plane, &first, "third").await;
+    is_kept().await;
+
+    // Nothing is.
+    delete_claim(&plane, "third").await;
+    assert_only(&plane, &BTreeSet::new()).await;
+    drop(one);
+    let left = held(&lab.dir("one")).await;
+    assert!(left.is_empty(), "{left:?}");
+}
