@@ -267,7 +267,7 @@ async fn cut_unbound(
     manager.signal(Signal::CONT);
     let gone = ["wait", "--for=delete", "--timeout=60s"];
     for object in [format!("pvc/{name}"), format!("pv/{volume}")] {
-        plane.kubectl(&[&gone[..], &[&object]].concat());
+        plane.kubectl(&[&gone[..], &[object.as_str()]].concat());
     }
 }
 
