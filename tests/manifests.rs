@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use baggageclaim::api::Volume;
+use baggageclaim::api::{Cache, CachePolicy, Rollback, Volume};
 use baggageclaim::csi::DRIVER_NAME;
 use baggageclaim::model::VolumeSpec;
 use baggageclaim::server::code_name;
@@ -565,6 +565,9 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         ("rbac.authorization.k8s.io/v1", "RoleBinding") => reread::<RoleBinding>,
         ("storage.k8s.io/v1", "CSIDriver") => reread::<CSIDriver>,
         ("storage.k8s.io/v1", "StorageClass") => reread::<StorageClass>,
+        ("baggageclaim.concourse-ci.org/v1alpha1", "Cache") => reread::<Cache>,
+        ("baggageclaim.concourse-ci.org/v1alpha1", "CachePolicy") => reread::<CachePolicy>,
+        ("baggageclaim.concourse-ci.org/v1alpha1", "Rollback") => reread::<Rollback>,
         ("baggageclaim.concourse-ci.org/v1alpha1", "Volume") => reread::<Volume>,
         // Newer than the types that this test knows, a component's own, and kustomize's, which only
         // kubectl reads.

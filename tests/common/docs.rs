@@ -18,13 +18,17 @@ pub(crate) fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The YAML blocks with whole manifests, each with its page. Fragments are left out.
+/// The YAML blocks with whole manifests, and those that a shell command reads up to `END`, each with
+/// its page. Fragments are left out.
 pub(crate) fn manifests() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for page in pages() {
         let text = fs::read_to_string(&page).expect("a page is text");
-        for block in text.split("```yaml\n").skip(1) {
-            let block = block.split("```").next().unwrap_or_default();
+        let between = |begin, end| {
+            let rests = text.split(begin).skip(1);
+            rests.map(move |rest| rest.split(end).next().unwrap_or_default())
+        };
+        for block in between("```yaml\n", "```").chain(between("<<END\n", "END\n")) {
             let is_whole =
                 |line: &str| line.starts_with("apiVersion:") || line.starts_with("kind:");
             if block.lines().any(is_whole) {

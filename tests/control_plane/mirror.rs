@@ -1,16 +1,21 @@
 //! The newest task caches of the nodes as `Cache` objects: for people to see, and to clear them.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
 
 use baggageclaim::api::{Cache, MIRRORED};
+use baggageclaim::kubelet_double::PublishOptions;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use kube::api::ListParams;
+use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt as _};
 
 use crate::clears::{fences, has};
 use crate::common::{Fs, require_lab};
 use crate::driver::{controller_with, kubelet};
 use crate::eventually;
-use crate::peers::{commit, hub_flag, is_told, peer};
+use crate::peers::{commit, hub_flag, is_told, object, peer};
 use crate::plane::ControlPlane;
 
 async fn objects(plane: &ControlPlane) -> Vec<Cache> {
@@ -119,5 +124,59 @@ async fn task_caches_are_shown_as_objects_and_deleting_one_clears_it() {
     assert_eq!(fences(&plane).await.len(), 1, "{}", controller.tail());
     for key in ["first", "go", "Go Tests/main"] {
         has(&pool, &format!("task-cache/{key}"), true).await;
+    }
+}
+
+/// 40 caches are new to a controller that starts. Each costs two writes, at most 5 a second. The
+/// nth write comes at least so many pauses after the start: a slow machine makes it later only.
+#[tokio::test]
+async fn many_new_caches_are_written_at_a_pace() {
+    const CACHES: usize = 40;
+    const PACE: Duration = Duration::from_millis(200);
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    plane.kubectl(&["create", "namespace", "ci"]);
+    plane.apply(
+        "node-1",
+        "{apiVersion: v1, kind: Node, metadata: {name: node-1}}",
+    );
+    let mut controller = controller_with(&plane, &[&hub_flag(&plane)]);
+    let pool = lab.dir("one");
+    let node = peer(&plane, "node-1", &pool);
+    let kubelet = kubelet(&plane, "node-1", &node).await;
+    is_told(&pool, true).await;
+    controller.kill();
+    let uid = object(&plane, "ci", "builds", "node-1", "{type: scratch}");
+    let pod = kubelet.pod_with_uid("ci", "builds", uid);
+    for number in 0..CACHES {
+        let (volume, key) = (format!("volume-{number}"), format!("build-{number}"));
+        let attributes = [("type", "task-cache"), ("key", &*key), ("commit", "always")];
+        let options = PublishOptions::default();
+        let published = pod.publish(&volume, attributes, options).await;
+        let target = published.expect("published").target;
+        fs::write(target.join("text"), &key).expect("write");
+        pod.unpublish(&volume).await.expect("unpublished");
+        has(&pool, &format!("task-cache/{key}"), true).await;
+    }
+
+    let caches: Api<Cache> = Api::namespaced(plane.client.clone(), "ci");
+    let seen = watcher(caches, watcher::Config::default()).applied_objects();
+    let mut seen = seen.boxed();
+    let began = Instant::now();
+    controller.start();
+    let (mut writes, mut shown) = (0, BTreeSet::new());
+    while shown.len() < CACHES {
+        let next = tokio::time::timeout(Duration::from_secs(60), seen.try_next()).await;
+        let next = next.unwrap_or_else(|_| panic!("{shown:?}: {}", controller.tail()));
+        let cache = next.expect("the watch goes on").expect("the watch goes on");
+        let after = began.elapsed();
+        let earliest = PACE * writes;
+        assert!(after >= earliest, "{writes} writes before: {after:?}");
+        writes += 1;
+        if cache.status.is_some() {
+            shown.insert(cache.name_any());
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use baggageclaim::api::Pool;
+use baggageclaim::catalog::MAX_INCOMPLETE;
 use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions};
 use baggageclaim::link::{Key, connect};
 use baggageclaim::proto::peer::v1 as wire;
@@ -307,6 +308,51 @@ async fn the_controller_tells_which_node_has_the_content_and_may_be_away() {
     is_told(&pools[1], false).await;
     three.kill();
     is_named_as_away(&plane, &kubelet_two, "node-3").await;
+
+    nothing_waits_for_deleted_nodes(&plane, &mut controller, (&two, &pools)).await;
+}
+
+/// Node 3 is killed. A controller that starts waits for its account, until its Node object is
+/// deleted. Node 2 hangs with an open stream, which ends with its Pool.
+async fn nothing_waits_for_deleted_nodes(
+    plane: &ControlPlane,
+    controller: &mut Process,
+    (two, pools): (&Process, &[PathBuf; 3]),
+) {
+    let began = Instant::now();
+    controller.start();
+    for pool in &pools[..2] {
+        is_told(pool, true).await;
+    }
+    let explained = |name: &str| asked(controller, &["explain", name, "--namespace=ci"]);
+    let missing = || explained("task-cache/missing")["answer"].clone();
+    assert_eq!(missing(), "incomplete", "{}", controller.tail());
+    plane.kubectl(&["delete", "node", "node-3"]);
+    eventually("the catalog is complete", async || missing() == "nothing").await;
+    // After this time it would be complete in any case.
+    let took = began.elapsed();
+    assert!(took < MAX_INCOMPLETE, "{took:?}: {}", controller.tail());
+
+    let holders = || {
+        let explained = explained("task-cache/go");
+        let nodes = explained["nodes"].as_array().expect("a list");
+        let names = nodes.iter().map(|it| it["node"].clone());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(holders(), ["node-1", "node-2"], "{}", controller.tail());
+    two.signal(Signal::STOP);
+    for object in ["node", "pool"] {
+        plane.kubectl(&["delete", object, "node-2"]);
+    }
+    eventually("the catalog has no node 2", async || {
+        holders() == ["node-1"]
+    })
+    .await;
+    // It was not a ping without an answer that ended the stream.
+    let log = controller.log();
+    let why = ["stream ended", "node-2", "the stream was closed"];
+    let is_it = |line: &str| why.iter().all(|part| line.contains(part));
+    assert!(log.lines().any(is_it), "{}", controller.tail());
 }
 
 /// The Pool of node 2 names this node, which did not answer it, and no other.

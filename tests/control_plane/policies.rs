@@ -84,6 +84,50 @@ async fn refused_pods_run(plane: &ControlPlane, kubelets: [&Kubelet; 2]) {
     }
 }
 
+/// The audit's line of a pod's commit on node 2.
+async fn audited(node: &Process, pod: &str) -> String {
+    let find = || {
+        let log = node.log();
+        let parts = [
+            "committed under a cache policy",
+            "task-cache/go",
+            "service_account=\"default\"",
+            "node=\"node-2\"",
+            &format!("pod=\"{pod}\""),
+        ];
+        let is_it = |line: &&str| parts.iter().all(|part| line.contains(part));
+        log.lines().find(is_it).map(str::to_owned)
+    };
+    eventually("the audit has a line", async || find().is_some()).await;
+    find().expect("it was there")
+}
+
+/// The line of a fork names the pod's images, and the artifact that it is a fork of. The commit
+/// waits for the pod's success, so the node has read the pod's object.
+async fn forked_and_committed(
+    plane: &ControlPlane,
+    kubelet: &Kubelet,
+    node: &Process,
+    pool: &Path,
+) {
+    let listed = told(pool, "artifacts");
+    let rows = listed.as_array().expect("a list");
+    let row = rows.iter().find(|row| row["reference"] == "task-cache/go");
+    let parent = row.expect("it is committed")["id"].clone();
+    let uid = object(plane, "ci", "fork", "node-2", CACHE);
+    let fork = kubelet.pod_with_uid("ci", "fork", uid);
+    publish(&fork, &[("type", "task-cache"), ("key", "go")]).await;
+    let status = r#"--patch={"status": {"phase": "Succeeded"}}"#;
+    let to = ["--namespace=ci", "--subresource=status", "--type=merge"];
+    plane.kubectl(&[&["patch", "pod", "fork", status], &to[..]].concat());
+    unpublish(&fork).await;
+    let line = audited(node, "fork").await;
+    let parent = format!(" parent={} ", parent.as_str().expect("an id"));
+    for part in [&*parent, " images=\"busybox\" "] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+}
+
 #[tokio::test]
 async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
     let Some(plane) = ControlPlane::start().await else {
@@ -134,19 +178,9 @@ async fn a_policy_decides_on_all_nodes_and_without_a_controller() {
     unpublish(&writer).await;
     eventually("it is committed", async || has_content(&pools[1])).await;
     // A name is listed before it is durable, and a commit is durable.
-    eventually("the audit has a line", async || {
-        let log = two.log();
-        let mut lines = log.lines();
-        let line = lines.find(|it| it.contains("committed under a cache policy"));
-        let parts = [
-            "task-cache/go",
-            "service_account=\"default\"",
-            "writer",
-            "node-2",
-        ];
-        line.is_some_and(|line| parts.iter().all(|part| line.contains(part)))
-    })
-    .await;
+    let line = audited(&two, "writer").await;
+    assert!(!line.contains(" parent="), "{line}");
+    forked_and_committed(&plane, &kubelet_two, &two, &pools[1]).await;
 
     imported_under_a_policy(&two, &pools[1]);
 

@@ -465,12 +465,13 @@ impl<'a> Env<'a> {
             .for_each(|node| forget(node, &list));
     }
 
-    /// Deletes the namespace, and makes another one of its name.
+    /// Deletes the namespace, if it is not gone already, and makes another one of its name.
     pub(crate) fn begin_again(&self) {
         let delete = [
             "delete",
             "namespace",
             &self.namespace,
+            "--ignore-not-found",
             "--wait",
             "--timeout=120s",
         ];

@@ -82,6 +82,24 @@ fn driver_and_controller_get_their_flags_and_only_drivers_reach_the_ports() {
 }
 
 #[test]
+fn the_page_tells_how_to_delete_all_objects_of_the_component() {
+    let page = fs::read_to_string(root().join(PAGE)).expect(PAGE);
+    let commands = page
+        .lines()
+        .skip_while(|line| !line.starts_with("To remove it"));
+    let commands = commands.take_while(|line| !line.starts_with('#'));
+    let commands: Vec<&str> = commands.flat_map(str::split_whitespace).collect();
+    let whole = object("components/peers/kustomization.yaml");
+    for file in whole["resources"].as_array().expect("a list") {
+        let file = file.as_str().expect("a file");
+        for it in objects(&format!("components/peers/{file}")) {
+            let name = it["metadata"]["name"].as_str().expect("a name");
+            assert!(commands.contains(&name), "{file}: {name}");
+        }
+    }
+}
+
+#[test]
 fn driver_and_controller_have_the_least_rights_that_work() {
     let all = objects("components/peers/rbac.yaml");
     let map = object("components/peers/configmap.yaml");

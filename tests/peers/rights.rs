@@ -1,4 +1,4 @@
-//! How long a publish takes that may not read what it names, and one that names what nobody has.
+//! How long a publish takes that may not read what it names, and one that names what no node has.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,6 +10,8 @@ use crate::common::bench::eventually;
 use crate::nodes::{Node, introduce, tenant};
 
 const TIMES: usize = 1_000;
+/// How much longer the slowest median may be than the fastest one, in per cent.
+const MOST: f64 = 2.0;
 
 /// Publishes a volume of a pod in the namespace `other` that reads in `ci`, and ends it: how long
 /// the publish took, and its error.
@@ -43,7 +45,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 /// The names are on node `a`, on both, and nowhere. The pod is on node `b`, and reads none of them.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a measurement, printed: cargo test --release --test peers unreadable -- --ignored --nocapture"]
+#[ignore = "a measurement, on an idle machine: cargo test --release --test peers unreadable -- --ignored --nocapture"]
 async fn unreadable_content_takes_as_long_as_missing_content() {
     let hub = Hub::start().await;
     let Some(mut nodes) = hub.nodes(&["a"]).await else {
@@ -70,14 +72,17 @@ async fn unreadable_content_takes_as_long_as_missing_content() {
             let output = [("type", "output"), ("name", name)];
             node.commit(&format!("{name}-output"), &output, "text")
                 .await;
+            let resource = [("type", "resource-cache"), ("key", name)];
+            node.commit(&format!("{name}-resource"), &resource, "text")
+                .await;
         }
-        for kind in ["task-cache", "artifact"] {
+        for kind in ["task-cache", "artifact", "resource-cache"] {
             let name = format!("{kind}/{name}");
             eventually("the content is found", || hub.finds(&name)).await;
         }
     }
     let rule = Rule {
-        names: ["task-cache/*", "artifact/*"]
+        names: ["task-cache/*", "artifact/*", "resource-cache/*"]
             .map(|it| it.parse().expect("a pattern"))
             .to_vec(),
         commit: None,
@@ -91,7 +96,7 @@ async fn unreadable_content_takes_as_long_as_missing_content() {
     hub.set_policies(&policies);
     have_policies(&nodes, &policies).await;
 
-    for kind in ["task-cache", "input"] {
+    for kind in ["task-cache", "input", "resource-cache"] {
         let mut times = BTreeMap::<&str, Vec<Duration>>::new();
         for number in 0..TIMES {
             for turn in 0..names.len() {
@@ -110,9 +115,15 @@ async fn unreadable_content_takes_as_long_as_missing_content() {
                 times.entry(name).or_default().push(took);
             }
         }
+        let mut medians = Vec::new();
         for (name, times) in times {
-            println!("{kind} of {name}: median {:?}", median(times));
+            let median = median(times);
+            println!("{kind} of {name}: median {median:?}");
+            medians.push(median);
         }
+        medians.sort_unstable();
+        let more = (medians[names.len() - 1].div_duration_f64(medians[0]) - 1.0) * 100.0;
+        assert!(more < MOST, "{kind}: the medians differ by {more:.1} %");
     }
     finish(hub, nodes).await;
 }

@@ -60,6 +60,10 @@ pub(crate) fn of_several_nodes() -> Vec<Case> {
             nodes::policies,
         ),
         case(
+            "namespaces are deleted while a node is off: none of their content is left",
+            nodes::deleted_namespaces,
+        ),
+        case(
             "a full node refuses a claim, and its pod runs elsewhere",
             nodes::full_node,
         ),

@@ -16,6 +16,7 @@ use crate::cluster::{Cluster, eventually};
 use crate::env::{Env, condition, items};
 
 pub(super) use full::full_node;
+pub(super) use namespaces::deleted_namespaces;
 pub(super) use peers::peers;
 pub(super) use policies::policies;
 pub(crate) use report::report;
@@ -491,6 +492,7 @@ spec: {{name: {released}, nodeName: {}, wanted: Absent}}
 
 mod fetches;
 mod full;
+mod namespaces;
 mod peers;
 mod policies;
 mod report;

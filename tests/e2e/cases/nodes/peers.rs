@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{ENDS, node_of, objects, only_on, pod_with};
+use super::{ENDS, GROUP, node_of, objects, only_on, pod_with};
 use crate::cluster::{Cluster, eventually, feed, succeed};
 use crate::env::Env;
 
@@ -243,26 +243,28 @@ pub(super) fn figures(node: &Cluster) -> Value {
     status["peers"].clone()
 }
 
+/// The files of a component whose objects are its own.
+fn resources(component: &str) -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(component);
+    let text = fs::read_to_string(root.join("kustomization.yaml")).expect("read");
+    let its: Value = serde_saphyr::from_str(&text).expect("YAML");
+    let files = its["resources"].as_array().expect("a list").iter();
+    let files = files.map(|file| root.join(file.as_str().expect("a file")));
+    files.collect()
+}
+
 impl Drop for Installed<'_> {
     fn drop(&mut self) {
+        // Without the component their finalizer would keep them, and the namespaces of the cases.
+        let caches = ["delete", &format!("caches.{GROUP}"), "--all"];
+        let all = ["--all-namespaces", "--timeout=60s"];
+        succeed(self.cluster.kubectl(&caches).args(all));
         let hook = "mutatingwebhookconfiguration/baggageclaim-locality";
         let secret = "secret/baggageclaim-locality";
         let gone = ["--ignore-not-found", "--namespace=baggageclaim"];
         succeed(self.cluster.kubectl(&["delete", hook, secret]).args(gone));
         self.apply(&self.before);
-        let [peers, locality] = COMPONENTS;
-        for (component, file) in [
-            (peers, "configmap.yaml"),
-            (peers, "rbac.yaml"),
-            (peers, "clears.yaml"),
-            (peers, "policies.yaml"),
-            (peers, "networkpolicy.yaml"),
-            (locality, "service.yaml"),
-            (locality, "networkpolicy.yaml"),
-        ] {
-            let file = Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join(component)
-                .join(file);
+        for file in COMPONENTS.iter().flat_map(|component| resources(component)) {
             let delete = &["delete", "--ignore-not-found", "--wait", "--filename"];
             succeed(self.cluster.kubectl(delete).arg(file));
         }
