@@ -491,6 +491,19 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     assert_ne!(key(before), key(after));
 }
 
+/// Each pod starts from content of its own node, which asks no peer for it.
+async fn is_used_here((node, pool): (&Process, &Path), pods: &[(Pod, &[(&str, &str)], &str)]) {
+    let asked = figures(pool)["questions"].clone();
+    for (pod, attributes, content) in pods {
+        let target = publish(pod, attributes).await;
+        let text = fs::read_to_string(target.join("text"));
+        assert_eq!(text.expect("it is here"), *content, "{}", node.tail());
+        let now = figures(pool)["questions"].clone();
+        assert_eq!(now, asked, "a peer was asked");
+        unpublish(pod).await;
+    }
+}
+
 /// The API server hangs. A node that cannot check a pod gives it nothing, and says why. That is no
 /// refusal for good: a cache starts empty, and an input waits until there is an answer again.
 #[tokio::test]
@@ -522,43 +535,24 @@ async fn while_the_api_server_is_away_nodes_give_each_other_nothing_and_an_input
     make_resource(&plane, &kubelet_one, &pools[0]).await;
     let never = [&READ_RESOURCE[..], &[("commit", "never")]].concat();
     let here = [
-        (
-            pod(&kubelet_one, "node-1", "input-one", INPUT),
-            &READ_INPUT[..],
-            "output",
-        ),
-        (
-            pod(&kubelet_one, "node-1", "cache-one", CACHE),
-            &READ[..],
-            "cache",
-        ),
-        (
-            pod(&kubelet_one, "node-1", "resource-one", RESOURCE),
-            &never[..],
-            "resource",
-        ),
-    ];
+        ("input-one", INPUT, &READ_INPUT[..], "output"),
+        ("cache-one", CACHE, &READ, "cache"),
+        ("resource-one", RESOURCE, &never, "resource"),
+    ]
+    .map(|(name, volume, reads, content)| {
+        (pod(&kubelet_one, "node-1", name, volume), reads, content)
+    });
     let caches = [
-        (pod(&kubelet_two, "node-2", "cache-two", CACHE), &READ[..]),
-        (
-            pod(&kubelet_two, "node-2", "resource-two", RESOURCE),
-            &never[..],
-        ),
-    ];
+        ("cache-two", CACHE, &READ[..]),
+        ("resource-two", RESOURCE, &never),
+    ]
+    .map(|(name, volume, reads)| (pod(&kubelet_two, "node-2", name, volume), reads));
     let input = pod(&kubelet_two, "node-2", "input-two", INPUT);
     let hurried = pod(&kubelet_three, "node-3", "hurried", CACHE);
 
-    let asked = figures(&pools[0])["questions"].clone();
     plane.signal_server(Signal::STOP);
     let all = async {
-        for (here, attributes, content) in &here {
-            let target = publish(here, attributes).await;
-            let text = fs::read_to_string(target.join("text"));
-            assert_eq!(text.expect("it is here"), *content, "{}", one.tail());
-            let now = figures(&pools[0])["questions"].clone();
-            assert_eq!(now, asked, "a peer was asked");
-            unpublish(here).await;
-        }
+        is_used_here((&one, &pools[0]), &here).await;
         let began = Instant::now();
         let target = publish(&hurried, &READ).await;
         let took = began.elapsed();
