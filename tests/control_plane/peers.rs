@@ -536,15 +536,15 @@ async fn while_the_api_server_is_away_nodes_give_each_other_nothing_and_an_input
     let never = [&READ_RESOURCE[..], &[("commit", "never")]].concat();
     let here = [
         ("input-one", INPUT, &READ_INPUT[..], "output"),
-        ("cache-one", CACHE, &READ, "cache"),
-        ("resource-one", RESOURCE, &never, "resource"),
+        ("cache-one", CACHE, &READ[..], "cache"),
+        ("resource-one", RESOURCE, &never[..], "resource"),
     ]
     .map(|(name, volume, reads, content)| {
         (pod(&kubelet_one, "node-1", name, volume), reads, content)
     });
     let caches = [
         ("cache-two", CACHE, &READ[..]),
-        ("resource-two", RESOURCE, &never),
+        ("resource-two", RESOURCE, &never[..]),
     ]
     .map(|(name, volume, reads)| (pod(&kubelet_two, "node-2", name, volume), reads));
     let input = pod(&kubelet_two, "node-2", "input-two", INPUT);
