@@ -13,6 +13,7 @@
 //! | `slow` | a holder that sends a few bytes a second |
 //! | `sources` | the order of peers and the tier, sources that are left out, and clears of both |
 //! | `catalog` | a controller that knows which node has what, and is away for a while |
+//! | `restarts` | a controller that restarts again and again while nodes commit and read |
 //! | `clears` | names that are cleared while steps write, in 100 of 100 clears |
 //! | `generations` | the list of a name's generations on all nodes, for a user |
 //! | `rights` | how long a publish takes that may not read |
@@ -47,6 +48,8 @@ mod links;
 mod nodes;
 #[path = "peers/partition.rs"]
 mod partition;
+#[path = "peers/restarts.rs"]
+mod restarts;
 #[path = "peers/resume.rs"]
 mod resume;
 #[path = "peers/rights.rs"]

@@ -32,6 +32,8 @@ pub(crate) const MADE: [[(&str, &str); 3]; 2] = [
 ];
 pub(crate) const READ: [(&str, &str); 3] =
     [("type", "task-cache"), ("key", "go"), ("commit", "never")];
+const RESOURCE: &str = "{type: resource-cache, key: git}";
+const READ_RESOURCE: [(&str, &str); 2] = [("type", "resource-cache"), ("key", "git")];
 const READ_INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
 
 /// Makes the objects of nodes, from `node-1` on.
@@ -161,6 +163,22 @@ pub(crate) async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
         let listed = told(pool, "artifacts");
         let listed = listed.as_array().expect("a list");
         listed.len() == 2 && listed.iter().all(|one| one["durable"] == true)
+    })
+    .await;
+}
+
+/// After [`make`], a pod of node 1 also makes a resource cache.
+async fn make_resource(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
+    let uid = object(plane, "ci", "resource", "node-1", RESOURCE);
+    let pod = kubelet.pod_with_uid("ci", "resource", uid);
+    let always = [&READ_RESOURCE[..], &[("commit", "always")]].concat();
+    let target = publish(&pod, &always).await;
+    fs::write(target.join("text"), "resource").expect("write");
+    unpublish(&pod).await;
+    eventually("it is durable, too", async || {
+        let listed = told(pool, "artifacts");
+        let listed = listed.as_array().expect("a list");
+        listed.len() == 3 && listed.iter().all(|one| one["durable"] == true)
     })
     .await;
 }
@@ -519,6 +537,19 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     assert_ne!(key(before), key(after));
 }
 
+/// Each pod starts from content of its own node, which asks no peer for it.
+async fn is_used_here((node, pool): (&Process, &Path), pods: &[(Pod, &[(&str, &str)], &str)]) {
+    let asked = figures(pool)["questions"].clone();
+    for (pod, attributes, content) in pods {
+        let target = publish(pod, attributes).await;
+        let text = fs::read_to_string(target.join("text"));
+        assert_eq!(text.expect("it is here"), *content, "{}", node.tail());
+        let now = figures(pool)["questions"].clone();
+        assert_eq!(now, asked, "a peer was asked");
+        unpublish(pod).await;
+    }
+}
+
 /// The API server hangs. A node that cannot check a pod gives it nothing, and says why. That is no
 /// refusal for good: a cache starts empty, and an input waits until there is an answer again.
 #[tokio::test]
@@ -547,34 +578,43 @@ async fn while_the_api_server_is_away_nodes_give_each_other_nothing_and_an_input
         let uid = object(&plane, "ci", name, node, volume);
         kubelet.pod_with_uid("ci", name, uid)
     };
-    let here = pod(&kubelet_one, "node-1", "here", INPUT);
-    let cache = pod(&kubelet_two, "node-2", "cache-two", CACHE);
+    make_resource(&plane, &kubelet_one, &pools[0]).await;
+    let never = [&READ_RESOURCE[..], &[("commit", "never")]].concat();
+    let here = [
+        ("input-one", INPUT, &READ_INPUT[..], "output"),
+        ("cache-one", CACHE, &READ[..], "cache"),
+        ("resource-one", RESOURCE, &never[..], "resource"),
+    ]
+    .map(|(name, volume, reads, content)| {
+        (pod(&kubelet_one, "node-1", name, volume), reads, content)
+    });
+    let caches = [
+        ("cache-two", CACHE, &READ[..]),
+        ("resource-two", RESOURCE, &never[..]),
+    ]
+    .map(|(name, volume, reads)| (pod(&kubelet_two, "node-2", name, volume), reads));
     let input = pod(&kubelet_two, "node-2", "input-two", INPUT);
     let hurried = pod(&kubelet_three, "node-3", "hurried", CACHE);
 
-    let asked = figures(&pools[0])["questions"].clone();
     plane.signal_server(Signal::STOP);
-    let caches = async {
-        let target = publish(&here, &READ_INPUT).await;
-        let text = fs::read_to_string(target.join("text"));
-        assert_eq!(text.expect("it is here"), "output", "{}", one.tail());
-        let now = figures(&pools[0])["questions"].clone();
-        assert_eq!(now, asked, "a peer was asked");
-        unpublish(&here).await;
+    let all = async {
+        is_used_here((&one, &pools[0]), &here).await;
         let began = Instant::now();
         let target = publish(&hurried, &READ).await;
         let took = began.elapsed();
         assert!(!target.join("text").exists(), "it was not checked");
         assert!(took < Duration::from_secs(4), "{took:?}: {}", three.tail());
         unpublish(&hurried).await;
-        let target = publish(&cache, &READ).await;
-        assert!(!target.join("text").exists(), "it was not checked");
-        unpublish(&cache).await;
+        for (cache, attributes) in &caches {
+            let target = publish(cache, attributes).await;
+            assert!(!target.join("text").exists(), "it was not checked");
+            unpublish(cache).await;
+        }
     };
     let mut waits = Box::pin(publish(&input, &READ_INPUT));
     tokio::select! {
         target = &mut waits => panic!("{target:?} was not checked: {}", two.tail()),
-        () = caches => {}
+        () = all => {}
     }
     let why = "cannot be looked up";
     for (node, said) in [(&one, why), (&two, why), (&two, "UNAVAILABLE")] {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baggageclaim::catalog::Found;
 use baggageclaim::distribution::roster::{
@@ -34,8 +34,10 @@ impl Members for Nodes {
         found.map(|(node, _)| node.clone())
     }
 
-    fn zone(&self, _node: &NodeId) -> String {
-        String::new()
+    /// A node `east-1` is in the zone `east`.
+    fn zone(&self, node: &NodeId) -> String {
+        let zone = node.as_str().split_once('-').map(|(zone, _)| zone);
+        zone.unwrap_or_default().to_owned()
     }
 
     fn expected(&self) -> Option<BTreeSet<String>> {
@@ -62,10 +64,10 @@ pub(crate) struct Hub {
     runs: Option<(Drain, JoinHandle<()>)>,
     pub(crate) figures: Arc<dyn Fn() -> Figures>,
     pub(crate) overview: Option<Arc<dyn Rollbacks>>,
-    find: Arc<Find>,
+    pub(crate) find: Arc<Find>,
 }
 
-type Find = dyn Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>>;
+pub(crate) type Find = dyn Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>>;
 
 impl Hub {
     pub(crate) async fn start() -> Self {
@@ -92,7 +94,7 @@ impl Hub {
     }
 
     /// A new process of the controller: it has another port and another key, and knows nothing.
-    async fn begin(&mut self) {
+    pub(crate) async fn begin(&mut self) {
         let listen = "127.0.0.1:0".parse().expect("an address");
         let hub = hub::Hub::open(listen, self.nodes.clone(), self.usage).await;
         let hub = hub.expect("it is bound");
@@ -152,7 +154,7 @@ impl Hub {
         .await;
     }
 
-    async fn end(&mut self) {
+    pub(crate) async fn end(&mut self) {
         let (drain, serving) = self.runs.take().expect("it runs");
         drain.close();
         serving.await.expect("it ends");
@@ -578,6 +580,58 @@ async fn an_output_that_is_being_made_is_known_to_be_coming_until_its_step_fails
     finish(hub, nodes).await;
 }
 
+/// Only an input waits for what another node makes.
+#[tokio::test]
+async fn a_cache_that_another_node_makes_starts_empty_and_does_not_wait() {
+    let (hub, nodes) = cluster!("a", "b");
+    let (a, b) = (&nodes[0], &nodes[1]);
+    for (cache, kind) in [(&RESOURCE, "resource"), (&TASK, "task")] {
+        let maker = format!("{kind}-maker");
+        a.publish(&maker, cache).await;
+        crate::nodes::write(&a.bench.target(&maker), kind);
+        hub.knows_coming(1).await;
+        let began = Instant::now();
+        assert_eq!(b.sees(&format!("{kind}-early"), cache).await, None);
+        // The node would wait as long as this for an answer or a transfer.
+        let took = began.elapsed();
+        assert!(took < NEVER / 2, "{kind}: {took:?}");
+        assert_eq!(b.figures().questions, 0, "{kind}: no peer is asked");
+        hub.knows_coming(1).await;
+        a.end(&maker, Outcome::Succeeded).await;
+        hub.knows_coming(0).await;
+    }
+    hub.knows(2).await;
+    for (cache, kind) in [(&RESOURCE, "resource"), (&TASK, "task")] {
+        let late = b.sees(&format!("{kind}-late"), cache).await;
+        assert_eq!(late, text(kind));
+    }
+    finish(hub, nodes).await;
+}
+
+/// By name alone, `east-1` comes first.
+#[tokio::test]
+async fn of_two_holders_the_one_in_the_zone_of_the_reader_is_asked_first() {
+    let (hub, mut nodes) = cluster!("east-1", "east-2", "west-1", "west-2");
+    nodes[0].commit("made", &OUTPUT, "made").await;
+    hub.knows(1).await;
+    assert_eq!(nodes[2].sees("copy", &INPUT).await, text("made"));
+    hub.knows(2).await;
+    for (reader, holder, other, names) in [(3, 2, 0, 3), (1, 0, 2, 4)] {
+        let sent = |node: usize| nodes[node].figures().sent_bytes;
+        let (of_holder, of_other) = (sent(holder), sent(other));
+        assert_eq!(nodes[reader].sees("read", &INPUT).await, text("made"));
+        eventually("the holder has sent it", || sent(holder) > of_holder).await;
+        assert_eq!(sent(other), of_other, "{:?}", nodes[reader].id);
+        let from = format!("peer {}", nodes[holder].id.as_str());
+        let [hit] = &nodes[reader].hits()[..] else {
+            panic!("one hit is told");
+        };
+        assert_eq!(hit.fetched_from.as_deref(), Some(&*from));
+        hub.knows(names).await;
+    }
+    finish(hub, nodes).await;
+}
+
 #[tokio::test]
 async fn people_see_the_caches_of_all_nodes_and_who_has_a_name() {
     let (hub, nodes) = cluster!("a", "b");
@@ -670,24 +724,37 @@ async fn an_output_that_another_node_makes_again_is_the_newest_everywhere() {
 async fn without_a_controller_all_peers_are_asked_and_a_new_one_is_found() {
     let (mut hub, nodes) = cluster!("a", "b", "c");
     let (a, b, c) = (&nodes[0], &nodes[1], &nodes[2]);
-    a.commit("made", &OUTPUT, "one").await;
-    c.commit("cache", &TASK, "two").await;
-    hub.knows(2).await;
+    for (made, kind) in [
+        (&OUTPUT, "output"),
+        (&RESOURCE, "resource"),
+        (&TASK, "task"),
+    ] {
+        a.commit(kind, made, kind).await;
+    }
+    let other = [("type", "task-cache"), ("key", "other")];
+    c.commit("other", &other, "other").await;
+    hub.knows(4).await;
     hub.end().await;
     eventually("the streams end", || {
         nodes.iter().all(|node| !node.peers().is_told())
     })
     .await;
-    assert_eq!(b.sees("alone", &INPUT).await, text("one"));
-    assert_eq!(b.figures().questions, 2, "both peers are asked");
-    // Content here needs no one.
-    assert_eq!(b.sees("here", &INPUT).await, text("one"));
-    assert_eq!(b.figures().questions, 2);
+    for (read, kind) in [(&INPUT, "output"), (&RESOURCE, "resource"), (&TASK, "task")] {
+        let asked = b.figures().questions + 2;
+        let alone = b.sees(&format!("{kind}-alone"), read).await;
+        assert_eq!(alone, text(kind));
+        assert_eq!(b.figures().questions, asked, "{kind}: both peers are asked");
+        // Content here needs no one.
+        let here = b.sees(&format!("{kind}-here"), read).await;
+        assert_eq!(here, text(kind));
+        assert_eq!(b.figures().questions, asked, "{kind}");
+    }
     hub.begin().await;
     hub.has_all(&nodes).await;
-    hub.knows(3).await;
-    assert_eq!(b.sees("told", &TASK).await, text("two"));
-    assert_eq!(b.figures().questions, 3, "only the holder is asked");
+    hub.knows(7).await;
+    let asked = b.figures().questions;
+    assert_eq!(b.sees("told", &other).await, text("other"));
+    assert_eq!(b.figures().questions, asked + 1, "only the holder is asked");
     finish(hub, nodes).await;
 }
 

@@ -4,11 +4,13 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 use serde_json::Value;
+use tonic::Code;
 
-use crate::common::bench::eventually;
+use crate::common::bench::{eventually, soon};
 use crate::common::peer_keys::PeerKeys;
 use crate::common::process::PATIENCE;
 use crate::common::{Fs, Lab, Snapshot, assert_same, require_lab};
@@ -224,6 +226,70 @@ async fn restore_keys_with_and_without_a_star_work_in_one_list_and_after_a_resta
     end(one);
 }
 
+/// The driver's volume waits for content of so many bytes, which is being fetched.
+async fn is_fetching(pool: &Path, bytes: usize) {
+    eventually("it is being fetched", || {
+        let volumes = json(pool, &["volumes"]);
+        volumes[0]["fetch"]["of"].as_u64() == u64::try_from(bytes).ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_fetch_of_a_pod_that_is_deleted_goes_on_for_the_next_pod() {
+    const BYTES: usize = 12 << 20;
+    let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
+    let keys = two_keys();
+    let first = Driver::start(&one, &keys, 0, &["--peer-bandwidth", "2Mi"]).await;
+    let content = crate::nodes::random(BYTES);
+    let made = publish(&first, "makes", &OUTPUT).await;
+    fs::write(made.join("random"), &content).expect("write");
+    unpublish(&first, "makes").await;
+    let second = Driver::start(&two, &keys, 1, &[]).await;
+    let pool = second.pool.clone();
+    tokio::select! {
+        _ = publish(&second, "deleted", &INPUT) => panic!("it came faster than it may"),
+        () = is_fetching(&pool, BYTES) => {}
+    }
+    // Kubelet has cancelled the call, and repeats this one until it succeeds.
+    let pod = second.kubelet.pod_with_uid("ci", "deleted", "uid-deleted");
+    let unpublished = async {
+        while let Err(status) = pod.unpublish("work").await {
+            assert_eq!(status.code(), Code::Aborted, "{status}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    soon("the volume is unpublished", unpublished).await;
+    let target = pod.target("work");
+    pod.remove().expect("remove the pod's directory");
+    assert_eq!(
+        json(&pool, &["artifacts"]),
+        Value::Array(Vec::new()),
+        "it still comes"
+    );
+    assert_eq!(json(&pool, &["volumes"]), Value::Array(Vec::new()));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("read");
+    assert!(!mounts.contains(target.to_str().expect("text")), "{mounts}");
+
+    let read = publish(&second, "next", &INPUT).await;
+    assert!(fs::read(read.join("random")).expect("read") == content);
+    let peers = &json(&pool, &["status"])["peers"];
+    assert_eq!(peers["fetches"], 1, "{peers}");
+    let received = peers["receivedBytes"].as_u64().expect("a number");
+    let whole = u64::try_from(BYTES).expect("small");
+    assert!((whole..whole + (1 << 20)).contains(&received), "{peers}");
+    unpublish(&second, "next").await;
+    assert_eq!(
+        fs::read_dir(pool.join("incoming")).expect("list").count(),
+        0
+    );
+    for driver in [first, second] {
+        driver.kill();
+    }
+    end(one);
+    end(two);
+}
+
 #[tokio::test]
 async fn a_receiver_that_is_killed_leaves_nothing_and_fetches_again() {
     let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
@@ -235,19 +301,9 @@ async fn a_receiver_that_is_killed_leaves_nothing_and_fetches_again() {
     unpublish(&first, "makes").await;
     let second = Driver::start(&two, &keys, 1, &[]).await;
     let pool = second.pool.clone();
-    {
-        let reads = publish(&second, "reads", &INPUT);
-        let half = async {
-            eventually("it is being fetched", || {
-                let volumes = json(&pool, &["volumes"]);
-                volumes[0]["fetch"]["of"].as_u64() == Some(3 << 20)
-            })
-            .await;
-        };
-        tokio::select! {
-            _ = reads => panic!("it came faster than it may"),
-            () = half => {}
-        }
+    tokio::select! {
+        _ = publish(&second, "reads", &INPUT) => panic!("it came faster than it may"),
+        () = is_fetching(&pool, 3 << 20) => {}
     }
     second.kill();
     let halves = || {

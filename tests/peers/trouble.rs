@@ -14,6 +14,7 @@ use tonic::Code;
 use wire::peer_client::PeerClient;
 
 use crate::common::bench::eventually;
+use crate::common::disk::fill;
 use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, name, peers, random, read, text, write};
 
 #[tokio::test]
@@ -249,6 +250,57 @@ async fn a_fetch_that_is_given_up_goes_on_and_the_next_pod_joins_it() {
     eventually("the fetch ends", || b.distribution.fetching().is_empty()).await;
     assert_eq!(b.sees("late", &TASK).await, text("made"));
     assert_eq!(b.fetches(ContentSource::Peer).artifacts, 1);
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_up_mid_fetch_leaves_no_part_and_the_next_pod_gets_the_content() {
+    let a = Node::with("a", |start| start.bandwidth = Some(2 << 20)).await;
+    let (Some(a), Some(mut b)) = (a, Node::new("b").await) else {
+        return;
+    };
+    a.knows(&b);
+    b.knows(&a);
+    // Less than what comes between two looks at the space: a write meets the full disk.
+    let made: BTreeMap<String, Vec<u8>> = (10..26)
+        .map(|file| (file.to_string(), random(256 << 10)))
+        .collect();
+    a.commits("made", &TASK, |target| {
+        for (name, bytes) in &made {
+            fs::write(target.join(name), bytes).expect("write");
+        }
+    })
+    .await;
+    let incoming = b.bench.pool().join("incoming");
+    let filler = b.bench.lab.path().join("filler");
+    let fills = async {
+        eventually("half of it came", || {
+            let fetching = b.distribution.fetching();
+            fetching.first().is_some_and(|it| it.bytes >= 2 << 20)
+        })
+        .await;
+        assert_eq!(fs::read_dir(&incoming).expect("list").count(), 1);
+        fill(&filler);
+    };
+    tokio::join!(b.publish("full", &TASK), fills);
+    assert!(read(&b.bench.target("full")).is_empty(), "it starts empty");
+    let why = b.heard().into_iter().find_map(|what| match what {
+        baggageclaim::engine::notice::What::NotFetched { why, .. } => Some(why),
+        _ => None,
+    });
+    let why = why.expect("the pod is told");
+    assert!(why.contains("bytes are free"), "{why}");
+    assert!(b.bench.engine.artifacts(None).is_empty());
+    // A failed write is an error of the disk: what came before it is not used, either.
+    assert_eq!(fs::read_dir(&incoming).expect("list").count(), 0);
+    assert_eq!(b.fetches(ContentSource::Peer).failures, 1);
+    fs::remove_file(&filler).expect("make room");
+    b.end("full", Outcome::Failed).await;
+
+    b.publish("late", &TASK).await;
+    assert!(read(&b.bench.target("late")) == made);
+    b.end("late", Outcome::Failed).await;
     a.finish().await;
     b.finish().await;
 }

@@ -1,6 +1,6 @@
 //! The part of the pipeline on other nodes: drivers with pools of their own. The second one has
 //! nothing but the shared tier. It fetches the sources and the cache, and builds on. The third one
-//! has nothing but a peer: the first one.
+//! has nothing but a peer, the first one, and does the same.
 
 use std::time::{Duration, Instant};
 
@@ -50,33 +50,20 @@ impl Pipeline<'_> {
             "what one node committed is on another node, byte for byte",
             told,
         );
-        let output = ["type=output", "name=program", "commit=never"];
-        self.mount(&mut step, "out", &output).await?;
-        self.mount(&mut step, "scratch", &["type=scratch"]).await?;
-        let label = "on a second node";
-        let (compiled, _) = self.build(&step, label, 3, options).await?;
-        let said = in_container(self.sandbox, step.mounts(), |container| {
-            project::run(container, "out")
-        });
-        let said = said.await?;
-        let (before, after) = (first.strip_prefix("1 "), said.strip_prefix("3 "));
-        let cold = self.builds[0].compiled;
-        self.claim(
-            before.is_some() && before == after && compiled < cold,
-            "the second node builds on where the first one was, and its program finds the same",
-            format!("{cold} crates on the first node, then {compiled}; {said:?}"),
-        );
+        self.builds_on(&mut step, "on a second node", 3, first, options)
+            .await?;
         self.leave(step, &paths.pool).await?;
         drop(kubelet);
         driver.stop()
     }
 
-    /// Mounts the sources and the cache on a node that has none of the pipeline's content, straight
-    /// from the first node.
+    /// Builds on a node that has none of the pipeline's content, and gets it straight from the first
+    /// node.
     pub(super) async fn third_node(
         &mut self,
         fetched: Fingerprint,
         committed: Fingerprint,
+        first: &str,
         options: &Options,
     ) -> Result<(), Error> {
         let paths = self.sandbox.peer_paths("node-3")?;
@@ -93,9 +80,43 @@ impl Pipeline<'_> {
             "without a bucket they come straight from the node that has them, byte for byte",
             told,
         );
+        self.builds_on(&mut step, "on a third node", 4, first, options)
+            .await?;
         self.leave(step, &paths.pool).await?;
         drop(kubelet);
         driver.stop()
+    }
+
+    /// Builds an edition of the program with the sources and the cache that came, and runs it.
+    /// `first`: what the program of the first build printed.
+    async fn builds_on(
+        &mut self,
+        step: &mut Step,
+        label: &'static str,
+        edition: u32,
+        first: &str,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let output = ["type=output", "name=program", "commit=never"];
+        self.mount(step, "out", &output).await?;
+        self.mount(step, "scratch", &["type=scratch"]).await?;
+        let (compiled, _) = self.build(step, label, edition, options).await?;
+        let said = in_container(self.sandbox, step.mounts(), |container| {
+            project::run(container, "out")
+        });
+        let said = said.await?;
+        let before = first.strip_prefix("1 ");
+        let after = said.strip_prefix(&format!("{edition} "));
+        let cold = self.builds[0].compiled;
+        self.claim(
+            before.is_some() && before == after && compiled < cold,
+            format!(
+                "{} builds on where the first one was, and its program finds the same",
+                step.title
+            ),
+            format!("{cold} crates on the first node, then {compiled}; {said:?}"),
+        );
+        Ok(())
     }
 
     /// Mounts the sources and the cache. Returns what they hold, and a text about it.

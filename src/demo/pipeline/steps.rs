@@ -32,7 +32,7 @@ impl Pipeline<'_> {
         self.failed_step(committed).await?;
         self.second_node(fetched, committed, &first, options)
             .await?;
-        self.third_node(fetched, committed, options).await?;
+        self.third_node(fetched, committed, &first, options).await?;
         self.one_view_costs_nothing();
         self.nothing_is_left(options).await
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 
 use super::cluster::Cluster;
 use crate::distribution::roster::Members;
@@ -49,8 +49,7 @@ impl Members for ClusterMembers {
 
     fn zone(&self, node: &NodeId) -> String {
         let node = self.0.seen_nodes.get(node.as_str());
-        let zone = node.and_then(|node| node.labels().get(ZONE).cloned());
-        zone.unwrap_or_default()
+        node.map(|node| zone_of(&*node)).unwrap_or_default()
     }
 
     fn expected(&self) -> Option<BTreeSet<String>> {
@@ -61,5 +60,33 @@ impl Members for ClusterMembers {
         // The account of a node that was deleted will not come.
         let there = names.filter(|node| self.0.seen_nodes.get(node).is_some());
         is_listed.then(|| there.collect())
+    }
+}
+
+/// The zone in a node's labels; empty: not known.
+fn zone_of(node: &impl ResourceExt) -> String {
+    node.labels().get(ZONE).cloned().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+
+    use super::*;
+
+    #[test]
+    fn the_zone_of_a_node_is_its_well_known_label() {
+        let node = |labels: serde_json::Value| -> Node {
+            let metadata = serde_json::json!({"name": "node-1", "labels": labels});
+            serde_json::from_value(serde_json::json!({"metadata": metadata})).expect("a node")
+        };
+        let labels = serde_json::json!({
+            "topology.kubernetes.io/zone": "east-1a",
+            "topology.kubernetes.io/region": "east",
+        });
+        assert_eq!(zone_of(&node(labels)), "east-1a");
+        let labels = serde_json::json!({"topology.kubernetes.io/region": "east"});
+        assert_eq!(zone_of(&node(labels)), "");
+        assert_eq!(zone_of(&node(serde_json::Value::Null)), "");
     }
 }
