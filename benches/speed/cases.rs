@@ -2,6 +2,7 @@
 //! a run, so that other load affects both. A figure is the median, over the turns, of each turn's
 //! median.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::Path;
@@ -106,29 +107,52 @@ impl Bench<'_> {
             self.claims(&mut driver).await;
         }
         driver.stop();
+        self.clear();
         if self.wants("commits") {
             self.commits().await;
+            self.clear();
         }
         if self.wants("archives") {
             self.archives();
+            self.clear();
         }
         if self.wants("tier") {
             self.tier().await;
+            self.clear();
         }
         if self.wants("peers") {
             self.peers().await;
+            self.clear();
         }
         if self.wants("policies") {
             self.policies().await;
+            self.clear();
         }
         if self.wants("headline") {
             self.headline().await;
+            self.clear();
         }
         if self.wants("start") {
             self.start().await;
+            self.clear();
         }
         if self.wants("memory") {
             self.memory().await;
+            self.clear();
+        }
+    }
+
+    /// Deletes what a family has left. A driver makes no tables of contents on a full filesystem.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "what is removed is the bench's own"
+    )]
+    fn clear(&self) {
+        for left in fs::read_dir(self.lab.path()).expect("a list") {
+            let path = left.expect("an entry").path();
+            if path.file_name() != Some(OsStr::new("lost+found")) {
+                fs::remove_dir_all(path).expect("remove");
+            }
         }
     }
 
@@ -159,7 +183,10 @@ impl Bench<'_> {
         goal: Goal,
     ) {
         let name = format!("{}: {name}", self.lab.fs().name());
-        self.rows.push(Row::new(name, unit, ours, baseline, goal));
+        let row = Row::new(name, unit, ours, baseline, goal);
+        // It takes long, and may fail later.
+        eprintln!("  {row}");
+        self.rows.push(row);
     }
 
     /// One turn of the driver; the median time of a publish.

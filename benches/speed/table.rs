@@ -1,7 +1,7 @@
 //! The rows of the table: results, goals, and their output. Nothing is measured here.
 //! `target/bench.json` is the same table for programs.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
@@ -64,6 +64,27 @@ impl Row {
     }
 }
 
+/// A line of the table.
+impl fmt::Display for Row {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |value: f64| {
+            let digits = usize::from(value < 10.0) + usize::from(value < 1.0) * 2;
+            format!("{value:.digits$} {}", self.unit)
+        };
+        let dash = || "-".to_owned();
+        write!(
+            text,
+            "{:<58} {:>11} {:>11} {:>6}  {:<11} {}",
+            self.name,
+            number(self.ours),
+            self.baseline.map_or_else(dash, number),
+            self.ratio.map_or_else(dash, |ratio| format!("{ratio:.2}")),
+            self.goal,
+            if self.met { "yes" } else { "NO" }
+        )
+    }
+}
+
 /// The table as text.
 pub fn render(rows: &[Row]) -> String {
     let mut text = format!(
@@ -71,21 +92,7 @@ pub fn render(rows: &[Row]) -> String {
         "ROW", "OURS", "BASELINE", "RATIO", "GOAL", "MET"
     );
     for row in rows {
-        let number = |value: f64| {
-            let digits = usize::from(value < 10.0) + usize::from(value < 1.0) * 2;
-            format!("{value:.digits$} {}", row.unit)
-        };
-        let dash = || "-".to_owned();
-        let _ = writeln!(
-            text,
-            "{:<58} {:>11} {:>11} {:>6}  {:<11} {}",
-            row.name,
-            number(row.ours),
-            row.baseline.map_or_else(dash, number),
-            row.ratio.map_or_else(dash, |ratio| format!("{ratio:.2}")),
-            row.goal,
-            if row.met { "yes" } else { "NO" }
-        );
+        let _ = writeln!(text, "{row}");
     }
     text
 }

@@ -537,8 +537,11 @@ async fn a_pod_gets_the_content_of_another_node_and_no_other_request_does() {
     assert_ne!(key(before), key(after));
 }
 
+/// A pod, the attributes of its volume, and the text that it starts with.
+type Reader<'a> = (Pod, &'a [(&'a str, &'a str)], &'a str);
+
 /// Each pod starts from content of its own node, which asks no peer for it.
-async fn is_used_here((node, pool): (&Process, &Path), pods: &[(Pod, &[(&str, &str)], &str)]) {
+async fn is_used_here((node, pool): (&Process, &Path), pods: &[Reader<'_>]) {
     let asked = figures(pool)["questions"].clone();
     for (pod, attributes, content) in pods {
         let target = publish(pod, attributes).await;

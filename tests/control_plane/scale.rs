@@ -13,7 +13,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -187,7 +187,7 @@ async fn release(plane: &ControlPlane) {
     let names: Vec<String> = list
         .expect("list")
         .iter()
-        .map(|one| one.name_any())
+        .map(ResourceExt::name_any)
         .collect();
     let release = async |name: &String| {
         let status = Patch::Merge(json!({ "status": { "phase": "Released" } }));

@@ -66,7 +66,7 @@ impl Load {
     fn before(&self) -> Option<(u64, Option<Version>)> {
         let connected = self.connected.lock();
         let connected = connected.as_ref();
-        connected.map(|connected| (connected.number, known(&connected.find)))
+        connected.map(|connected| (connected.number, known(&*connected.find)))
     }
 
     fn note(&self, version: Version, text: &str) {
@@ -156,7 +156,7 @@ impl Load {
     async fn connects(&self, hub: &Hub, number: u64) {
         let seen = self.newest();
         eventually("the controller knows what was seen", || {
-            known(&hub.find) >= Some(seen)
+            known(&*hub.find) >= Some(seen)
         })
         .await;
         let find = Arc::clone(&hub.find);
@@ -197,7 +197,7 @@ async fn while_the_controller_restarts_under_load_no_reader_goes_back() {
     let newest = made.expect("a node has it").max(load.newest());
     eventually("older content loses the name", || {
         let mut all = nodes.iter().filter_map(here);
-        all.all(|here| here == newest) && known(&hub.find) == Some(newest)
+        all.all(|here| here == newest) && known(&*hub.find) == Some(newest)
     })
     .await;
     let mut texts = Vec::new();
