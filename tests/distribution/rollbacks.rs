@@ -1,7 +1,7 @@
 //! An earlier generation that is committed once more, where a tier has newer content of the name.
 
 use baggageclaim::engine::RollbackOrder;
-use baggageclaim::model::{ArtifactId, Name, Timestamp};
+use baggageclaim::model::{ArtifactId, Name, Outcome, Timestamp};
 
 use crate::nodes::{INPUT, Node, OUTPUT, TASK, reference, require, tenant, text, two_nodes};
 
@@ -72,6 +72,7 @@ async fn rolled_back(
     c.share("three", &writer, "better").await;
     let d = require!(Node::new(&tier.store).await);
     assert_eq!(d.sees("later", &reader).await, text("better"), "{case}");
+    a.end("long", Outcome::Failed).await;
     for node in [a, b, c, d] {
         node.finish().await;
     }

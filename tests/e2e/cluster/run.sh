@@ -38,10 +38,10 @@ run() {
 }
 
 # Claims in a cluster, without kubelets. Its tests wait most of the time, as the cases do, so they
-# run beside them.
+# run beside them. A program with this KUBECONFIG would count as left over of the nodes.
 control_plane() {
   patiently env -C "$repository" cargo test --quiet --locked --no-run --test control_plane --test e2e
-  setsid env -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
+  setsid env -u KUBECONFIG -u KUBECACHEDIR -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
     cargo test --quiet --locked --test control_plane > "$home/control-plane.log" 2>&1 9>&- &
   beside=$!
   say "the control plane without kubelets runs beside: ${home#"$repository"/}/control-plane.log"
