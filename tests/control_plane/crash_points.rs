@@ -13,6 +13,7 @@ use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::failpoint::{Point, visits};
 use baggageclaim::engine::{Config, Engine};
 use baggageclaim::model::{ClaimSource, PersistentVolume};
+use baggageclaim::store::PoolDirs;
 use futures_util::future::join_all;
 use kube::Api;
 use kube::api::ListParams;
@@ -114,6 +115,9 @@ async fn a_creation_passes_points() {
     let taken = engine.create_snapshot("taken", source.id.as_str()).await;
     let taken = taken.expect("taken");
     engine.shutdown().await;
+    drop(engine);
+    let is_let_go = async || PoolDirs::open(&lab.dir("another")).is_ok();
+    eventually("the pool is let go", is_let_go).await;
     let engine = open("another").await;
     let before = passed();
     let restored = CreateClaim {

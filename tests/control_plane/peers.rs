@@ -171,9 +171,10 @@ pub(crate) async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
 async fn make_resource(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
     let uid = object(plane, "ci", "resource", "node-1", RESOURCE);
     let pod = kubelet.pod_with_uid("ci", "resource", uid);
-    let always = [&READ_RESOURCE[..], &[("commit", "always")]].concat();
-    let target = publish(&pod, &always).await;
+    let marked = [&READ_RESOURCE[..], &[("commit", "on-marker")]].concat();
+    let target = publish(&pod, &marked).await;
     fs::write(target.join("text"), "resource").expect("write");
+    fs::write(target.join(".baggageclaim-commit"), "").expect("write");
     unpublish(&pod).await;
     eventually("it is durable, too", async || {
         let listed = told(pool, "artifacts");

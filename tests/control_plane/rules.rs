@@ -85,7 +85,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
 fn patch(plane: &ControlPlane, object: &str, spec: &str) -> (bool, String) {
     let (kind, name) = object.split_once('/').expect("a kind and a name");
     let object = format!("{kind}s.{GROUP}/{name}");
-    let patch = format!("--patch={{spec: {{{spec}}}}}");
+    let patch = format!("--patch=spec: {{{spec}}}");
     plane.try_kubectl(&["patch", "--type=merge", &object, &patch])
 }
 
