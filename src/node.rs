@@ -126,6 +126,9 @@ const TRY_AGAIN: Duration = Duration::from_millis(200);
 /// `timeoutSeconds` in deploy/), so that kubelet gets the reason.
 const TO_ANSWER: Duration = Duration::from_secs(3);
 
+/// How long the registration with kubelet waits for the clears that this node missed.
+const TO_CATCH_UP: Duration = Duration::from_secs(2);
+
 /// Serves this node until `shutdown` is ready and the drain is over.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let socket = config.driver.socket.clone();
@@ -223,6 +226,7 @@ struct Tasks {
 impl Tasks {
     /// The tasks, each with its name. Without an engine, kubelet only unmounts.
     fn start(self, engine: Option<Engine>, drain: Drain) -> driver::Tasks {
+        let clears = self.catalog.clone().filter(|_| engine.is_some());
         let mut tasks = match engine {
             Some(engine) => {
                 let (kubernetes, catalog, orders) = (self.kubernetes, self.catalog, self.orders);
@@ -254,8 +258,15 @@ impl Tasks {
         };
         let (socket, registration) = (self.socket, self.registration);
         let offer = async move {
+            let can_serve = async {
+                answers(&socket).await;
+                // No pod starts from content that was cleared while this node was away.
+                if let Some(catalog) = clears {
+                    catalog.caught_up(TO_CATCH_UP).await;
+                }
+            };
             tokio::select! {
-                () = answers(&socket) => registration.keep(&drain).await,
+                () = can_serve => registration.keep(&drain).await,
                 () = drain.begun() => {}
             }
         };

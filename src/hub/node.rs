@@ -55,6 +55,8 @@ pub struct Node {
     controller: watch::Receiver<Option<Controller>>,
     /// The controller, while a stream to it has sent its account.
     attached: Mutex<Option<HubClient<Channel>>>,
+    /// Whether a stream has ever begun: then this node has applied the clears that it missed.
+    has_begun: watch::Sender<bool>,
 }
 
 impl Node {
@@ -66,7 +68,15 @@ impl Node {
             key,
             controller,
             attached: Mutex::default(),
+            has_begun: watch::Sender::new(false),
         })
+    }
+
+    /// Waits until this node has applied the clears that it missed while it was away; no longer than
+    /// this, since there may be no controller.
+    pub async fn caught_up(&self, at_most: Duration) {
+        let mut has_begun = self.has_begun.subscribe();
+        let _no_controller = timeout(at_most, has_begun.wait_for(|begun| *begun)).await;
     }
 
     /// Keeps a stream to the controller, until it is dropped. When a name is rolled back, the
@@ -148,6 +158,7 @@ impl Node {
         stream.measure().await?;
         stream.begin(&self.id).await?;
         *self.attached.lock() = Some(client);
+        self.has_begun.send_replace(true);
         tracing::info!(address = %controller.address, "the controller has this node's account");
         stream.keep().await
     }
