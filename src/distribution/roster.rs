@@ -1,6 +1,6 @@
 //! Who the peers are, what each may read, which of them have content, and what all of them must
-//! clear or put back: traits without an implementation. `peer` has the file of a standalone driver, `k8s` has
-//! the API server, and `hub` has the catalog of the controller.
+//! clear or put back: traits without an implementation. `peer` has the file of a standalone driver,
+//! `k8s` has the API server, and `hub` has the catalog of the controller.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;

@@ -1,8 +1,8 @@
 //! What the engine knows, in memory: volumes, the catalog, persistent volumes, write-back, health.
 //!
-//! One mutex ([`Watched`]) guards all of it, and is held for look-ups and moves only, never across a system call.
-//! Everything here can be computed again from the index, the records and the mount table; nothing
-//! here is the only copy of anything.
+//! One mutex ([`Watched`]) guards all of it, and is held for look-ups and moves only, never across
+//! a system call. Everything here can be computed again from the index, the records and the mount
+//! table; nothing here is the only copy of anything.
 //!
 //! **References.** A layer is referred to by the artifacts, claims and snapshots that stack it and
 //! by the volumes mounted over it, from the moment a publish picks its parent (under this lock)

@@ -1,8 +1,8 @@
 //! The node's side: one stream to the controller. The node reports its names as they change, and
 //! now and then what namespaces use. It follows the controller's time, applies its clears and cache
-//! policies, and evicts what the controller orders. It gives up outputs that another node made again,
-//! and task caches that were rolled back. It carries out rollbacks. It also asks the controller where
-//! the content of a name is.
+//! policies, and evicts what the controller orders. It gives up outputs that another node made
+//! again, and task caches that were rolled back. It carries out rollbacks. It also asks the
+//! controller where the content of a name is.
 //!
 //! Without a controller nothing here fails: the node asks all its peers.
 
@@ -72,8 +72,8 @@ impl Node {
         })
     }
 
-    /// Waits until this node has applied the clears that it missed while it was away; no longer than
-    /// this, since there may be no controller.
+    /// Waits until this node has applied the clears that it missed while it was away; no longer
+    /// than this, since there may be no controller.
     pub async fn caught_up(&self, at_most: Duration) {
         let mut has_begun = self.has_begun.subscribe();
         let _no_controller = timeout(at_most, has_begun.wait_for(|begun| *begun)).await;

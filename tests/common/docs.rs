@@ -18,8 +18,8 @@ pub(crate) fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The YAML blocks with whole manifests, and those that a shell command reads up to `END`, each with
-/// its page. Fragments are left out.
+/// The YAML blocks with whole manifests, and those that a shell command reads up to `END`, each
+/// with its page. Fragments are left out.
 pub(crate) fn manifests() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for page in pages() {

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::subscriber::DefaultGuard;
 
-/// With one subscriber alone, tracing asks that of the thread which logs a line first, and remembers
-/// its answer. Other threads of a test program have none.
+/// With one subscriber alone, tracing asks that of the thread which logs a line first, and
+/// remembers its answer. Other threads of a test program have none.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| {
     let subscriber = tracing_subscriber::fmt().with_writer(io::sink);
     Dispatch::new(subscriber.finish())

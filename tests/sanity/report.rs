@@ -12,8 +12,8 @@ const PENDING: [&str; 1] = [
      tokens when the last volume from a page is deleted",
 ];
 
-/// The groups of specs for what is served only with `--attach` and `--alpha`: attaching volumes, and
-/// what is alpha in CSI 1.13. A cluster has neither.
+/// The groups of specs for what is served only with `--attach` and `--alpha`: attaching volumes,
+/// and what is alpha in CSI 1.13. A cluster has neither.
 pub(crate) const WITHOUT_OPTIONS: &[&str] = &[
     "Controller Service [Controller Server] ControllerPublishVolume",
     "Controller Service [Controller Server] ControllerUnpublishVolume",

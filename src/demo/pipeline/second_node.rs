@@ -57,8 +57,8 @@ impl Pipeline<'_> {
         driver.stop()
     }
 
-    /// Builds on a node that has none of the pipeline's content, and gets it straight from the first
-    /// node.
+    /// Builds on a node that has none of the pipeline's content, and gets it straight from the
+    /// first node.
     pub(super) async fn third_node(
         &mut self,
         fetched: Fingerprint,

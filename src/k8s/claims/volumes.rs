@@ -291,9 +291,9 @@ impl Cluster {
         }
     }
 
-    /// Refuses to delete a volume that another PersistentVolume than the deleted one names. The call
-    /// does not name that one, but csi-provisioner makes it only for one that is Released and has
-    /// the reclaim policy Delete. So any that is neither is another.
+    /// Refuses to delete a volume that another PersistentVolume than the deleted one names. The
+    /// call does not name that one, but csi-provisioner makes it only for one that is Released and
+    /// has the reclaim policy Delete. So any that is neither is another.
     async fn check_only_ending(&self, volume: &Volume) -> Result<()> {
         let id = volume.name_any();
         let Some(named) = self.persistent.keeping(&id, &volume.spec.name).await? else {
