@@ -181,7 +181,7 @@ fn class_of_pending(env: &Env) {
     env.claim_event(
         "refused",
         &[
-            "failed to provision volume",
+            "ResourceExhausted",
             "bytes were requested, and the pool has",
         ],
     );
