@@ -24,8 +24,8 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo clippy --test torture --test guests --test e2e --test control_plane --locked -- -D warnings
 	cargo test --no-run --locked
-	@# Tests wait for disks and processes: two more at once than there are processors.
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( $$(nproc) + 2 ))} $(ALONE) cargo test --locked --no-fail-fast
+	@# Tests wait for disks and processes: one more at once than there are processors.
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( $$(nproc) + 1 ))} $(ALONE) cargo test --locked --no-fail-fast
 	cargo test --no-run --locked --test torture --test guests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync torture-short guests BAGGAGECLAIM_GUESTS_SHORT=1
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
