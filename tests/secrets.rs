@@ -12,13 +12,10 @@
 
 mod common;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 
 use baggageclaim::csi::Readiness;
-use parking_lot::Mutex;
 use prost_reflect::prost::Message as _;
 use prost_reflect::{
     DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value,
@@ -28,32 +25,13 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use common::calls::OPTIONS;
+use common::log::Log;
 use common::process::NodeProcess;
 use common::raw::Raw;
 use common::{Fs, require_lab};
 
 const CANARY: &str = "hunter2-the-canary";
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
-
-#[derive(Clone, Default)]
-struct Captured(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Captured {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Captured {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().clone()).expect("log lines are text")
-    }
-}
 
 /// Whether a field's value must not be seen.
 fn is_secret(field: &FieldDescriptor) -> bool {
@@ -116,7 +94,7 @@ async fn call(channel: &Channel, path: &str, message: Vec<u8>) -> Result<Vec<u8>
 
 #[tokio::test]
 async fn secrets_are_in_no_line_and_no_answer() {
-    let log = Captured::default();
+    let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)

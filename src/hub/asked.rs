@@ -32,12 +32,15 @@ impl<T> Default for Questions<T> {
 }
 
 impl<T> Questions<T> {
-    /// A new question for these nodes: its number, and where their answers come.
+    /// A new question for these nodes: its number, and where their answers come. They end when all
+    /// nodes have answered.
     pub(super) fn ask(&mut self, nodes: HashSet<NodeId>) -> (u64, mpsc::Receiver<(NodeId, T)>) {
         let (answers, received) = mpsc::channel(nodes.len().max(1));
         self.last += 1;
         let silent = nodes;
-        self.waiting.insert(self.last, Waiting { silent, answers });
+        if !silent.is_empty() {
+            self.waiting.insert(self.last, Waiting { silent, answers });
+        }
         (self.last, received)
     }
 
@@ -49,10 +52,13 @@ impl<T> Questions<T> {
         {
             // There is space for one answer of each node.
             let _ended = waiting.answers.try_send(answer);
+            if waiting.silent.is_empty() {
+                self.waiting.remove(&question);
+            }
         }
     }
 
-    /// Forgets those that have ended.
+    /// Forgets those whose asker waits no longer.
     pub(super) fn forget(&mut self) {
         self.waiting.retain(|_, it| !it.answers.is_closed());
     }
@@ -60,6 +66,8 @@ impl<T> Questions<T> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc::error::TryRecvError;
+
     use super::*;
 
     #[test]
@@ -73,9 +81,21 @@ mod tests {
             questions.answered(first, (node("a"), text));
         }
         assert_eq!(answers.try_recv(), Ok((node("a"), "true")));
-        assert!(answers.try_recv().is_err());
+        assert_eq!(answers.try_recv(), Err(TryRecvError::Disconnected));
+        assert!(questions.waiting.is_empty());
+
+        // The asker of this one does not wait for the second node.
+        let (second, mut answers) = questions.ask([node("a"), node("b")].into());
+        questions.answered(second, (node("b"), "one"));
+        assert_eq!(answers.try_recv(), Ok((node("b"), "one")));
+        assert_eq!(answers.try_recv(), Err(TryRecvError::Empty));
+        questions.forget();
+        assert_eq!(questions.waiting.len(), 1);
         drop(answers);
         questions.forget();
         assert!(questions.waiting.is_empty());
+
+        let (_, mut answers) = questions.ask(HashSet::new());
+        assert_eq!(answers.try_recv(), Err(TryRecvError::Disconnected));
     }
 }

@@ -28,15 +28,11 @@ impl Inner {
     /// Asks all nodes with a stream. The others are silent, as are older ones.
     pub(super) async fn generations(&self, name: &Name) -> Generations {
         let mut silent = self.members.expected().unwrap_or_default();
-        let (mut asked, mut answers) = self.ask(name);
+        let (asked, mut answers) = self.ask(name);
         silent.extend(asked.iter().map(|node| node.as_str().to_owned()));
         let mut found = Vec::new();
         let collect = async {
-            while !asked.is_empty() {
-                let Some((node, of_node)) = answers.recv().await else {
-                    break;
-                };
-                asked.remove(&node);
+            while let Some((node, of_node)) = answers.recv().await {
                 silent.remove(node.as_str());
                 found.extend(of_node.into_iter().map(|it| (node.clone(), it)));
             }

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use futures_util::future::{Fuse, FusedFuture as _, FutureExt as _};
-use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval_at, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -54,9 +53,7 @@ pub struct Node {
     key: Key,
     controller: watch::Receiver<Option<Controller>>,
     /// The controller, while a stream to it has sent its account.
-    attached: Mutex<Option<HubClient<Channel>>>,
-    /// Whether a stream has ever begun: then this node has applied the clears that it missed.
-    has_begun: watch::Sender<bool>,
+    attached: watch::Sender<Option<HubClient<Channel>>>,
 }
 
 impl Node {
@@ -67,16 +64,15 @@ impl Node {
             id,
             key,
             controller,
-            attached: Mutex::default(),
-            has_begun: watch::Sender::new(false),
+            attached: watch::Sender::default(),
         })
     }
 
-    /// Waits until this node has applied the clears that it missed while it was away; no longer
-    /// than this, since there may be no controller.
+    /// Waits until a stream has sent this node's account: then it has applied the clears that it
+    /// missed while it was away. It waits no longer than this, since there may be no controller.
     pub async fn caught_up(&self, at_most: Duration) {
-        let mut has_begun = self.has_begun.subscribe();
-        let _no_controller = timeout(at_most, has_begun.wait_for(|begun| *begun)).await;
+        let mut attached = self.attached.subscribe();
+        let _no_controller = timeout(at_most, attached.wait_for(Option::is_some)).await;
     }
 
     /// Keeps a stream to the controller, until it is dropped. When a name is rolled back, the
@@ -100,7 +96,7 @@ impl Node {
                 // Without a sender, this controller stays.
                 Ok(()) = controller.changed() => None,
             };
-            let was_attached = self.attached.lock().take().is_some();
+            let was_attached = self.attached.send_replace(None).is_some();
             if let Some(Err(status)) = ended {
                 let (address, why) = (&known.address, messages::say(&status));
                 if was_attached {
@@ -157,8 +153,7 @@ impl Node {
         };
         stream.measure().await?;
         stream.begin(&self.id).await?;
-        *self.attached.lock() = Some(client);
-        self.has_begun.send_replace(true);
+        self.attached.send_replace(Some(client));
         tracing::info!(address = %controller.address, "the controller has this node's account");
         stream.keep().await
     }
@@ -506,7 +501,7 @@ async fn count(engine: Engine) -> Result<BTreeMap<Tenant, NamespaceUsage>, Statu
 #[async_trait]
 impl Directory for Node {
     fn is_connected(&self) -> bool {
-        self.attached.lock().is_some()
+        self.attached.borrow().is_some()
     }
 
     async fn locate(&self, name: &Name, wait: Duration) -> Located {
@@ -535,7 +530,7 @@ impl Node {
         about: &impl std::fmt::Display,
         wait: Duration,
     ) -> Option<wire::FindResponse> {
-        let mut client = self.attached.lock().clone()?;
+        let mut client = self.attached.borrow().clone()?;
         match timeout(wait + LATE, client.find(question)).await {
             Ok(Ok(answer)) => Some(answer.into_inner()),
             Ok(Err(status)) => {

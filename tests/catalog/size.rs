@@ -16,6 +16,8 @@ use crate::common::random::Random;
 /// A part of a million: an entry's size does not depend on how many there are.
 const ENTRIES: u64 = 250_000;
 const BEGAN: u64 = 1_795_400_000_000;
+/// What follows a measured number.
+const UNIT: &str = " bytes an entry";
 
 /// The resident memory of this process.
 fn resident() -> u64 {
@@ -82,9 +84,6 @@ fn an_entry_takes_less_than_100_bytes_so_a_million_fit_in_96_mib() {
     let bytes: u64 = bytes.unwrap_or_else(|| panic!("{}: {told}", measured.status));
     assert!((45..=100).contains(&bytes), "{bytes}{UNIT}");
 }
-
-/// What follows a measured number.
-const UNIT: &str = " bytes an entry";
 
 #[test]
 #[ignore = "a part of the test above, which gives it a process of its own"]

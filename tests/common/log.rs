@@ -1,4 +1,5 @@
-//! The log of one thread, for tests that run the product on that thread alone.
+//! What is logged, for tests to read: by one thread, or by the whole program through a subscriber of
+//! the test.
 
 use std::io;
 use std::sync::{Arc, LazyLock};
@@ -14,7 +15,7 @@ static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| {
     Dispatch::new(subscriber.finish())
 });
 
-/// What this thread logged since [`Log::begin`] or [`Log::forget`].
+/// What was written since [`Log::begin`] or [`Log::forget`].
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -46,9 +47,13 @@ impl Log {
         self.0.lock().clear();
     }
 
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.lock().clone()).expect("log lines are text")
+    }
+
     /// How many lines contain this text.
     pub fn count(&self, text: &str) -> usize {
-        let log = String::from_utf8(self.0.lock().clone()).expect("log lines are text");
+        let log = self.text();
         log.lines().filter(|line| line.contains(text)).count()
     }
 

@@ -6,7 +6,7 @@
 //! - [`disk`]: a disk that loses writes, one that does not answer, and a slow one.
 //! - [`lab`]: a filesystem of some kind in an image in memory, removed after the test.
 //! - [`layers`]: layers that go from one engine to another.
-//! - [`log`]: the log of one thread.
+//! - [`log`]: what is logged.
 //! - [`net`]: network namespaces.
 //! - [`peer_keys`]: the keys of drivers that are peers.
 //! - [`tree`]: trees of files, plain and odd.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use baggageclaim::api::{Cache, MIRRORED};
-use baggageclaim::kubelet_double::PublishOptions;
+use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use kube::api::ListParams;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -13,9 +14,9 @@ use kube::{Api, ResourceExt as _};
 
 use crate::clears::{fences, has};
 use crate::common::{Fs, require_lab};
-use crate::driver::{controller_with, kubelet};
+use crate::driver::{Process, controller_with, kubelet};
 use crate::eventually;
-use crate::peers::{commit, hub_flag, is_told, object, peer};
+use crate::peers::{commit, hub_flag, is_told, nodes, object, peer};
 use crate::plane::ControlPlane;
 
 async fn objects(plane: &ControlPlane) -> Vec<Cache> {
@@ -38,23 +39,30 @@ fn line(plane: &ControlPlane, name: &str) -> Option<Vec<String>> {
     Some(line.split_whitespace().map(str::to_owned).collect())
 }
 
+/// The namespace `ci`, a controller with these flags, and a node with a stream to it.
+async fn one_node(
+    plane: &ControlPlane,
+    pool: &Path,
+    flags: &[&str],
+) -> (Process, Process, Kubelet) {
+    plane.kubectl(&["create", "namespace", "ci"]);
+    nodes(plane, 1);
+    let hub = hub_flag(plane);
+    let controller = controller_with(plane, &[&[hub.as_str()], flags].concat());
+    let node = peer(plane, "node-1", pool);
+    let kubelet = kubelet(plane, "node-1", &node).await;
+    is_told(pool, true).await;
+    (controller, node, kubelet)
+}
+
 #[tokio::test]
 async fn task_caches_are_shown_as_objects_and_deleting_one_clears_it() {
     let Some(plane) = ControlPlane::start().await else {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    plane.kubectl(&["create", "namespace", "ci"]);
-    plane.apply(
-        "node-1",
-        "{apiVersion: v1, kind: Node, metadata: {name: node-1}}",
-    );
-    let hub = hub_flag(&plane);
-    let mut controller = controller_with(&plane, &[&hub, "--mirror-caches=2"]);
     let pool = lab.dir("one");
-    let node = peer(&plane, "node-1", &pool);
-    let kubelet = kubelet(&plane, "node-1", &node).await;
-    is_told(&pool, true).await;
+    let (mut controller, _node, kubelet) = one_node(&plane, &pool, &["--mirror-caches=2"]).await;
 
     // The third one takes the place of the first.
     commit(&plane, &kubelet, ("node-1", "build-1"), ("first", 20_000)).await;
@@ -111,7 +119,7 @@ async fn task_caches_are_shown_as_objects_and_deleting_one_clears_it() {
                 metadata: {name: mine, namespace: ci}, spec: {key: go}}";
     plane.apply("mine", mine);
     controller.kill();
-    let controller = controller_with(&plane, &[&hub, "--mirror-caches=0"]);
+    let controller = controller_with(&plane, &[&hub_flag(&plane), "--mirror-caches=0"]);
     let selector = format!("--selector={MIRRORED}");
     eventually("the mirror is empty", async || {
         let left = ["get", "caches", "-A", &selector, "--output=name"];
@@ -137,16 +145,8 @@ async fn many_new_caches_are_written_at_a_pace() {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    plane.kubectl(&["create", "namespace", "ci"]);
-    plane.apply(
-        "node-1",
-        "{apiVersion: v1, kind: Node, metadata: {name: node-1}}",
-    );
-    let mut controller = controller_with(&plane, &[&hub_flag(&plane)]);
     let pool = lab.dir("one");
-    let node = peer(&plane, "node-1", &pool);
-    let kubelet = kubelet(&plane, "node-1", &node).await;
-    is_told(&pool, true).await;
+    let (mut controller, _node, kubelet) = one_node(&plane, &pool, &[]).await;
     controller.kill();
     let uid = object(&plane, "ci", "builds", "node-1", "{type: scratch}");
     let pod = kubelet.pod_with_uid("ci", "builds", uid);

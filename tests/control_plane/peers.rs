@@ -153,33 +153,41 @@ pub(crate) async fn commit(
 /// Both pods of node 1 end, and what they made is durable.
 pub(crate) async fn make(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
     for (name, volume, attributes) in [("cache", CACHE, MADE[0]), ("output", OUTPUT, MADE[1])] {
-        let uid = object(plane, "ci", name, "node-1", volume);
-        let pod = kubelet.pod_with_uid("ci", name, uid);
-        let target = publish(&pod, &attributes).await;
-        fs::write(target.join("text"), name).expect("write");
-        unpublish(&pod).await;
+        makes(plane, kubelet, (name, volume), &attributes).await;
     }
-    eventually("both are durable", async || {
-        let listed = told(pool, "artifacts");
-        let listed = listed.as_array().expect("a list");
-        listed.len() == 2 && listed.iter().all(|one| one["durable"] == true)
-    })
-    .await;
+    are_durable(pool, 2).await;
 }
 
 /// After [`make`], a pod of node 1 also makes a resource cache.
 async fn make_resource(plane: &ControlPlane, kubelet: &Kubelet, pool: &Path) {
-    let uid = object(plane, "ci", "resource", "node-1", RESOURCE);
-    let pod = kubelet.pod_with_uid("ci", "resource", uid);
     let marked = [&READ_RESOURCE[..], &[("commit", "on-marker")]].concat();
-    let target = publish(&pod, &marked).await;
-    fs::write(target.join("text"), "resource").expect("write");
-    fs::write(target.join(".baggageclaim-commit"), "").expect("write");
+    makes(plane, kubelet, ("resource", RESOURCE), &marked).await;
+    are_durable(pool, 3).await;
+}
+
+/// A pod of node 1 leaves its name in its volume, and the marker if the volume needs it.
+async fn makes(
+    plane: &ControlPlane,
+    kubelet: &Kubelet,
+    (name, volume): (&str, &str),
+    attributes: &[(&str, &str)],
+) {
+    let uid = object(plane, "ci", name, "node-1", volume);
+    let pod = kubelet.pod_with_uid("ci", name, uid);
+    let target = publish(&pod, attributes).await;
+    fs::write(target.join("text"), name).expect("write");
+    if attributes.contains(&("commit", "on-marker")) {
+        fs::write(target.join(".baggageclaim-commit"), "").expect("write");
+    }
     unpublish(&pod).await;
-    eventually("it is durable, too", async || {
+}
+
+/// A node has so many artifacts, all of them durable.
+async fn are_durable(pool: &Path, count: usize) {
+    eventually("all are durable", async || {
         let listed = told(pool, "artifacts");
         let listed = listed.as_array().expect("a list");
-        listed.len() == 3 && listed.iter().all(|one| one["durable"] == true)
+        listed.len() == count && listed.iter().all(|one| one["durable"] == true)
     })
     .await;
 }

@@ -5,79 +5,55 @@ use crate::plane::ControlPlane;
 
 const GROUP: &str = "baggageclaim.concourse-ci.org";
 
-/// What cannot be changed in which object, and what the API server says.
-const REFUSED: &[(&str, &str, &str)] = &[
+/// What the API server says when fields of an object are changed, and such changes.
+const REFUSED: &[(&str, &str, &[&str])] = &[
     (
         "volume/made",
-        "name: other",
         "name and nodeName are immutable",
+        &["name: other", "nodeName: node-2"],
     ),
     (
         "volume/made",
-        "nodeName: node-2",
-        "name and nodeName are immutable",
-    ),
-    (
-        "volume/made",
-        "parameters: {uid: 2}",
         "parameters, madeWith and limit are immutable",
+        &[
+            "parameters: {uid: 2}",
+            "madeWith: {sizeLimit: 2}",
+            "limit: 2",
+        ],
     ),
     (
         "volume/made",
-        "madeWith: {sizeLimit: 2}",
-        "parameters, madeWith and limit are immutable",
-    ),
-    (
-        "volume/made",
-        "limit: 2",
-        "parameters, madeWith and limit are immutable",
-    ),
-    (
-        "volume/made",
-        "source: {kind: Volume, name: other}",
         "source is immutable",
+        &["source: {kind: Volume, name: other}"],
     ),
     (
         "volume/made",
-        "fetch: {nodeName: node-2, snapshot: other}",
         "fetch is immutable",
+        &["fetch: {nodeName: node-2, snapshot: other}"],
     ),
     (
         "volume/clone",
-        "source: {name: other}",
         "source is immutable",
-    ),
-    ("volume/clone", "source: null", "source is immutable"),
-    (
-        "volume/clone",
-        "fetch: {snapshot: other}",
-        "fetch is immutable",
+        &["source: {name: other}", "source: null"],
     ),
     (
         "volume/clone",
-        "fetch: {nodeName: node-3}",
         "fetch is immutable",
+        &[
+            "fetch: {snapshot: other}",
+            "fetch: {nodeName: node-3}",
+            "fetch: null",
+        ],
     ),
-    ("volume/clone", "fetch: null", "fetch is immutable"),
     (
         "snapshot/taken",
-        "name: other",
         "name and nodeName are immutable",
+        &["name: other", "nodeName: node-2"],
     ),
     (
         "snapshot/taken",
-        "nodeName: node-2",
-        "name and nodeName are immutable",
-    ),
-    (
-        "snapshot/taken",
-        "sources: [made, other]",
         "sources and group are immutable",
-    ),
-    (
-        "snapshot/taken",
-        "group: true",
-        "sources and group are immutable",
+        &["sources: [made, other]", "group: true"],
     ),
 ];
 
@@ -113,9 +89,11 @@ async fn an_order_keeps_its_meaning_and_its_deletion_is_final() {
         );
         plane.apply(name, &text);
     }
-    for (object, spec, told) in REFUSED {
-        let (done, said) = patch(&plane, object, spec);
-        assert!(!done && said.contains(told), "{object} {spec}: {said}");
+    for (object, told, changes) in REFUSED {
+        for spec in *changes {
+            let (done, said) = patch(&plane, object, spec);
+            assert!(!done && said.contains(told), "{object} {spec}: {said}");
+        }
     }
     let may = |object: &str, spec: &str| {
         let (done, said) = patch(&plane, object, spec);

@@ -226,13 +226,24 @@ async fn restore_keys_with_and_without_a_star_work_in_one_list_and_after_a_resta
     end(one);
 }
 
-/// The driver's volume waits for content of so many bytes, which is being fetched.
-async fn is_fetching(pool: &Path, bytes: usize) {
-    eventually("it is being fetched", || {
-        let volumes = json(pool, &["volumes"]);
-        volumes[0]["fetch"]["of"].as_u64() == u64::try_from(bytes).ok()
-    })
-    .await;
+/// Two drivers. The first has an output with this content, and sends 2 MiB a second. The second is
+/// fetching it for a pod of this name, whose call ends here.
+async fn fetching(labs: [&Lab; 2], keys: &PeerKeys, content: &[u8], pod: &str) -> [Driver; 2] {
+    let first = Driver::start(labs[0], keys, 0, &["--peer-bandwidth", "2Mi"]).await;
+    let made = publish(&first, "makes", &OUTPUT).await;
+    fs::write(made.join("random"), content).expect("write");
+    unpublish(&first, "makes").await;
+    let second = Driver::start(labs[1], keys, 1, &[]).await;
+    let bytes = u64::try_from(content.len()).ok();
+    let is_fetching = eventually("it is being fetched", || {
+        let volumes = json(&second.pool, &["volumes"]);
+        volumes[0]["fetch"]["of"].as_u64() == bytes
+    });
+    tokio::select! {
+        _ = publish(&second, pod, &INPUT) => panic!("it came faster than it may"),
+        () = is_fetching => {}
+    }
+    [first, second]
 }
 
 #[tokio::test]
@@ -240,17 +251,9 @@ async fn the_fetch_of_a_pod_that_is_deleted_goes_on_for_the_next_pod() {
     const BYTES: usize = 12 << 20;
     let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
     let keys = two_keys();
-    let first = Driver::start(&one, &keys, 0, &["--peer-bandwidth", "2Mi"]).await;
     let content = crate::nodes::random(BYTES);
-    let made = publish(&first, "makes", &OUTPUT).await;
-    fs::write(made.join("random"), &content).expect("write");
-    unpublish(&first, "makes").await;
-    let second = Driver::start(&two, &keys, 1, &[]).await;
+    let [first, second] = fetching([&one, &two], &keys, &content, "deleted").await;
     let pool = second.pool.clone();
-    tokio::select! {
-        _ = publish(&second, "deleted", &INPUT) => panic!("it came faster than it may"),
-        () = is_fetching(&pool, BYTES) => {}
-    }
     // Kubelet has cancelled the call, and repeats this one until it succeeds.
     let pod = second.kubelet.pod_with_uid("ci", "deleted", "uid-deleted");
     let unpublished = async {
@@ -294,17 +297,9 @@ async fn the_fetch_of_a_pod_that_is_deleted_goes_on_for_the_next_pod() {
 async fn a_receiver_that_is_killed_leaves_nothing_and_fetches_again() {
     let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
     let keys = two_keys();
-    let first = Driver::start(&one, &keys, 0, &["--peer-bandwidth", "2Mi"]).await;
     let content = crate::nodes::random(3 << 20);
-    let made = publish(&first, "makes", &OUTPUT).await;
-    fs::write(made.join("random"), &content).expect("write");
-    unpublish(&first, "makes").await;
-    let second = Driver::start(&two, &keys, 1, &[]).await;
+    let [first, second] = fetching([&one, &two], &keys, &content, "reads").await;
     let pool = second.pool.clone();
-    tokio::select! {
-        _ = publish(&second, "reads", &INPUT) => panic!("it came faster than it may"),
-        () = is_fetching(&pool, 3 << 20) => {}
-    }
     second.kill();
     let halves = || {
         let entries = fs::read_dir(pool.join("incoming")).expect("list");

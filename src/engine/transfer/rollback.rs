@@ -61,8 +61,8 @@ fn rollback_now(
     let (earlier, after_holder) = {
         let mut state = inner.state.lock();
         state.health.refuse_closing()?;
-        if let Some(done) = order.and_then(|order| done_before(&state, name, order)) {
-            return Ok(done);
+        if let Some(order) = order.filter(|order| is_done(&state, name, order)) {
+            return Ok(order.id);
         }
         let earlier = state.catalog.get(&to).filter(|it| it.durable);
         let earlier = earlier.map(|it| it.artifact.clone());
@@ -116,8 +116,8 @@ fn rollback_now(
         // The same order may have come twice. Then the first one was carried out meanwhile.
         Err(error) => {
             let state = inner.state.lock();
-            let done = order.and_then(|order| done_before(&state, name, order));
-            return done.ok_or(error);
+            let done = order.filter(|order| is_done(&state, name, order));
+            return done.map(|order| order.id).ok_or(error);
         }
     };
     inner.state.notify();
@@ -134,11 +134,10 @@ fn rollback_now(
     Ok(id)
 }
 
-/// What an order has done that comes once more.
-fn done_before(state: &State, name: &Name, order: &RollbackOrder) -> Option<ArtifactId> {
-    let made = state.catalog.get(&order.id).filter(|it| it.durable);
-    let made = made.filter(|it| it.artifact.name() == *name);
-    made.map(|_| order.id)
+/// Whether an order was carried out that comes once more.
+fn is_done(state: &State, name: &Name, order: &RollbackOrder) -> bool {
+    let made = state.catalog.get(&order.id);
+    made.is_some_and(|it| it.durable && it.artifact.name() == *name)
 }
 
 /// Refuses an order of the controller for content that was cleared or is never shared, and one that
