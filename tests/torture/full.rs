@@ -455,6 +455,10 @@ impl Day<'_> {
         }
         self.promised = kept;
         self.clear_claims(true).await?;
+        // An unmount on a full disk may not have been recorded: this mount is.
+        if let Some((id, bytes)) = self.claim.clone() {
+            self.use_claim(&id, &bytes).await?;
+        }
         self.wire.check().await
     }
 
