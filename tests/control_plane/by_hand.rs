@@ -1,5 +1,5 @@
-//! A PersistentVolume that was written by hand and names the volume of another. The data stays as
-//! long as either is in use, whichever claim is deleted first.
+//! A PersistentVolume that was written by hand and names the volume of another, and the same of a
+//! VolumeSnapshotContent. The data stays as long as either is in use, whichever is deleted first.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,8 +8,11 @@ use crate::calls::{mount, unmount};
 use crate::common::{Fs, require_lab};
 use crate::driver::{client, controller, kubelet, node};
 use crate::plane::ControlPlane;
-use crate::programs::{controller_manager, sidecar};
-use crate::standard::{ask, assert_only, bound, define, delete_claim, held, register, volume_of};
+use crate::programs::{controller_manager, sidecar, snapshot_controller};
+use crate::standard::{
+    ask, assert_no_snapshots, assert_only, bound, define, delete_claim, delete_snapshot, held,
+    of_snapshot, ready, register, snapshot, volume_of,
+};
 use crate::{await_pools, eventually};
 
 /// Makes a PersistentVolume that csi-provisioner deletes like its own, and a claim of it.
@@ -93,6 +96,99 @@ async fn the_data_stays_as_long_as_another_persistent_volume_needs_it() {
 
     // Nothing is.
     delete_claim(&plane, "third").await;
+    assert_only(&plane, &BTreeSet::new()).await;
+    drop(one);
+    let left = held(&lab.dir("one")).await;
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// Makes a VolumeSnapshotContent that csi-snapshotter deletes like its own, and its VolumeSnapshot.
+async fn write_content(plane: &ControlPlane, name: &str, id: &str) {
+    let driver = "baggageclaim.csi.concourse-ci.org";
+    let text = format!(
+        "{{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotContent, \
+         metadata: {{name: {name}}}, spec: {{driver: {driver}, deletionPolicy: Delete, \
+         source: {{snapshotHandle: {id}}}, \
+         volumeSnapshotRef: {{namespace: default, name: {name}}}}}}}\n---\n\
+         {{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {{name: {name}}}, \
+         spec: {{source: {{volumeSnapshotContentName: {name}}}}}}}\n"
+    );
+    plane.apply(name, &text);
+    ready(plane, name).await;
+}
+
+/// Waits until csi-snapshotter could not delete the snapshot of a content, since another needs it.
+async fn content_is_refused(plane: &ControlPlane, content: &str, needed_by: &str) {
+    let get = ["get", "volumesnapshotcontent", content];
+    let message = [&get[..], &["-o=jsonpath={.status.error.message}"]].concat();
+    let told = format!("because content \"{needed_by}\" needs it");
+    let is_told = async || plane.kubectl(&message).contains(&told);
+    eventually(&format!("{content}: {told}"), is_told).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_stays_as_long_as_another_content_needs_it() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    define(&plane, true);
+    register(&plane, "node-1");
+    let _manager = controller_manager(&plane);
+    let socket = controller.socket.to_str().expect("text").to_owned();
+    let _provisioner = sidecar(&plane, &socket, "csi-provisioner", &[]);
+    let _snapshotter = sidecar(&plane, &socket, "csi-snapshotter", &[]);
+    let _snapshots = snapshot_controller(&plane);
+    let one = node(&plane, "node-1", &lab.dir("one"));
+    await_pools(&client(&controller).await, 1).await;
+    let kubelet = kubelet(&plane, "node-1", &one).await;
+
+    ask(&plane, "source", Some("node-1"), None).await;
+    let (source, _) = bound(&plane, "source", Some("node-1")).await;
+    let target = mount(&kubelet, &source).await;
+    fs::write(target.join("file"), "content").expect("write");
+    unmount(&kubelet, &source).await;
+    snapshot(&plane, "first", "source").await;
+    let of_first = "-o=jsonpath={.status.boundVolumeSnapshotContentName}";
+    let first = plane.kubectl(&["get", "volumesnapshot", "first", of_first]);
+    let id = "-o=jsonpath={.status.snapshotHandle}";
+    let id = plane.kubectl(&["get", "volumesnapshotcontent", &first, id]);
+    let restores = async |name: &str, from: &str| {
+        ask(&plane, name, None, Some(of_snapshot(from))).await;
+        let (restored, _) = bound(&plane, name, None).await;
+        let target = mount(&kubelet, &restored).await;
+        let text = fs::read_to_string(target.join("file")).expect("read");
+        assert_eq!(text, "content");
+        unmount(&kubelet, &restored).await;
+        delete_claim(&plane, name).await;
+    };
+
+    // The snapshot that was taken is in use.
+    write_content(&plane, "second", &id).await;
+    delete_snapshot(&plane, "second").await;
+    content_is_refused(&plane, "second", &first).await;
+    restores("from-first", "first").await;
+
+    // Only another is in use.
+    write_content(&plane, "third", &id).await;
+    delete_snapshot(&plane, "first").await;
+    content_is_refused(&plane, &first, "third").await;
+    restores("from-third", "third").await;
+
+    // What the message says to do: only the other content goes.
+    let retain = "{\"spec\": {\"deletionPolicy\": \"Retain\"}}";
+    let patch = ["patch", "volumesnapshotcontent", &first, "--type=merge"];
+    plane.kubectl(&[&patch[..], &["--patch", retain]].concat());
+    let get = ["get", "volumesnapshotcontent", &first];
+    let is_gone = async || !plane.try_kubectl(&get).0;
+    eventually("the first content goes", is_gone).await;
+    restores("from-third-again", "third").await;
+
+    // Nothing is.
+    delete_snapshot(&plane, "third").await;
+    assert_no_snapshots(&plane).await;
+    delete_claim(&plane, "source").await;
     assert_only(&plane, &BTreeSet::new()).await;
     drop(one);
     let left = held(&lab.dir("one")).await;

@@ -231,13 +231,18 @@ pub(crate) async fn snapshot(plane: &ControlPlane, name: &str, of: &str) {
             "source": { "persistentVolumeClaimName": of },
         },
     }));
-    let snapshots = snapshots(plane);
-    let asked = snapshots.create(&PostParams::default(), &taken).await;
+    let (api, params) = (snapshots(plane), PostParams::default());
+    let asked = api.create(&params, &taken).await;
     asked.expect("asked");
+    ready(plane, name).await;
+}
+
+/// Waits until a snapshot is ready.
+pub(crate) async fn ready(plane: &ControlPlane, name: &str) {
     let is_ready = async |seen: Option<&DynamicObject>| {
         seen.expect("there").data["status"]["readyToUse"] == true
     };
-    until(plane, snapshots, name, "is ready", is_ready).await;
+    until(plane, snapshots(plane), name, "is ready", is_ready).await;
 }
 
 /// Deletes an object, and waits until it is gone.

@@ -1,12 +1,12 @@
 //! Which snapshots VolumeSnapshotContents and VolumeGroupSnapshotContents name. Their definitions
 //! are not part of Kubernetes: a cluster may have neither.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use kube::api::{DynamicObject, ListParams};
 use kube::discovery::{self, Scope};
 use kube::error::DiscoveryError;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::Value;
 
 use super::objects::failed;
@@ -19,6 +19,9 @@ const KINDS: [(&str, &str); 2] = [
     ("groupsnapshot.storage.k8s.io", "VolumeGroupSnapshotContent"),
 ];
 
+/// How many contents of a live list are in memory at once.
+const PAGE: u32 = 500;
+
 /// Where a content has the id of its snapshot, or of its group.
 const HANDLES: [&str; 5] = [
     "/status/snapshotHandle",
@@ -29,19 +32,21 @@ const HANDLES: [&str; 5] = [
 ];
 
 /// Adds the ids that a content of the driver names. One that is being deleted names none.
-fn add(content: &DynamicObject, driver: &str, named: &mut HashSet<String>) {
+fn add(content: &DynamicObject, driver: &str, named: &mut HashMap<String, String>) {
     let data = &content.data;
     let of = data.pointer("/spec/driver").and_then(Value::as_str);
     if of != Some(driver) || content.metadata.deletion_timestamp.is_some() {
         return;
     }
     let ids = HANDLES.iter().filter_map(|path| data.pointer(path));
-    named.extend(ids.filter_map(Value::as_str).map(str::to_owned));
+    let ids = ids.filter_map(Value::as_str);
+    named.extend(ids.map(|id| (id.to_owned(), content.name_any())));
 }
 
-/// The ids of all snapshots and groups that contents of the driver name, read live.
-pub(super) async fn named(client: &Client, driver: &str) -> Result<HashSet<String>> {
-    let mut named = HashSet::new();
+/// The ids of all snapshots and groups that contents of the driver name, read live, each with the
+/// name of such a content.
+pub(super) async fn named(client: &Client, driver: &str) -> Result<HashMap<String, String>> {
+    let mut named = HashMap::new();
     for (group, kind) in KINDS {
         let found = match discovery::group(client, group).await {
             Ok(group) => group.recommended_kind(kind),
@@ -52,11 +57,19 @@ pub(super) async fn named(client: &Client, driver: &str) -> Result<HashSet<Strin
             continue;
         };
         let contents: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        match contents.list(&ListParams::default()).await {
-            Ok(contents) => contents.iter().for_each(|one| add(one, driver, &mut named)),
-            // Its definition was deleted meanwhile.
-            Err(error) if has_code(&error, 404) => {}
-            Err(error) => return Err(failed(&error)),
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            let page = match contents.list(&params).await {
+                Ok(page) => page,
+                // Its definition was deleted meanwhile.
+                Err(error) if has_code(&error, 404) => break,
+                Err(error) => return Err(failed(&error)),
+            };
+            page.iter().for_each(|one| add(one, driver, &mut named));
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => break,
+            }
         }
     }
     Ok(named)
@@ -68,19 +81,23 @@ mod tests {
 
     #[test]
     fn contents_name_snapshots_and_groups_unless_they_are_being_deleted() {
-        let mut named = HashSet::new();
+        let mut named = HashMap::new();
         for text in [
-            "{metadata: {}, spec: {driver: ours}, status: {snapshotHandle: a, volumeGroupSnapshotHandle: g}}",
-            "{metadata: {}, spec: {driver: ours, source: {snapshotHandle: b}}}",
-            "{metadata: {}, spec: {driver: ours, source: {groupSnapshotHandles: {volumeGroupSnapshotHandle: h}}}}",
+            "{metadata: {name: one}, spec: {driver: ours}, status: {snapshotHandle: a, volumeGroupSnapshotHandle: g}}",
+            "{metadata: {name: two}, spec: {driver: ours, source: {snapshotHandle: b}}}",
+            "{metadata: {name: three}, spec: {driver: ours, source: {groupSnapshotHandles: {volumeGroupSnapshotHandle: h}}}}",
             "{metadata: {}, spec: {driver: other}, status: {snapshotHandle: c}}",
             "{metadata: {deletionTimestamp: '2026-01-01T00:00:00Z'}, spec: {driver: ours}, status: {snapshotHandle: d}}",
         ] {
             let content = serde_saphyr::from_str(text).expect("YAML");
             add(&content, "ours", &mut named);
         }
-        let mut named: Vec<String> = named.into_iter().collect();
-        named.sort();
-        assert_eq!(named, ["a", "b", "g", "h"]);
+        let expected = [("a", "one"), ("b", "two"), ("g", "one"), ("h", "three")];
+        assert_eq!(
+            named,
+            expected
+                .map(|(id, name)| (id.to_owned(), name.to_owned()))
+                .into()
+        );
     }
 }

@@ -210,7 +210,7 @@ impl Cluster {
         let named = contents::named(&self.client, self.driver).await?;
         let mut failure = None;
         for object in empty_handed {
-            if !named.contains(&object.name_any())
+            if !named.contains_key(&object.name_any())
                 && let Err(error) = self.snapshots.remove(object).await
             {
                 failure.get_or_insert(error);
@@ -232,7 +232,7 @@ impl Cluster {
                 Wanted::Kept
             };
             let (true, Some(order)) = (
-                is_temporary || ids.any(|id| named.contains(id)),
+                is_temporary || ids.any(|id| named.contains_key(id)),
                 snapshot_order(&node, orphan, wanted),
             ) else {
                 continue;

@@ -5,6 +5,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::cluster::{Cluster, deadline, late};
+use super::contents;
 use super::decide::{self, Deletion, Taking, refusal};
 use super::lists;
 use crate::api::{Phase, Snapshot, SnapshotSpec, Wanted};
@@ -163,6 +164,7 @@ impl Cluster {
                 if order.spec.group != group {
                     return Ok(());
                 }
+                self.check_unnamed(id).await?;
                 self.snapshots.make(&order).await?;
                 continue;
             };
@@ -185,6 +187,7 @@ impl Cluster {
                     }
                 }
                 Deletion::Order => {
+                    self.check_unnamed(id).await?;
                     let absent = serde_json::json!({ "wanted": Wanted::Absent });
                     self.snapshots.write(&object, absent).await?;
                 }
@@ -193,6 +196,20 @@ impl Cluster {
                 Deletion::Wait => self.snapshot_answered(&object, until).await,
             }
         }
+    }
+
+    /// Refuses to delete a snapshot or a group that a content names which is not being deleted.
+    /// csi-snapshotter deletes only those of contents that are.
+    async fn check_unnamed(&self, id: &str) -> Result<()> {
+        let mut named = contents::named(&self.client, self.driver).await?;
+        let Some(content) = named.remove(id) else {
+            return Ok(());
+        };
+        let message = format!(
+            "the data of snapshot {id} stays, because content {content:?} needs it. To delete the \
+             other content only, set its deletionPolicy to Retain first"
+        );
+        Err(refusal(Code::FailedPrecondition, message))
     }
 
     pub(super) async fn find_group(&self, id: &str) -> Result<Placed<Group>> {
