@@ -97,6 +97,10 @@ async fn the_data_stays_as_long_as_another_persistent_volume_needs_it() {
     // Nothing is.
     delete_claim(&plane, "third").await;
     assert_only(&plane, &BTreeSet::new()).await;
+    // One comes when nothing of the volume is left.
+    write(&plane, "fourth", &id).await;
+    delete_claim(&plane, "fourth").await;
+    assert_only(&plane, &BTreeSet::new()).await;
     drop(one);
     let left = held(&lab.dir("one")).await;
     assert!(left.is_empty(), "{left:?}");
@@ -117,13 +121,13 @@ async fn write_content(plane: &ControlPlane, name: &str, id: &str) {
     ready(plane, name).await;
 }
 
-/// Waits until csi-snapshotter could not delete the snapshot of a content, since another needs it.
-async fn content_is_refused(plane: &ControlPlane, content: &str, needed_by: &str) {
-    let get = ["get", "volumesnapshotcontent", content];
-    let message = [&get[..], &["-o=jsonpath={.status.error.message}"]].concat();
-    let told = format!("because content \"{needed_by}\" needs it");
-    let is_told = async || plane.kubectl(&message).contains(&told);
-    eventually(&format!("{content}: {told}"), is_told).await;
+/// Orders to delete a snapshot, and waits until csi-snapshotter could not delete it.
+async fn cannot_delete(plane: &ControlPlane, snapshot: &str, content: &str) {
+    plane.kubectl(&["delete", "volumesnapshot", snapshot, "--wait=false"]);
+    let of = format!("involvedObject.name={content},reason=SnapshotDeleteError");
+    let get = ["get", "events", "-o=name", "--field-selector", &of];
+    let is_told = async || !plane.kubectl(&get).is_empty();
+    eventually(&format!("the content of {snapshot} stays"), is_told).await;
 }
 
 #[tokio::test]
@@ -164,16 +168,21 @@ async fn a_snapshot_stays_as_long_as_another_content_needs_it() {
         delete_claim(&plane, name).await;
     };
 
+    let is_told = |needed_by: &str| {
+        let told = format!("because VolumeSnapshotContent \\\"{needed_by}\\\" needs it");
+        assert!(controller.log().contains(&told), "{}", controller.tail());
+    };
+
     // The snapshot that was taken is in use.
     write_content(&plane, "second", &id).await;
-    delete_snapshot(&plane, "second").await;
-    content_is_refused(&plane, "second", &first).await;
+    cannot_delete(&plane, "second", "second").await;
+    is_told(&first);
     restores("from-first", "first").await;
 
     // Only another is in use.
     write_content(&plane, "third", &id).await;
-    delete_snapshot(&plane, "first").await;
-    content_is_refused(&plane, &first, "third").await;
+    cannot_delete(&plane, "first", &first).await;
+    is_told("third");
     restores("from-third", "third").await;
 
     // What the message says to do: only the other content goes.

@@ -206,8 +206,8 @@ impl Cluster {
             return Ok(());
         };
         let message = format!(
-            "the data of snapshot {id} stays, because content {content:?} needs it. To delete the \
-             other content only, set its deletionPolicy to Retain first"
+            "the data of snapshot {id} stays, because VolumeSnapshotContent {content:?} needs it. \
+             To delete the other content only, set its deletionPolicy to Retain first"
         );
         Err(refusal(Code::FailedPrecondition, message))
     }

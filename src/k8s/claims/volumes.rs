@@ -307,25 +307,25 @@ impl Cluster {
         Err(refusal(Code::FailedPrecondition, message))
     }
 
-    /// The order to delete a volume whose object is lost. A PersistentVolume that names it says
-    /// where it is; without one, it is deleted.
+    /// The order to delete a volume whose object is lost, or was deleted for another
+    /// PersistentVolume. One that names it says where it is; without one, it is deleted.
     async fn order_without_object(&self, id: &str) -> Result<Option<Volume>> {
         let Some(named) = self.persistent.naming(id).await? else {
             return Ok(None);
         };
         let node = named.node_name(&self.candidates());
-        if claim_id(&name_on(&node, &named.name)).as_str() != id {
-            // Its node knows a volume better than a PersistentVolume that was written by hand.
-            let order = self.orphan_volume(id).await?;
-            let message = || {
-                format!(
-                    "volume {id} has no Volume object, and PersistentVolume {:?} was not \
-                     provisioned for it; delete the data on node {node} by hand",
-                    named.name
-                )
-            };
-            let order = order.ok_or_else(|| refusal(Code::FailedPrecondition, message()));
-            return order.map(Some);
+        let is_its_own = claim_id(&name_on(&node, &named.name)).as_str() == id;
+        // Its node knows a volume better than a PersistentVolume that was written by hand.
+        if !is_its_own && let Some(order) = self.orphan_volume(id).await? {
+            return Ok(Some(order));
+        }
+        if node.is_empty() {
+            let message = format!(
+                "volume {id} has no Volume object, and PersistentVolume {:?} names no node where \
+                 it may be; add a nodeAffinity to the PersistentVolume, or delete it",
+                named.name
+            );
+            return Err(refusal(Code::FailedPrecondition, message));
         }
         if self.is_given_up(&node).await? {
             return Ok(None);
