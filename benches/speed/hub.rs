@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use baggageclaim::catalog::NameHash;
-use baggageclaim::distribution::roster::{Fencing as _, Members};
+use baggageclaim::distribution::roster::Members;
 use baggageclaim::hub::{Hub, USAGE};
 use baggageclaim::link::{Key, connect};
 use baggageclaim::model::{Fences, Name, NodeId, Sha256};
@@ -170,7 +170,7 @@ pub async fn serve(members: &str) {
     let listed = Arc::new(Listed(nodes.collect()));
     let any = "127.0.0.1:0".parse().expect("an address");
     let hub = Hub::open(any, listed, USAGE).await.expect("it is bound");
-    hub.chain().load(Fences::default());
+    hub.handle().load_fences(Fences::default());
     let mut out = std::io::stdout();
     let address = hub.address().expect("an address");
     writeln!(out, "{address} {}", hub.key()).expect("a reader");

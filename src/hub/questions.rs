@@ -2,6 +2,7 @@
 //! catalog decides; a question that finds nothing waits here for a change.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use tokio::sync::oneshot;
 use tonic::{Response, Status};
 
 use super::find;
+use super::handle::Handle;
 use super::serve::{Inner, State};
-use super::service::Hub;
 use crate::catalog::{Answer, Asked, Found, Newest};
 use crate::model::{CacheKey, NodeId, Tenant, TenantOrigin};
 use crate::proto::hub::v1 as wire;
@@ -18,13 +19,13 @@ use crate::proto::hub::v1 as wire;
 /// The longest that a question waits.
 const LONGEST: Duration = Duration::from_secs(30);
 
-impl Hub {
+impl Handle {
     /// A function that tells which content a new pod would start from, and all nodes that have it:
     /// for each volume what it tries. `None`: the catalog is busy for so long.
     pub fn finder(
         &self,
     ) -> impl Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static {
-        let inner = self.inner();
+        let inner = Arc::clone(&self.0);
         move |volumes, wait| {
             let now = inner.now();
             let mut state = inner.state.try_lock_for(wait)?;
