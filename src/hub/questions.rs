@@ -37,11 +37,6 @@ impl Handle {
     }
 }
 
-/// An answer without content.
-fn nothing(answer: &Answer) -> Response<wire::FindResponse> {
-    Response::new(find::response(&[], answer))
-}
-
 impl Inner {
     /// Answers a node.
     pub(super) async fn answer(
@@ -49,24 +44,25 @@ impl Inner {
         node: &NodeId,
         request: &wire::FindRequest,
     ) -> Result<Response<wire::FindResponse>, Status> {
+        let nothing = |answer| Ok(Response::new(find::nothing(answer)));
         let mut wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
-        let names = if request.prefix {
+        let name = if request.prefix {
             let (tenant, prefix) = find::prefix(request).map_err(Status::invalid_argument)?;
             self.questions.fetch_add(1, Ordering::Relaxed);
             wait = Duration::ZERO;
             match self.newest(&tenant, &prefix) {
-                Newest::Of(name) => vec![name],
-                Newest::Nothing => return Ok(nothing(&Answer::Nothing)),
-                Newest::Incomplete => return Ok(nothing(&Answer::Incomplete)),
+                Newest::Of(name) => name,
+                Newest::Nothing => return nothing(wire::Answer::Nothing),
+                Newest::Incomplete => return nothing(wire::Answer::Incomplete),
             }
         } else {
-            let names = find::names(request).map_err(Status::invalid_argument)?;
+            let name = find::name(request).map_err(Status::invalid_argument)?;
             self.questions.fetch_add(1, Ordering::Relaxed);
-            names
+            name
         };
-        let asked = Asked::new(names.clone(), &self.members.zone(node));
+        let asked = Asked::new(name.clone(), &self.members.zone(node));
         let answer = self.find(asked, wait).await;
-        Ok(Response::new(find::response(&names, &answer)))
+        Ok(Response::new(find::response(&name, &answer)))
     }
 
     fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Newest {
