@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::model::{Name, Origin, TenantOrigin, Timestamp};
 
-use super::entry::{Entry, Kind, Session, SessionId, State, Version};
+use super::entry::{Entry, Session, SessionId, State, Version};
 use super::name::NameHash;
 use super::newest::Newest;
 use super::packed::Key;
@@ -160,9 +160,10 @@ pub(super) fn current<'a>(
         .iter()
         .filter(|(_, entry)| entry.state == State::Durable);
     let versions = durable.clone().map(|(_, entry)| entry.version);
-    let version = match Kind::of(&name.reference) {
-        Kind::ResourceCache => versions.min(),
-        Kind::Output | Kind::TaskCache => versions.max(),
+    let version = if name.reference.first_writer_wins() {
+        versions.min()
+    } else {
+        versions.max()
     };
     let current = durable.filter(|(_, entry)| Some(entry.version) == version);
     current.copied().collect()

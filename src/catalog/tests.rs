@@ -18,7 +18,7 @@ pub(super) fn entry(text: &str, state: State, stamp: u64) -> Entry {
     let name = name(text);
     Entry {
         name: NameHash::of(&name),
-        kind: Kind::of(&name.reference),
+        kind: name.reference.kind(),
         state,
         version: Version {
             stamp: Timestamp(stamp),

@@ -2,7 +2,7 @@
 //! as the types of `catalog` and `distribution`, and back. What the other side sent is checked
 //! here.
 
-use super::messages::{key, kind, reference};
+use super::messages::{kind, reference};
 use crate::catalog::{Answer, Found};
 use crate::distribution::roster::Located;
 use crate::model::{CacheKey, Name, NodeId, Reference, Tenant};
@@ -12,8 +12,8 @@ use crate::proto::hub::v1 as wire;
 pub(super) fn question(name: &Name, wait_ms: u32) -> wire::FindRequest {
     wire::FindRequest {
         tenant: name.tenant.to_string(),
-        kind: kind(&name.reference).into(),
-        keys: vec![key(&name.reference)],
+        kind: kind(name.reference.kind()).into(),
+        keys: vec![name.reference.key().to_owned()],
         wait_ms,
         prefix: false,
     }
@@ -84,7 +84,7 @@ pub(super) fn response(name: &Name, answer: &Answer) -> wire::FindResponse {
 fn found(name: &Name, found: &Found) -> wire::FindResponse {
     wire::FindResponse {
         answer: wire::Answer::Found.into(),
-        key: key(&name.reference),
+        key: name.reference.key().to_owned(),
         stamp: found.version.stamp.0,
         tie: found.version.tie,
         bytes: found.bytes,

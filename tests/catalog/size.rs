@@ -6,10 +6,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use baggageclaim::catalog::{
-    Asked, Catalog, Entry, Hello, Kind, NameHash, Report, SessionId, State, Version,
-    WaitingQuestions,
+    Asked, Catalog, Entry, Hello, NameHash, Report, SessionId, State, Version, WaitingQuestions,
 };
-use baggageclaim::model::{Fences, Name, Timestamp};
+use baggageclaim::model::{Fences, Name, NameKind, Timestamp};
 
 use crate::common::random::Random;
 
@@ -41,7 +40,7 @@ fn hash(random: &mut Random) -> NameHash {
 fn entry(name: NameHash, stamp: u64, tie: u32) -> Entry {
     Entry {
         name,
-        kind: Kind::TaskCache,
+        kind: NameKind::TaskCache,
         state: State::Durable,
         version: Version {
             stamp: Timestamp(stamp),
