@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::distribution::roster::{ClearOrder, Controller, Fencing as _, Members as _};
+use crate::distribution::roster::{Controller, Members as _};
 use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
 use crate::k8s::mirror::Mirror;
 use crate::server::{self, Drain, Exited, Part, Routes, Socket};
@@ -142,7 +142,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
     let tier = collector.as_deref().map(Tier::of);
     let figures = Figures {
         cluster: cluster.clone(),
-        catalog: hub.as_ref().map(|it| Box::new(it.hub.figures()) as _),
+        catalog: hub.as_ref().map(|it| it.hub.handle()),
         budgets: hub.as_ref().map(|it| it.budgets.clone()),
         locality: webhook.as_ref().map(locality::Webhook::counters),
         collector: collector.clone(),
@@ -221,7 +221,7 @@ async fn end(drain: &Drain, parts: Vec<Part<Error>>) -> Result<(), Error> {
 /// The metrics of the parts that run.
 struct Figures {
     cluster: Arc<Cluster>,
-    catalog: Option<Box<dyn Fn() -> hub::Figures + Send + Sync>>,
+    catalog: Option<hub::Handle>,
     budgets: Option<k8s::budgets::Figures>,
     locality: Option<locality::Counters>,
     collector: Option<Arc<Periodic>>,
@@ -231,7 +231,7 @@ impl Figures {
     fn register(&self, registry: &mut Registry) {
         self.cluster.register(registry);
         if let Some(catalog) = &self.catalog {
-            catalog().register(registry);
+            catalog.figures().register(registry);
         }
         if let Some(budgets) = &self.budgets {
             budgets.register(registry);
@@ -248,7 +248,7 @@ impl Figures {
 /// The service for people who ask the controller.
 fn serve_people(served: Option<&Served>) -> Routes {
     admin::serve_cluster(served.map(|served| admin::Cluster {
-        catalog: served.hub.overview(),
+        catalog: served.hub.handle(),
         clears: served.mirror.clears.clone(),
     }))
 }
@@ -258,12 +258,12 @@ fn serve_people(served: Option<&Served>) -> Routes {
 fn collect(url: &Url, hub: Option<&Served>) -> Result<Periodic, Error> {
     let store = url.open_later(Handle::current(), Times::default());
     let catalog = hub.map_or_else(shared::Catalog::default, |served| {
-        let (chain, overview) = (served.hub.chain(), served.hub.overview());
-        let (is_loaded, accounts) = (chain.clone(), Arc::clone(&overview));
+        let catalog = served.hub.handle();
+        let (fences, uses) = (catalog.clone(), catalog.clone());
         shared::Catalog {
-            is_known: Box::new(move || is_loaded.is_loaded() && !accounts.is_incomplete()),
-            fences: Box::new(move || chain.fences()),
-            uses: Box::new(move |tenant| overview.uses(tenant)),
+            is_known: Box::new(move || catalog.knows_fences() && !catalog.is_incomplete()),
+            fences: Box::new(move || fences.fences()),
+            uses: Box::new(move |tenant| uses.uses(tenant)),
         }
     });
     Periodic::start(store, catalog).map_err(Error::Collector)
@@ -291,7 +291,7 @@ struct Served {
     place: Controller,
     cluster: Arc<Cluster>,
     /// Orders to clear names.
-    orders: mpsc::Receiver<ClearOrder>,
+    orders: mpsc::Receiver<hub::ClearOrder>,
     mirror: Mirror,
     usage_interval: Duration,
     budgets: k8s::budgets::Figures,
@@ -308,7 +308,7 @@ async fn open_hub(config: Hub, cluster: &Arc<Cluster>) -> Result<Served, hub::Se
     };
     let (clears, orders) = mpsc::channel(ORDERS);
     let mirror = Mirror {
-        catalog: hub.overview(),
+        catalog: hub.handle(),
         most: config.mirror_caches,
         clears,
     };
@@ -331,7 +331,7 @@ async fn open_webhook(
     let (Some(Webhook { listen, identity }), Some(served)) = (config, served) else {
         return Ok(None);
     };
-    let find = Arc::new(served.hub.finder());
+    let find = Arc::new(served.hub.handle().finder());
     let bound = locality::Webhook::bind(listen, identity, csi::DRIVER_NAME, find);
     Ok(Some(bound.await?))
 }
@@ -355,19 +355,32 @@ async fn run_hub(
     let began = shared::now().0;
     let pools = ClusterMembers::new(Arc::clone(&cluster));
     let pools = Box::new(move || pools.expected());
-    let chain = Arc::new(hub.chain());
+    let catalog = || hub.handle();
     // Several parts read these objects.
     let (policies, watch_policies) = k8s::Watched::open(client.clone(), "CachePolicies");
     let (namespaces, watch_namespaces) = k8s::Namespaces::open(client.clone(), "namespaces");
     let seen = namespaces.clone();
     let (store, tier) = tier.map(|it| (it.store, it.budgets)).unzip();
-    let clears = k8s::clears::keep(client.clone(), chain, pools, orders, mirror, seen, store);
-    let limits = Arc::new(hub.budgets());
+    let clears = k8s::clears::keep(
+        client.clone(),
+        catalog(),
+        pools,
+        orders,
+        mirror,
+        seen,
+        store,
+    );
     let seen = policies.clone();
-    let budgets = k8s::budgets::keep(client.clone(), seen, limits, usage_interval, budgets, tier);
-    let rollbacks = k8s::rollbacks::keep(client.clone(), hub.rollbacks());
-    let nodes = Arc::new(hub.policies());
-    let policies = k8s::policies::keep(client.clone(), policies, namespaces, nodes);
+    let budgets = k8s::budgets::keep(
+        client.clone(),
+        seen,
+        catalog(),
+        usage_interval,
+        budgets,
+        tier,
+    );
+    let rollbacks = k8s::rollbacks::keep(client.clone(), catalog());
+    let policies = k8s::policies::keep(client.clone(), policies, namespaces, catalog());
     let publish = async {
         cluster.ready().await;
         k8s::endpoint::publish(client, place, began).await;

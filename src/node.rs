@@ -62,7 +62,7 @@ impl Peers {
         kubeconfig: Option<PathBuf>,
     ) -> Result<(Peering, impl Future<Output = ()> + Send + 'static), Error> {
         let key = link::Key::generate().map_err(|error| driver::Error::Peer(error.into()))?;
-        let published = PoolPeer {
+        let place = PoolPeer {
             address: self.address.to_string(),
             key: key.name().to_string(),
             catalog: false,
@@ -83,11 +83,15 @@ impl Peers {
             },
             bandwidth: self.bandwidth,
         };
+        let published = k8s::agent::Peering {
+            place,
+            directory: catalog.clone(),
+            away,
+        };
         let peering = Peering {
             config,
             published,
             catalog,
-            away,
         };
         let watches = async {
             tokio::join!(watch, follow);
@@ -99,10 +103,9 @@ impl Peers {
 /// A node that is a peer of the others.
 struct Peering {
     config: peer::Config,
-    /// What its `Pool` says of it.
-    published: PoolPeer,
+    /// For its `Pool`.
+    published: k8s::agent::Peering,
     catalog: Arc<hub::Node>,
-    away: Arc<Away>,
 }
 
 /// Why the node does not run.
@@ -177,11 +180,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let (mut published, mut catalog, mut _watch) = (None, None, None);
     if let (Some(peers), Some(kubeconfig)) = (config.peers, &orders) {
         let (peering, watch) = peers.open(&id, kubeconfig.clone())?;
-        published = Some(k8s::agent::Peering {
-            place: peering.published,
-            directory: peering.catalog.clone(),
-            away: peering.away,
-        });
+        published = Some(peering.published);
         catalog = Some(peering.catalog);
         // The controller tells them with the stream of the catalog.
         driver.engine.policies = true;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use baggageclaim::catalog::NameHash;
-use baggageclaim::distribution::roster::{Fencing as _, Members};
+use baggageclaim::distribution::roster::Members;
 use baggageclaim::hub::{Hub, USAGE};
 use baggageclaim::link::{Key, connect};
 use baggageclaim::model::{Fences, Name, NodeId, Sha256};
@@ -170,7 +170,7 @@ pub async fn serve(members: &str) {
     let listed = Arc::new(Listed(nodes.collect()));
     let any = "127.0.0.1:0".parse().expect("an address");
     let hub = Hub::open(any, listed, USAGE).await.expect("it is bound");
-    hub.chain().load(Fences::default());
+    hub.handle().load_fences(Fences::default());
     let mut out = std::io::stdout();
     let address = hub.address().expect("an address");
     writeln!(out, "{address} {}", hub.key()).expect("a reader");
@@ -249,7 +249,7 @@ impl Cluster {
         }
         let next = held.iter().flatten().max().map_or(0, |newest| newest + 1);
         let until = Instant::now() + PATIENCE;
-        let nothing = question(&["missing".to_owned()]);
+        let nothing = question("missing");
         while answer(&streams[0], nothing.clone()).await != wire::Answer::Nothing {
             assert!(Instant::now() < until, "the catalog is not complete");
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -278,7 +278,7 @@ impl Cluster {
             }
             let soon = self.next + random.below(1_000);
             let keys = [soon, random.below(self.next), random.below(self.next)];
-            let question = question(&keys.map(key));
+            let question = question(&key(keys[random.index(keys.len())]));
             let stream = &self.streams[random.index(self.streams.len())];
             let (mut client, finds) = (stream.client.clone(), Rc::clone(&finds));
             questions.push(tokio::task::spawn_local(async move {
@@ -369,11 +369,11 @@ async fn answer(stream: &Stream, question: wire::FindRequest) -> wire::Answer {
     answer.expect("an answer").into_inner().answer()
 }
 
-fn question(keys: &[String]) -> wire::FindRequest {
+fn question(key: &str) -> wire::FindRequest {
     wire::FindRequest {
         tenant: "ci".to_owned(),
         kind: wire::Kind::TaskCache.into(),
-        keys: keys.to_vec(),
+        keys: vec![key.to_owned()],
         ..wire::FindRequest::default()
     }
 }

@@ -1,15 +1,13 @@
 //! The service `Cluster` of a controller: converts what the catalog says to messages.
 //! `proto/admin.proto` documents the messages; nothing is decided here.
 
-use std::sync::Arc;
-
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::service::{maker, parse, tenant_filter, time};
 use crate::catalog::{Answer, Entry, Listed, OfNode, State};
-use crate::distribution::roster::{ClearOrder, Generation, Overview};
+use crate::hub::{self, ClearOrder, Generation};
 use crate::model::{Coverage, Name, NodeId, Reference, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::Routes;
@@ -22,7 +20,7 @@ const WAITING: usize = 4;
 #[derive(Debug)]
 pub struct Cluster {
     /// The catalog.
-    pub catalog: Arc<dyn Overview>,
+    pub catalog: hub::Handle,
     /// The orders.
     pub clears: mpsc::Sender<ClearOrder>,
 }
@@ -55,7 +53,7 @@ impl wire::Cluster for Service {
         request: Request<admin::ListCachesRequest>,
     ) -> Result<Response<Self::ListCachesStream>, Status> {
         let tenant = tenant_filter(request.into_inner().tenant.as_deref())?;
-        let catalog = Arc::clone(&self.cluster()?.catalog);
+        let catalog = self.cluster()?.catalog.clone();
         let (parts, sent) = mpsc::channel(WAITING);
         tokio::spawn(async move {
             let mut after = None;

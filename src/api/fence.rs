@@ -10,7 +10,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{self, CacheKind, Coverage, Name, Reference};
+use crate::model::{self, Coverage, Name, Reference};
 
 /// The kind of a name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
@@ -24,14 +24,22 @@ pub enum NameKind {
     TaskCache,
 }
 
-impl NameKind {
-    /// The kind and the key of a name, or the name of an output.
-    #[must_use]
-    pub fn of(reference: &Reference) -> (Self, String) {
-        match reference {
-            Reference::Artifact(name) => (Self::Artifact, name.to_string()),
-            Reference::ResourceCache(key) => (Self::ResourceCache, key.to_string()),
-            Reference::TaskCache(key) => (Self::TaskCache, key.to_string()),
+impl From<model::NameKind> for NameKind {
+    fn from(kind: model::NameKind) -> Self {
+        match kind {
+            model::NameKind::Artifact => Self::Artifact,
+            model::NameKind::ResourceCache => Self::ResourceCache,
+            model::NameKind::TaskCache => Self::TaskCache,
+        }
+    }
+}
+
+impl From<NameKind> for model::NameKind {
+    fn from(kind: NameKind) -> Self {
+        match kind {
+            NameKind::Artifact => Self::Artifact,
+            NameKind::ResourceCache => Self::ResourceCache,
+            NameKind::TaskCache => Self::TaskCache,
         }
     }
 }
@@ -101,15 +109,11 @@ impl From<&model::Fence> for Fence {
         let (kind, key, prefix) = match &fence.covers {
             Coverage::Namespace(_) => (None, None, None),
             Coverage::Name(name) => {
-                let (kind, key) = NameKind::of(&name.reference);
-                (Some(kind), Some(key), None)
+                let (kind, key) = (name.reference.kind(), name.reference.key());
+                (Some(kind), Some(key.to_owned()), None)
             }
             Coverage::Prefix { kind, prefix, .. } => {
-                let kind = match kind {
-                    CacheKind::Resource => NameKind::ResourceCache,
-                    CacheKind::Task => NameKind::TaskCache,
-                };
-                (Some(kind), None, Some(prefix.to_string()))
+                (Some((*kind).into()), None, Some(prefix.to_string()))
             }
         };
         let spec = FenceSpec {
@@ -117,7 +121,7 @@ impl From<&model::Fence> for Fence {
             previous: super::convert::number(fence.previous),
             id: id(fence.id),
             namespace: fence.covers.tenant().to_string(),
-            kind,
+            kind: kind.map(NameKind::from),
             key,
             prefix,
             repeats: fence.repeats.iter().copied().map(id).collect(),
@@ -135,28 +139,20 @@ pub(super) fn coverage(
 ) -> Result<Coverage, String> {
     let tenant = namespace.parse();
     let tenant: model::Tenant = tenant.map_err(|error| format!("namespace {error}"))?;
-    match (kind, key, prefix) {
-        (None, None, None) => Ok(Coverage::Namespace(tenant)),
-        (Some(kind), Some(key), None) => {
-            let kind = match kind {
-                NameKind::Artifact => "artifact",
-                NameKind::ResourceCache => "resource-cache",
-                NameKind::TaskCache => "task-cache",
-            };
-            let reference = format!("{kind}/{key}").parse();
+    let kind = kind.map(model::NameKind::from);
+    let cache = kind.and_then(model::NameKind::cache);
+    match (kind, cache, key, prefix) {
+        (None, _, None, None) => Ok(Coverage::Namespace(tenant)),
+        (Some(kind), _, Some(key), None) => {
+            let reference = Reference::new(kind, key);
             let reference = reference.map_err(|error| format!("key {error}"))?;
             Ok(Coverage::Name(Name { tenant, reference }))
         }
-        (Some(kind @ (NameKind::ResourceCache | NameKind::TaskCache)), None, Some(prefix)) => {
-            Ok(Coverage::Prefix {
-                tenant,
-                kind: match kind {
-                    NameKind::TaskCache => CacheKind::Task,
-                    _ => CacheKind::Resource,
-                },
-                prefix: prefix.into(),
-            })
-        }
+        (_, Some(kind), None, Some(prefix)) => Ok(Coverage::Prefix {
+            tenant,
+            kind,
+            prefix: prefix.into(),
+        }),
         _ => Err("a key, or a prefix of caches, belongs to a kind".to_owned()),
     }
 }
@@ -209,7 +205,7 @@ mod tests {
             Coverage::Name(name("task-cache/a")),
             Coverage::Prefix {
                 tenant: tenant.clone(),
-                kind: CacheKind::Task,
+                kind: model::CacheKind::Task,
                 prefix: "".into(),
             },
         ] {

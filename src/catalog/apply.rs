@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use crate::model::{Clear, Fence, Fences, Timestamp, counted};
+use crate::model::{Clear, Fence, Fences, NameKind, Timestamp, counted};
 
-use super::entry::{Entry, Kind, Session, SessionId, State, Version};
+use super::entry::{Entry, Session, SessionId, State, Version};
 use super::find::current;
 use super::name::NameHash;
 use super::names::ToldCache;
@@ -185,8 +185,8 @@ impl Catalog {
                 session.coming -= usize::from(packed.is_coming());
                 // Another holder may be the newest now, for one that has refused this content.
                 match packed.entry(*name).kind {
-                    Kind::Output => outputs.push(*name),
-                    Kind::ResourceCache | Kind::TaskCache => gone.push(*name),
+                    NameKind::Artifact => outputs.push(*name),
+                    NameKind::ResourceCache | NameKind::TaskCache => gone.push(*name),
                 }
             }
             changes.names.push(*name);
@@ -214,7 +214,8 @@ impl Catalog {
             }
         }
         let durable = report.put.iter();
-        let durable = durable.filter(|it| it.kind == Kind::Output && it.state == State::Durable);
+        let durable =
+            durable.filter(|it| it.kind == NameKind::Artifact && it.state == State::Durable);
         outputs.extend(durable.map(|entry| entry.name));
         for name in outputs {
             self.supersede(name, &mut changes.supersede);

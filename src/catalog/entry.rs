@@ -5,30 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::name::NameHash;
-use crate::model::{NamespaceUsage, Reference, Tenant, Timestamp};
-
-/// The kind of a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// An output: the last commit counts, and older ones lose the name.
-    Output,
-    /// A resource cache: the first commit counts.
-    ResourceCache,
-    /// A task cache: the last commit counts.
-    TaskCache,
-}
-
-impl Kind {
-    /// The kind of this name.
-    #[must_use]
-    pub fn of(reference: &Reference) -> Self {
-        match reference {
-            Reference::Artifact(_) => Self::Output,
-            Reference::ResourceCache(_) => Self::ResourceCache,
-            Reference::TaskCache(_) => Self::TaskCache,
-        }
-    }
-}
+use crate::model::{NameKind, NamespaceUsage, Tenant, Timestamp};
 
 /// The state of a name on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +33,7 @@ pub struct Entry {
     /// The name.
     pub name: NameHash,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: NameKind,
     /// Its state.
     pub state: State,
     /// Which content. Without meaning for [`State::Coming`].

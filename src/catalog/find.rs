@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::model::{Name, Origin, TenantOrigin, Timestamp};
 
-use super::entry::{Entry, Kind, Session, SessionId, State, Version};
+use super::entry::{Entry, Session, SessionId, State, Version};
 use super::name::NameHash;
 use super::newest::Newest;
 use super::packed::Key;
@@ -14,39 +14,33 @@ use super::state::Catalog;
 /// The most holders in an answer.
 pub const MAX_HOLDERS: usize = 5;
 
-/// A question: the names in the order in which they are wanted, such as a key and its restore keys.
+/// A question where the content of a name is.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    names: Vec<(Name, NameHash)>,
+    name: Name,
+    /// The digest of the name.
+    pub(super) hash: NameHash,
     zone: Box<str>,
 }
 
 impl Asked {
     /// A question of a node in this zone; empty: unknown.
     #[must_use]
-    pub fn new(names: Vec<Name>, zone: &str) -> Self {
-        let with_hash = |name: Name| {
-            let hash = NameHash::of(&name);
-            (name, hash)
-        };
+    pub fn new(name: Name, zone: &str) -> Self {
         Self {
-            names: names.into_iter().map(with_hash).collect(),
+            hash: NameHash::of(&name),
+            name,
             zone: zone.into(),
         }
-    }
-
-    /// The digests of the names.
-    pub(super) fn hashes(&self) -> impl Iterator<Item = NameHash> {
-        self.names.iter().map(|(_, hash)| *hash)
     }
 }
 
 /// The answer to [`Asked`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// No node with a stream has content of any name, and none is making it.
+    /// No node with a stream has content of the name, and none is making it.
     Nothing,
-    /// Content of the first name that has some.
+    /// There is content.
     Found(Found),
     /// There is no content yet, but these nodes are making it: at most [`MAX_HOLDERS`].
     Coming(Vec<Arc<str>>),
@@ -57,8 +51,6 @@ pub enum Answer {
 /// Content and its holders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The place of its name in the question.
-    pub which: usize,
     /// Which content.
     pub version: Version,
     /// Its size; 0: no holder has measured it yet.
@@ -75,7 +67,7 @@ impl Catalog {
     /// The content that a new pod would start from, with all nodes that have it and a stream: the
     /// scheduler chooses among them. `None`: there is none, or no such node.
     pub fn placement(&mut self, wanted: &[TenantOrigin], now: Timestamp) -> Option<Found> {
-        for (which, TenantOrigin { tenant, origin }) in wanted.iter().enumerate() {
+        for TenantOrigin { tenant, origin } in wanted {
             let tenant = tenant.clone();
             let name = match origin {
                 Origin::Name(reference) => {
@@ -90,7 +82,7 @@ impl Catalog {
             let mut current = current(&name, &self.valid(NameHash::of(&name), &name));
             if !current.is_empty() {
                 current.retain(|(session, _)| session.lost.is_none());
-                return found(which, "", usize::MAX, current);
+                return found("", usize::MAX, current);
             }
         }
         None
@@ -99,22 +91,20 @@ impl Catalog {
     /// Answers a question.
     #[must_use]
     pub fn find(&self, asked: &Asked, now: Timestamp) -> Answer {
-        let (mut makers, mut is_owed) = (Vec::new(), false);
-        for (which, (name, hash)) in asked.names.iter().enumerate() {
-            if self.owed.iter().any(|owed| owed.covers.covers(name)) {
-                is_owed = true;
-                continue;
-            }
-            let entries = self.valid(*hash, name);
-            if let Some(found) = found(which, &asked.zone, MAX_HOLDERS, current(name, &entries)) {
-                return Answer::Found(found);
-            }
-            makers.extend(entries.iter().map(|(session, _)| Arc::clone(&session.node)));
-        }
-        // Content may be on a node that has not reported it, and then a cache must not start empty.
-        if is_owed || self.is_incomplete(now) {
+        let name = &asked.name;
+        if self.owed.iter().any(|owed| owed.covers.covers(name)) {
             return Answer::Incomplete;
         }
+        let entries = self.valid(asked.hash, name);
+        if let Some(found) = found(&asked.zone, MAX_HOLDERS, current(name, &entries)) {
+            return Answer::Found(found);
+        }
+        // Content may be on a node that has not reported it, and then a cache must not start empty.
+        if self.is_incomplete(now) {
+            return Answer::Incomplete;
+        }
+        let makers = entries.iter();
+        let mut makers: Vec<_> = makers.map(|(it, _)| Arc::clone(&it.node)).collect();
         makers.sort_unstable();
         makers.dedup();
         makers.truncate(MAX_HOLDERS);
@@ -170,20 +160,16 @@ pub(super) fn current<'a>(
         .iter()
         .filter(|(_, entry)| entry.state == State::Durable);
     let versions = durable.clone().map(|(_, entry)| entry.version);
-    let version = match Kind::of(&name.reference) {
-        Kind::ResourceCache => versions.min(),
-        Kind::Output | Kind::TaskCache => versions.max(),
+    let version = if name.reference.first_writer_wins() {
+        versions.min()
+    } else {
+        versions.max()
     };
     let current = durable.filter(|(_, entry)| Some(entry.version) == version);
     current.copied().collect()
 }
 
-fn found(
-    which: usize,
-    zone: &str,
-    most: usize,
-    mut holders: Vec<(&Session, Entry)>,
-) -> Option<Found> {
+fn found(zone: &str, most: usize, mut holders: Vec<(&Session, Entry)>) -> Option<Found> {
     let is_elsewhere = |session: &Session| zone.is_empty() || *session.zone != *zone;
     holders.sort_unstable_by_key(|(session, _)| {
         (session.lost.is_some(), is_elsewhere(session), &session.node)
@@ -193,7 +179,6 @@ fn found(
     let bytes = holders.iter().map(|(_, entry)| entry.bytes).max();
     let nodes = holders.iter().take(most);
     Some(Found {
-        which,
         version: entry.version,
         bytes: bytes.unwrap_or_default(),
         layers: entry.layers,
@@ -221,7 +206,7 @@ mod tests {
             for (node, stamp) in [(0, 5), (1, 9), (2, 3), (3, 9)] {
                 nodes.put(node, entry(name, State::Durable, stamp));
             }
-            let Answer::Found(found) = nodes.find(&[name]) else {
+            let Answer::Found(found) = nodes.find(name) else {
                 panic!("{name}");
             };
             assert_eq!(found.version.stamp, Timestamp(expected), "{name}");
@@ -245,7 +230,7 @@ mod tests {
         }
         // Odd nodes are in zone `odd`.
         nodes.lose(1);
-        let asked = Asked::new(vec![super::super::tests::name("artifact/a")], "odd");
+        let asked = Asked::new(super::super::tests::name("artifact/a"), "odd");
         let Answer::Found(found) = nodes.catalog.find(&asked, nodes.now) else {
             panic!("it is there");
         };
@@ -263,7 +248,7 @@ mod tests {
             };
             nodes.put(node, entry);
         }
-        let Answer::Found(found) = nodes.find(&["artifact/a"]) else {
+        let Answer::Found(found) = nodes.find("artifact/a") else {
             panic!("it is there");
         };
         assert_eq!((found.bytes, found.holders.len()), (700, 3));
@@ -287,7 +272,7 @@ mod tests {
         nodes.lose(1);
         let names = [super::super::tests::name("artifact/none"), name];
         let found = placement(&mut nodes, &names).expect("it is there");
-        assert_eq!((found.which, found.holders.len()), (1, 7));
+        assert_eq!(found.holders.len(), 7);
         // The newest cache whose key begins so.
         for (node, reference) in [(2, "task-cache/main-1"), (3, "task-cache/main-2")] {
             nodes.put_named(node, reference, State::Durable, 7);
@@ -299,24 +284,24 @@ mod tests {
         };
         let wanted = [begins("x"), begins("main-"), names[1].clone().into()];
         let found = nodes.catalog.placement(&wanted, nodes.now).expect("there");
-        assert_eq!((found.which, found.holders), (1, vec![Arc::from("n3")]));
+        assert_eq!(found.holders, [Arc::from("n3")]);
         (2..9).for_each(|node| drop(nodes.lose(node)));
         assert_eq!(placement(&mut nodes, &names), None, "all are away");
     }
 
     #[test]
-    fn content_of_a_later_key_counts_before_content_that_is_coming() {
-        let mut nodes = Nodes::complete(&["n1"]);
-        let keys = ["task-cache/own", "task-cache/main", "task-cache/old"];
-        assert_eq!(nodes.find(&keys), Answer::Nothing);
-        nodes.put(0, entry("task-cache/own", State::Coming, 0));
-        assert_eq!(nodes.find(&keys), Answer::Coming(vec![Arc::from("n1")]));
-        nodes.put(0, entry("task-cache/old", State::Durable, 5));
-        nodes.put(0, entry("task-cache/main", State::Durable, 4));
-        let Answer::Found(found) = nodes.find(&keys) else {
+    fn content_counts_before_content_that_is_coming() {
+        let mut nodes = Nodes::complete(&["n1", "n2"]);
+        let key = "task-cache/own";
+        assert_eq!(nodes.find(key), Answer::Nothing);
+        nodes.put(0, entry(key, State::Coming, 0));
+        assert_eq!(nodes.find(key), Answer::Coming(vec![Arc::from("n1")]));
+        nodes.put(1, entry(key, State::Durable, 4));
+        let Answer::Found(found) = nodes.find(key) else {
             panic!("it is there");
         };
-        assert_eq!((found.which, found.version.stamp), (1, Timestamp(4)));
+        assert_eq!(found.version.stamp, Timestamp(4));
+        assert_eq!(found.holders, [Arc::from("n2")]);
     }
 
     #[test]
@@ -333,13 +318,13 @@ mod tests {
             repeats: Vec::new(),
         };
         assert!(nodes.catalog.fence(fence).all);
-        assert_eq!(nodes.find(&["task-cache/a"]), Answer::Nothing);
-        assert!(matches!(nodes.find(&["task-cache/b"]), Answer::Found(_)));
+        assert_eq!(nodes.find("task-cache/a"), Answer::Nothing);
+        assert!(matches!(nodes.find("task-cache/b"), Answer::Found(_)));
         let after = Entry {
             fence: 100,
             ..entry("task-cache/a", State::Durable, 8)
         };
         nodes.put(1, after);
-        assert!(matches!(nodes.find(&["task-cache/a"]), Answer::Found(_)));
+        assert!(matches!(nodes.find("task-cache/a"), Answer::Found(_)));
     }
 }

@@ -130,7 +130,7 @@ impl Catalog {
     #[must_use]
     pub fn explain(&self, name: &Name, now: Timestamp) -> Explained {
         Explained {
-            answer: self.find(&Asked::new(vec![name.clone()], ""), now),
+            answer: self.find(&Asked::new(name.clone(), ""), now),
             nodes: self.on_nodes(name),
         }
     }

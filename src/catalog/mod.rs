@@ -33,7 +33,7 @@ mod usage;
 mod waiting;
 
 pub use apply::{Changes, Hello, Report, Supersede};
-pub use entry::{Entry, Kind, SessionId, State, Version};
+pub use entry::{Entry, SessionId, State, Version};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use list::{Explained, Listed, OfNode, Part};
 pub use name::NameHash;

@@ -3,7 +3,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use crate::model::{Name, Reference};
+use crate::model::Name;
 
 /// The first 16 bytes of the SHA-256 of namespace, 0, kind, 0, key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,11 +13,7 @@ impl NameHash {
     /// The digest of this name.
     #[must_use]
     pub fn of(name: &Name) -> Self {
-        let (kind, key) = match &name.reference {
-            Reference::Artifact(name) => ("artifact", name.as_str()),
-            Reference::ResourceCache(key) => ("resource-cache", key.as_str()),
-            Reference::TaskCache(key) => ("task-cache", key.as_str()),
-        };
+        let (kind, key) = (name.reference.kind().as_str(), name.reference.key());
         let mut hash = Sha256::new();
         // No part has a control character, so the zeros divide them.
         for part in [name.tenant.as_str(), "\0", kind, "\0", key] {

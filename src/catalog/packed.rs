@@ -1,9 +1,9 @@
 //! An entry in 45 bytes: the catalog's memory is what limits the cluster's size. Bytes only, so
 //! nothing is lost to alignment.
 
-use crate::model::Timestamp;
+use crate::model::{NameKind, Timestamp};
 
-use super::entry::{Entry, Kind, SessionId, State, Version};
+use super::entry::{Entry, SessionId, State, Version};
 use super::name::NameHash;
 
 /// A name in a session. All entries of a name are neighbours, those of newer sessions last.
@@ -40,9 +40,9 @@ pub(super) struct Packed {
 impl Packed {
     pub(super) fn new(entry: &Entry) -> Self {
         let kind = match entry.kind {
-            Kind::Output => 0,
-            Kind::ResourceCache => 1,
-            Kind::TaskCache => 2,
+            NameKind::Artifact => 0,
+            NameKind::ResourceCache => 1,
+            NameKind::TaskCache => 2,
         };
         let state = match entry.state {
             State::Coming => 0,
@@ -76,9 +76,9 @@ impl Packed {
         Entry {
             name,
             kind: match self.kind_and_state & 3 {
-                0 => Kind::Output,
-                1 => Kind::ResourceCache,
-                _ => Kind::TaskCache,
+                0 => NameKind::Artifact,
+                1 => NameKind::ResourceCache,
+                _ => NameKind::TaskCache,
             },
             state: if self.is_coming() {
                 State::Coming
@@ -116,9 +116,9 @@ mod tests {
     fn an_entry_is_45_bytes_and_comes_out_as_it_went_in() {
         assert_eq!(size_of::<Key>() + size_of::<Packed>(), 45);
         for (kind, state) in [
-            (Kind::Output, State::Coming),
-            (Kind::ResourceCache, State::Durable),
-            (Kind::TaskCache, State::Durable),
+            (NameKind::Artifact, State::Coming),
+            (NameKind::ResourceCache, State::Durable),
+            (NameKind::TaskCache, State::Durable),
         ] {
             let entry = Entry {
                 name: NameHash([7; 16]),

@@ -18,7 +18,7 @@ pub(super) fn entry(text: &str, state: State, stamp: u64) -> Entry {
     let name = name(text);
     Entry {
         name: NameHash::of(&name),
-        kind: Kind::of(&name.reference),
+        kind: name.reference.kind(),
         state,
         version: Version {
             stamp: Timestamp(stamp),
@@ -154,13 +154,12 @@ impl Nodes {
         self.catalog.tick(self.now)
     }
 
-    pub(super) fn find(&self, names: &[&str]) -> Answer {
-        let names = names.iter().map(|text| name(text)).collect();
-        self.catalog.find(&Asked::new(names, ""), self.now)
+    pub(super) fn find(&self, text: &str) -> Answer {
+        self.catalog.find(&Asked::new(name(text), ""), self.now)
     }
 
     fn stamp(&self, name: &str) -> Option<u64> {
-        match self.find(&[name]) {
+        match self.find(name) {
             Answer::Found(found) => Some(found.version.stamp.0),
             _ => None,
         }
@@ -170,24 +169,24 @@ impl Nodes {
 #[test]
 fn there_is_nothing_only_after_all_accounts_or_a_minute() {
     let mut nodes = Nodes::new(&["n1", "n2"]);
-    assert_eq!(nodes.find(&["artifact/a"]), Answer::Incomplete);
+    assert_eq!(nodes.find("artifact/a"), Answer::Incomplete);
     assert!(nodes.account(0).all);
-    assert_eq!(nodes.find(&["artifact/a"]), Answer::Incomplete);
+    assert_eq!(nodes.find("artifact/a"), Answer::Incomplete);
     // An account that does not end is awaited for a minute.
     nodes.pass(60);
-    assert_eq!(nodes.find(&["artifact/a"]), Answer::Incomplete);
+    assert_eq!(nodes.find("artifact/a"), Answer::Incomplete);
     assert!(nodes.pass(1).all);
-    assert_eq!(nodes.find(&["artifact/a"]), Answer::Nothing);
+    assert_eq!(nodes.find("artifact/a"), Answer::Nothing);
     // A node comes back: its account is awaited.
     nodes.restart(0);
-    assert_eq!(nodes.find(&["artifact/a"]), Answer::Incomplete);
+    assert_eq!(nodes.find("artifact/a"), Answer::Incomplete);
     nodes.account(0);
-    assert_eq!(nodes.find(&["artifact/a"]), Answer::Nothing);
+    assert_eq!(nodes.find("artifact/a"), Answer::Nothing);
 
     // Without the list of nodes, no account is enough.
     let now = nodes.now;
     let mut fresh = Catalog::new(Fences::default(), now);
-    let asked = Asked::new(vec![name("artifact/a")], "");
+    let asked = Asked::new(name("artifact/a"), "");
     assert_eq!(fresh.find(&asked, now), Answer::Incomplete);
     assert!(fresh.expect(BTreeSet::new(), now).all);
     assert_eq!(fresh.find(&asked, now), Answer::Nothing);
@@ -215,7 +214,7 @@ fn a_new_account_replaces_the_old_one_at_once_and_a_lost_stream_counts_for_two_m
     nodes.pass(120);
     assert_eq!(nodes.stamp("artifact/b"), Some(4));
     assert!(nodes.pass(1).all);
-    assert_eq!(nodes.find(&["artifact/b"]), Answer::Nothing);
+    assert_eq!(nodes.find("artifact/b"), Answer::Nothing);
     assert!(nodes.catalog.is_empty());
 }
 
@@ -331,7 +330,7 @@ fn no_invented_fence_protects_content_from_the_next_one() {
     let applied = nodes.catalog.applied();
     let fence = nodes.catalog.fences().next(clear, nodes.now, applied, 1);
     nodes.catalog.fence(fence);
-    assert_eq!(nodes.find(&["task-cache/a"]), Answer::Nothing);
+    assert_eq!(nodes.find("task-cache/a"), Answer::Nothing);
 }
 
 #[test]
@@ -381,7 +380,7 @@ fn names_are_hidden_while_the_chain_of_fences_is_mended() {
     nodes.account(0);
     let owed = nodes.catalog.owed()[0].clone();
     assert_eq!(owed.repeats, [70]);
-    assert_eq!(nodes.find(&["task-cache/a"]), Answer::Incomplete);
+    assert_eq!(nodes.find("task-cache/a"), Answer::Incomplete);
     let applied = nodes.catalog.applied();
     let next = nodes.catalog.fences().next(owed, Timestamp(60), applied, 1);
     assert_eq!((next.number, next.previous), (71, 0));
@@ -395,7 +394,7 @@ fn names_are_hidden_while_the_chain_of_fences_is_mended() {
     assert_eq!(nodes.catalog.owed().len(), 1);
     nodes.catalog.fence(fence(72, 71, vec![65]));
     assert!(nodes.catalog.owed().is_empty());
-    assert_eq!(nodes.find(&["task-cache/a"]), Answer::Nothing);
+    assert_eq!(nodes.find("task-cache/a"), Answer::Nothing);
 }
 
 #[test]
@@ -420,7 +419,7 @@ fn a_node_that_was_deleted_is_forgotten_when_its_stream_is_lost_and_nothing_wait
     let mut nodes = Nodes::complete(&["one", "two"]);
     let now = nodes.now;
     nodes.put(0, entry("artifact/a", State::Durable, 5));
-    let asked = Asked::new(vec![name("artifact/a")], "");
+    let asked = Asked::new(name("artifact/a"), "");
     let find = |nodes: &Nodes| nodes.catalog.find(&asked, now);
     let left = BTreeSet::from(["two".to_owned()]);
     // Its driver still runs.

@@ -52,9 +52,8 @@ impl<T> WaitingQuestions<T> {
             return Some(first);
         }
         self.last += 1;
-        for name in asked.hashes() {
-            self.by_name.entry(name).or_default().push(self.last);
-        }
+        let of_name = self.by_name.entry(asked.hash).or_default();
+        of_name.push(self.last);
         let question = Question { asked, first, node };
         self.questions.insert(self.last, question);
         None
@@ -118,12 +117,11 @@ impl<T> WaitingQuestions<T> {
 
     fn remove(&mut self, id: u64) -> Option<Question<T>> {
         let question = self.questions.remove(&id)?;
-        for name in question.asked.hashes() {
-            if let Some(of_name) = self.by_name.get_mut(&name) {
-                of_name.retain(|other| *other != id);
-                if of_name.is_empty() {
-                    self.by_name.remove(&name);
-                }
+        let name = question.asked.hash;
+        if let Some(of_name) = self.by_name.get_mut(&name) {
+            of_name.retain(|other| *other != id);
+            if of_name.is_empty() {
+                self.by_name.remove(&name);
             }
         }
         Some(question)
@@ -140,7 +138,7 @@ mod tests {
     fn a_question_is_held_until_its_answer_changes_or_it_is_forgotten() {
         let mut nodes = Nodes::complete(&["n1", "n2"]);
         let mut held = WaitingQuestions::default();
-        let asked = || Asked::new(vec![name("artifact/a")], "");
+        let asked = || Asked::new(name("artifact/a"), "");
         let at_once = held.ask(&nodes.catalog, asked(), 1, nodes.now);
         assert_eq!(at_once, None);
 
@@ -160,7 +158,7 @@ mod tests {
         let answers = held.changed(&nodes.catalog, &changes, nodes.now);
         assert!(matches!(answers[..], [(3, Answer::Found(_))]));
 
-        let other = Asked::new(vec![name("artifact/c")], "");
+        let other = Asked::new(name("artifact/c"), "");
         let at_once = held.ask(&nodes.catalog, asked(), 4, nodes.now);
         assert!(matches!(at_once, Some(Answer::Found(_))));
         for node in [4, 5] {

@@ -13,16 +13,9 @@ pub(super) fn none_key() -> CacheKey {
 
 /// A name of the same kind and tenant that nothing has.
 pub(super) fn decoy(name: &Name) -> Name {
-    let key = none_key();
-    let reference = match name.reference {
-        Reference::Artifact(_) => {
-            Reference::Artifact(key.as_str().parse().expect("a label of 37 bytes"))
-        }
-        Reference::ResourceCache(_) => Reference::ResourceCache(key),
-        Reference::TaskCache(_) => Reference::TaskCache(key),
-    };
+    let reference = Reference::new(name.reference.kind(), none_key().as_str());
     Name {
         tenant: name.tenant.clone(),
-        reference,
+        reference: reference.expect("a label of 37 bytes"),
     }
 }

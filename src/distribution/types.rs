@@ -103,7 +103,8 @@ pub struct Drained {
     pub left: u64,
 }
 
-/// The kinds of content that are fetched.
+/// The kinds of content that are fetched: those of names, in the order of
+/// [`NameKind`](crate::model::NameKind), and then persistent volumes.
 const KINDS: [&str; 4] = [
     "output",
     "resource-cache",
@@ -133,17 +134,12 @@ pub struct Fetches([[Fetched; SOURCES.len()]; KINDS.len()]);
 impl Fetches {
     /// Those of this content's kind.
     pub(super) fn of(&mut self, reference: &Reference, source: ContentSource) -> &mut Fetched {
-        let kind = match reference {
-            Reference::Artifact(_) => 0,
-            Reference::ResourceCache(_) => 1,
-            Reference::TaskCache(_) => 2,
-        };
         let source = match source {
             // Content of this node is not fetched.
             ContentSource::Local | ContentSource::Peer => 0,
             ContentSource::Shared => 1,
         };
-        &mut self.0[kind][source]
+        &mut self.0[reference.kind() as usize][source]
     }
 
     /// Those of persistent volumes, which come from peers only.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::error::{Context, Result};
 use super::shared::Inner;
 use super::types::VolumeState;
-use crate::model::{CacheKind, Reference};
 use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
 
 /// The types that a volume can have.
@@ -29,16 +28,9 @@ const STATES: [(VolumeState, &str); 6] = [
     (VolumeState::Sealing, "sealing"),
 ];
 
-/// The kinds of artifacts: what their name is, or was when they were sealed.
+/// The kinds of artifacts in the order of [`NameKind`](crate::model::NameKind): what their name is,
+/// or was when they were sealed.
 const KINDS: [&str; 3] = ["output", "resource-cache", "task-cache"];
-
-fn kind(reference: &Reference) -> usize {
-    match reference {
-        Reference::Artifact(_) => 0,
-        Reference::ResourceCache(_) => 1,
-        Reference::TaskCache(_) => 2,
-    }
-}
 
 /// What an engine has, in numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -169,13 +161,11 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
         }
     }
     for sealed in state.catalog.artifacts().values() {
-        metrics.artifacts[kind(&sealed.artifact.reference)] += 1;
+        metrics.artifacts[sealed.artifact.reference.kind() as usize] += 1;
     }
     for name in state.catalog.names().keys() {
-        match name.reference.cache() {
-            Some((CacheKind::Resource, _)) => metrics.caches[0] += 1,
-            Some((CacheKind::Task, _)) => metrics.caches[1] += 1,
-            None => {}
+        if let Some((kind, _)) = name.reference.cache() {
+            metrics.caches[kind as usize] += 1;
         }
     }
     metrics.fence = state.fences.newest();

@@ -1,11 +1,29 @@
-//! The questions of users that wait for answers of nodes: `generations` asks for content, and
-//! `rollbacks` for work. Who asks, and what follows from the answers, is decided there.
+//! The questions of users that wait for answers of nodes, and the answer that has content:
+//! `generations` asks for that, and `rollbacks` for work. Who asks, and what follows from the
+//! answers, is decided there.
 
 use std::collections::{HashMap, HashSet};
 
 use tokio::sync::mpsc;
 
-use crate::model::NodeId;
+use crate::model::{ArtifactId, Maker, NodeId, Timestamp};
+
+/// Content that was committed under a name, and is still on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Generation {
+    /// The artifact's id on its node.
+    pub id: ArtifactId,
+    /// When it was committed.
+    pub created: Timestamp,
+    /// Whether the name points at it there.
+    pub is_current: bool,
+    /// Its size; `None`: not measured yet.
+    pub bytes: Option<u64>,
+    /// How many volumes are forks of it.
+    pub in_use_by: u64,
+    /// What committed it; `None`: not known.
+    pub made_by: Option<Maker>,
+}
 
 /// The questions of one kind that wait for nodes.
 #[derive(Debug)]

@@ -2,13 +2,11 @@
 //! nodes that have such content. `catalog` decides; `k8s` knows the limits, and asks again and
 //! again.
 
-use std::sync::Arc;
-
 use tonic::Status;
 
+use super::handle::Handle;
 use super::messages;
-use super::serve::{Attached, Inner, WAITING};
-use crate::distribution::roster::{self, Used};
+use super::serve::{Attached, WAITING};
 use crate::model::{Limits, Tenant};
 use crate::proto::hub::v1 as wire;
 
@@ -26,12 +24,22 @@ impl Attached {
     }
 }
 
-/// The limits of namespaces. Cheap to clone: clones share the catalog.
-#[derive(Debug, Clone)]
-pub struct Budgets(pub(super) Arc<Inner>);
+/// What a namespace uses on all nodes that report.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Bytes.
+    pub bytes: u64,
+    /// Artifacts; each copy counts.
+    pub artifacts: u64,
+    /// Content in use alone exceeds the budget.
+    pub over_budget: bool,
+}
 
-impl roster::Budgets for Budgets {
-    fn keep_within(&self, namespace: &Tenant, limits: &Limits) -> Used {
+impl Handle {
+    /// Orders the nodes to evict what exceeds the limits of a namespace. Called again and again: an
+    /// order may be lost, and is computed from what the nodes have reported since.
+    #[must_use]
+    pub fn keep_within(&self, namespace: &Tenant, limits: &Limits) -> Used {
         let now = self.0.now();
         let mut state = self.0.state.lock();
         let time = state.clock.time(now);
@@ -48,9 +56,5 @@ impl roster::Budgets for Budgets {
             artifacts: within.artifacts,
             over_budget: within.cut_off.over_budget,
         }
-    }
-
-    fn is_incomplete(&self) -> bool {
-        self.0.state.lock().catalog.is_incomplete(self.0.now())
     }
 }

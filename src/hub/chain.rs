@@ -5,32 +5,39 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tonic::Status;
 
+use super::handle::Handle;
 use super::messages;
-use super::serve::{Attached, Inner, State};
+use super::serve::{Attached, State};
 use crate::catalog::{Changes, SessionId};
-use crate::distribution::roster::Fencing;
-use crate::model::{Clear, Fence, Fences, Tenant};
+use crate::model::{Clear, Coverage, Fence, Fences, Tenant};
 use crate::proto::hub::v1 as wire;
 use crate::sys;
 use wire::to_node::Kind as To;
 
-/// The chain of fences of a hub. Cheap to clone: clones share it.
-#[derive(Debug, Clone)]
-pub struct Chain(pub(super) Arc<Inner>);
-
-impl Chain {
-    /// Whether the fences of the API server are known.
-    #[must_use]
-    pub fn is_loaded(&self) -> bool {
-        self.0.state.lock().is_loaded
-    }
+/// A person's order to clear names on all nodes.
+#[derive(Debug)]
+pub struct ClearOrder {
+    /// The names.
+    pub covers: Coverage,
+    /// Gets an answer when the order is in the API server, or why it may not be.
+    pub done: oneshot::Sender<Result<(), String>>,
 }
 
-impl Fencing for Chain {
-    fn load(&self, fences: Fences) {
+/// The chain of fences.
+impl Handle {
+    /// Whether the fences of the API server are known.
+    #[must_use]
+    pub fn knows_fences(&self) -> bool {
+        self.0.state.lock().is_loaded
+    }
+
+    /// The fences of the API server, as they are listed. Until the first call no node's account
+    /// begins. Another call is for a chain that was set back: all nodes begin again, so that they
+    /// show their fences.
+    pub fn load_fences(&self, fences: Fences) {
         let now = self.0.now();
         let mut state = self.0.state.lock();
         state.catalog.begin_again(fences, now);
@@ -48,7 +55,9 @@ impl Fencing for Chain {
         self.0.chain.send_replace(());
     }
 
-    fn learn(&self, fence: Fence) {
+    /// A fence of the API server, new or known. It counts at once. The nodes get it when nothing
+    /// is [owed](Self::owed).
+    pub fn learn_fence(&self, fence: Fence) {
         let now = self.0.now();
         let mut state = self.0.state.lock();
         if state.catalog.fences().knows(&fence) {
@@ -62,7 +71,8 @@ impl Fencing for Chain {
         self.0.chain.send_replace(());
     }
 
-    fn forget(&self, up_to: u64) {
+    /// Fences up to this number are deleted, because all nodes have applied them.
+    pub fn forget_fences(&self, up_to: u64) {
         let now = self.0.now();
         let mut state = self.0.state.lock();
         if up_to > state.catalog.fences().forgotten() {
@@ -71,7 +81,9 @@ impl Fencing for Chain {
         }
     }
 
-    fn next(&self, clear: Clear) -> Fence {
+    /// The next fence, to be made at the API server.
+    #[must_use]
+    pub fn next_fence(&self, clear: Clear) -> Fence {
         let id = u64::from_ne_bytes(sys::random_bytes());
         let now = self.0.now();
         let state = self.0.state.lock();
@@ -80,23 +92,33 @@ impl Fencing for Chain {
         fences.next(clear, time, applied, id)
     }
 
-    fn fences(&self) -> Fences {
+    /// The fences that are known.
+    #[must_use]
+    pub fn fences(&self) -> Fences {
         self.0.state.lock().catalog.fences().clone()
     }
 
-    fn owed(&self) -> Vec<Clear> {
+    /// What must be fenced once more before any node gets a fence, or its account begins.
+    #[must_use]
+    pub fn owed(&self) -> Vec<Clear> {
         self.0.state.lock().catalog.owed().to_vec()
     }
 
-    fn malformed(&self, count: usize) {
+    /// So many objects of the API server are malformed, for a metric.
+    pub fn set_malformed_fences(&self, count: usize) {
         self.0.state.lock().malformed = count;
     }
 
-    fn changes(&self) -> watch::Receiver<()> {
+    /// Tells that what is owed may have changed.
+    #[must_use]
+    pub fn owed_changes(&self) -> watch::Receiver<()> {
         self.0.chain.subscribe()
     }
 
-    fn ages(&self) -> BTreeMap<Tenant, Duration> {
+    /// How old the oldest name of each namespace is that has names, by the cluster's time. Names
+    /// that a fence of the whole namespace is about to clear are left out.
+    #[must_use]
+    pub fn ages(&self) -> BTreeMap<Tenant, Duration> {
         let now = self.0.now();
         let state = self.0.state.lock();
         let time = state.clock.time(now);
@@ -106,7 +128,9 @@ impl Fencing for Chain {
             .collect()
     }
 
-    fn applied(&self) -> BTreeMap<String, u64> {
+    /// The highest fence that each node with a stream has applied.
+    #[must_use]
+    pub fn applied_fences(&self) -> BTreeMap<String, u64> {
         let state = self.0.state.lock();
         let streams = state.streams.values().filter(|stream| stream.is_welcome);
         let applied = streams.map(|it| (it.node.as_str().to_owned(), it.applied));

@@ -2,21 +2,18 @@
 //! as the types of `catalog` and `distribution`, and back. What the other side sent is checked
 //! here.
 
-use super::messages::{key, kind, reference};
+use super::messages::{kind, reference};
 use crate::catalog::{Answer, Found};
 use crate::distribution::roster::Located;
 use crate::model::{CacheKey, Name, NodeId, Reference, Tenant};
 use crate::proto::hub::v1 as wire;
 
-/// The most names in a question.
-const MOST_KEYS: usize = 64;
-
 /// A question about one name.
 pub(super) fn question(name: &Name, wait_ms: u32) -> wire::FindRequest {
     wire::FindRequest {
         tenant: name.tenant.to_string(),
-        kind: kind(&name.reference).into(),
-        keys: vec![key(&name.reference)],
+        kind: kind(name.reference.kind()).into(),
+        keys: vec![name.reference.key().to_owned()],
         wait_ms,
         prefix: false,
     }
@@ -35,13 +32,10 @@ pub(super) fn question_of_prefix(tenant: &Tenant, prefix: &CacheKey) -> wire::Fi
 
 /// What a question with a prefix is about. The error names the field.
 pub(super) fn prefix(request: &wire::FindRequest) -> Result<(Tenant, CacheKey), String> {
-    let mut names = names(request)?.into_iter();
-    match (names.next(), names.next()) {
-        (Some(Name { tenant, reference }), None) => match reference {
-            Reference::TaskCache(key) => Ok((tenant, key)),
-            _ => Err("prefix: only of task caches".to_owned()),
-        },
-        _ => Err("keys: expected one with prefix".to_owned()),
+    let Name { tenant, reference } = name(request)?;
+    match reference {
+        Reference::TaskCache(key) => Ok((tenant, key)),
+        _ => Err("prefix: only of task caches".to_owned()),
     }
 }
 
@@ -53,29 +47,29 @@ pub(super) fn newest(response: &wire::FindResponse, prefix: &CacheKey) -> Option
     key.filter(|key: &CacheKey| key.as_str().starts_with(prefix.as_str()))
 }
 
-/// The names that a question is about. The error names the field.
-pub(super) fn names(request: &wire::FindRequest) -> Result<Vec<Name>, String> {
-    if request.keys.is_empty() || request.keys.len() > MOST_KEYS {
-        return Err(format!("keys: expected 1 to {MOST_KEYS}"));
-    }
-    let tenant = request.tenant.parse();
-    let tenant: Tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
-    let name = |key: &String| {
-        let reference = reference(request.kind(), key);
-        Ok(Name {
-            tenant: tenant.clone(),
-            reference: reference.map_err(|error| format!("keys: {error}"))?,
-        })
+/// The name that a question is about. The error names the field.
+pub(super) fn name(request: &wire::FindRequest) -> Result<Name, String> {
+    let [key] = &request.keys[..] else {
+        return Err("keys: expected one".to_owned());
     };
-    request.keys.iter().map(name).collect()
+    let tenant = request.tenant.parse();
+    let reference = reference(request.kind(), key);
+    Ok(Name {
+        tenant: tenant.map_err(|error| format!("tenant: {error}"))?,
+        reference: reference.map_err(|error| format!("keys: {error}"))?,
+    })
 }
 
-/// The answer to a question about these names.
-pub(super) fn response(names: &[Name], answer: &Answer) -> wire::FindResponse {
-    let nothing = |answer: wire::Answer| wire::FindResponse {
+/// An answer without content.
+pub(super) fn nothing(answer: wire::Answer) -> wire::FindResponse {
+    wire::FindResponse {
         answer: answer.into(),
         ..wire::FindResponse::default()
-    };
+    }
+}
+
+/// The answer to a question about this name.
+pub(super) fn response(name: &Name, answer: &Answer) -> wire::FindResponse {
     match answer {
         Answer::Nothing => nothing(wire::Answer::Nothing),
         Answer::Coming(makers) => wire::FindResponse {
@@ -83,15 +77,14 @@ pub(super) fn response(names: &[Name], answer: &Answer) -> wire::FindResponse {
             ..nothing(wire::Answer::Coming)
         },
         Answer::Incomplete => nothing(wire::Answer::Incomplete),
-        Answer::Found(found) => self::found(names, found),
+        Answer::Found(found) => self::found(name, found),
     }
 }
 
-fn found(names: &[Name], found: &Found) -> wire::FindResponse {
-    let name = names.get(found.which);
+fn found(name: &Name, found: &Found) -> wire::FindResponse {
     wire::FindResponse {
         answer: wire::Answer::Found.into(),
-        key: name.map(|name| key(&name.reference)).unwrap_or_default(),
+        key: name.reference.key().to_owned(),
         stamp: found.version.stamp.0,
         tie: found.version.tie,
         bytes: found.bytes,
@@ -153,20 +146,20 @@ mod tests {
 
     #[test]
     fn a_question_arrives_as_it_was_sent_and_others_are_refused() {
-        let name = Name {
+        let go = Name {
             tenant: "ci".parse().expect("a label"),
             reference: "task-cache/b".parse().expect("a reference"),
         };
-        let asked = question(&name, 5);
-        assert_eq!(names(&asked).expect("it is valid"), [name]);
+        let asked = question(&go, 5);
+        assert_eq!(name(&asked), Ok(go));
         let wrong = |change: fn(&mut wire::FindRequest)| {
             let mut asked = asked.clone();
             change(&mut asked);
-            names(&asked).expect_err("it is refused")
+            name(&asked).expect_err("it is refused")
         };
         wrong(|asked| asked.kind = 0);
         wrong(|asked| asked.keys.clear());
-        wrong(|asked| asked.keys = vec!["k".to_owned(); MOST_KEYS + 1]);
+        wrong(|asked| asked.keys.push("other".to_owned()));
         wrong(|asked| asked.keys = vec!["../x\n".to_owned()]);
         wrong(|asked| asked.tenant = "A/B".to_owned());
     }

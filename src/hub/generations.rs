@@ -1,16 +1,17 @@
 //! The generations of a name on all nodes, for a person who asks the controller: each node is asked
 //! over its stream, and answers from its engine. Nothing is kept of it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use super::asked::Generation;
+use super::handle::Handle;
 use super::messages;
-use super::serve::{Attached, Inner};
+use super::serve::Attached;
 use crate::catalog::SessionId;
-use crate::distribution::roster::{Generation, Generations};
 use crate::engine::{ArtifactRow, Engine};
 use crate::model::{Maker, Name, NodeId, Pod, Reference, Tenant, Timestamp};
 use crate::proto::hub::v1 as wire;
@@ -24,10 +25,20 @@ type Answer = (NodeId, Vec<Generation>);
 /// The most generations of a node that are told. Then an answer fits in a message.
 const MOST: usize = 100;
 
-impl Inner {
-    /// Asks all nodes with a stream. The others are silent, as are older ones.
-    pub(super) async fn generations(&self, name: &Name) -> Generations {
-        let mut silent = self.members.expected().unwrap_or_default();
+/// The generations of a name on all nodes.
+#[derive(Debug, Default)]
+pub struct Generations {
+    /// With the node that has each.
+    pub found: Vec<(NodeId, Generation)>,
+    /// The nodes that have not answered.
+    pub silent: BTreeSet<String>,
+}
+
+impl Handle {
+    /// The generations of a name. Asks all nodes with a stream, and waits a few seconds for them.
+    /// The others are silent, as are older ones.
+    pub async fn generations(&self, name: &Name) -> Generations {
+        let mut silent = self.0.members.expected().unwrap_or_default();
         let (asked, mut answers) = self.ask(name);
         silent.extend(asked.iter().map(|node| node.as_str().to_owned()));
         let mut found = Vec::new();
@@ -47,7 +58,7 @@ impl Inner {
 
     /// Sends the question; returns the nodes that get it, and their answers.
     fn ask(&self, name: &Name) -> (HashSet<NodeId>, mpsc::Receiver<Answer>) {
-        let mut state = self.state.lock();
+        let mut state = self.0.state.lock();
         let streams = state.streams.iter().filter(|(_, way)| way.is_welcome);
         let (sessions, nodes): (Vec<SessionId>, HashSet<NodeId>) = streams
             .map(|(session, way)| (*session, way.node.clone()))

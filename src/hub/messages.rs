@@ -2,10 +2,10 @@
 //! back: reports, orders, fences, and what namespaces use. What the other side sent is checked
 //! here. `find` has the calls beside the stream.
 
-use crate::catalog::{Author, Entry, Kind, NameHash, Report, State, Supersede, ToldCache, Version};
+use crate::catalog::{Author, Entry, NameHash, Report, State, Supersede, ToldCache, Version};
 use crate::engine::NameState;
 use crate::model::{
-    ArtifactId, Bucket, CacheKind, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name, NameError,
+    ArtifactId, Bucket, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name, NameError, NameKind,
     NamespaceUsage, Reference, Tenant, Timestamp,
 };
 use crate::proto::hub::v1 as wire;
@@ -18,11 +18,21 @@ pub(super) fn tie(artifact: ArtifactId) -> u32 {
     u32::try_from(artifact.bits() >> 96).unwrap_or(u32::MAX)
 }
 
-pub(super) fn kind(reference: &Reference) -> wire::Kind {
-    match Kind::of(reference) {
-        Kind::Output => wire::Kind::Artifact,
-        Kind::ResourceCache => wire::Kind::ResourceCache,
-        Kind::TaskCache => wire::Kind::TaskCache,
+pub(super) fn kind(kind: NameKind) -> wire::Kind {
+    match kind {
+        NameKind::Artifact => wire::Kind::Artifact,
+        NameKind::ResourceCache => wire::Kind::ResourceCache,
+        NameKind::TaskCache => wire::Kind::TaskCache,
+    }
+}
+
+/// `None`: there is none, or one of a later version.
+fn received_kind(kind: wire::Kind) -> Option<NameKind> {
+    match kind {
+        wire::Kind::Artifact => Some(NameKind::Artifact),
+        wire::Kind::ResourceCache => Some(NameKind::ResourceCache),
+        wire::Kind::TaskCache => Some(NameKind::TaskCache),
+        wire::Kind::Unspecified => None,
     }
 }
 
@@ -30,7 +40,7 @@ pub(super) fn kind(reference: &Reference) -> wire::Kind {
 pub(super) fn entry(name: &Name, state: &NameState) -> wire::Entry {
     let mut entry = wire::Entry {
         name: NameHash::of(name).0.to_vec(),
-        kind: kind(&name.reference).into(),
+        kind: kind(name.reference.kind()).into(),
         ..wire::Entry::default()
     };
     match state {
@@ -107,12 +117,7 @@ pub(super) fn report(report: &wire::Report) -> Result<Report, &'static str> {
     let put = report.put.iter().map(|entry| {
         Ok(Entry {
             name: name_hash(&entry.name)?,
-            kind: match entry.kind() {
-                wire::Kind::Artifact => Kind::Output,
-                wire::Kind::ResourceCache => Kind::ResourceCache,
-                wire::Kind::TaskCache => Kind::TaskCache,
-                wire::Kind::Unspecified => return Err("an entry has no kind"),
-            },
+            kind: received_kind(entry.kind()).ok_or("an entry has no kind")?,
             state: match entry.state() {
                 wire::State::Coming => State::Coming,
                 wire::State::Durable => State::Durable,
@@ -249,11 +254,12 @@ pub(super) fn received_cut_off(cut: &wire::CutOff) -> Result<(Tenant, CutOff), S
 pub(super) fn fence(fence: &Fence) -> wire::Fence {
     let (of, key, prefix) = match &fence.covers {
         Coverage::Namespace(_) => (wire::Kind::Unspecified, String::new(), false),
-        Coverage::Name(name) => (kind(&name.reference), key(&name.reference), false),
-        Coverage::Prefix { kind, prefix, .. } => match kind {
-            CacheKind::Resource => (wire::Kind::ResourceCache, prefix.to_string(), true),
-            CacheKind::Task => (wire::Kind::TaskCache, prefix.to_string(), true),
-        },
+        Coverage::Name(Name { reference, .. }) => {
+            (kind(reference.kind()), reference.key().to_owned(), false)
+        }
+        Coverage::Prefix {
+            kind: of, prefix, ..
+        } => (kind((*of).into()), prefix.to_string(), true),
     };
     wire::Fence {
         number: fence.number,
@@ -271,24 +277,19 @@ pub(super) fn fence(fence: &Fence) -> wire::Fence {
 pub(super) fn received_fence(fence: &wire::Fence) -> Result<Fence, String> {
     let tenant = fence.tenant.parse();
     let tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
-    let covers = match (fence.kind(), fence.prefix) {
+    let covers = match (received_kind(fence.kind()), fence.prefix) {
         // Also a kind of a later version, which this one cannot clear.
-        (wire::Kind::Unspecified, _) if fence.kind != 0 => {
+        (None, _) if fence.kind != 0 => {
             return Err(format!("kind: {} is not known", fence.kind));
         }
-        (wire::Kind::Unspecified, _) => Coverage::Namespace(tenant),
-        (wire::Kind::Artifact, true) => return Err("prefix: only of caches".to_owned()),
-        (wire::Kind::ResourceCache | wire::Kind::TaskCache, true) => Coverage::Prefix {
+        (None, _) => Coverage::Namespace(tenant),
+        (Some(of), true) => Coverage::Prefix {
             tenant,
-            kind: if fence.kind() == wire::Kind::TaskCache {
-                CacheKind::Task
-            } else {
-                CacheKind::Resource
-            },
+            kind: of.cache().ok_or("prefix: only of caches")?,
             prefix: fence.key.as_str().into(),
         },
-        (of, false) => {
-            let reference = reference(of, &fence.key);
+        (Some(of), false) => {
+            let reference = Reference::new(of, &fence.key);
             let reference = reference.map_err(|error| format!("key: {error}"))?;
             Coverage::Name(Name { tenant, reference })
         }
@@ -332,22 +333,9 @@ pub(super) fn from_node(kind: wire::from_node::Kind) -> wire::FromNode {
     wire::FromNode { kind: Some(kind) }
 }
 
-pub(super) fn key(reference: &Reference) -> String {
-    match reference {
-        Reference::Artifact(name) => name.to_string(),
-        Reference::ResourceCache(key) | Reference::TaskCache(key) => key.to_string(),
-    }
-}
-
 pub(super) fn reference(kind: wire::Kind, key: &str) -> Result<Reference, String> {
-    let kind = match kind {
-        wire::Kind::Artifact => "artifact",
-        wire::Kind::ResourceCache => "resource-cache",
-        wire::Kind::TaskCache => "task-cache",
-        wire::Kind::Unspecified => return Err("its kind is missing".to_owned()),
-    };
-    let reference = format!("{kind}/{key}").parse();
-    reference.map_err(|error: NameError| error.to_string())
+    let kind = received_kind(kind).ok_or("its kind is missing")?;
+    Reference::new(kind, key).map_err(|error| error.to_string())
 }
 
 /// A failed call, for the log.
@@ -360,7 +348,7 @@ pub(super) fn say(status: &tonic::Status) -> String {
 mod tests {
     use super::*;
     use crate::engine::NamedContent;
-    use crate::model::{Maker, NodeId, Pod};
+    use crate::model::{CacheKind, Maker, NodeId, Pod};
 
     fn name(reference: &str) -> Name {
         Name {
@@ -432,7 +420,7 @@ mod tests {
                 panic!("two entries");
             };
             assert_eq!(put.name, NameHash::of(&name));
-            assert_eq!(put.kind, Kind::of(&name.reference));
+            assert_eq!(put.kind, name.reference.kind());
             assert_eq!(put.version.stamp, Timestamp(1_795_400_000_000));
             assert_eq!((put.version.tie, put.bytes, put.layers), (7, 100, 2));
             assert_eq!((put.state, put.fence), (State::Durable, 9));

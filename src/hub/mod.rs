@@ -4,9 +4,8 @@
 //! ```text
 //! engine names ─▶ node ─▶ TLS, pinned key ─▶ serve ─────▶ Catalog
 //! peer::client ─▶ node ─▶ Find ────────────▶ questions ─▶ Catalog
-//! k8s ─▶ chain, policies, budgets ─▶ serve ─▶ node ─▶ engine
-//! admin ─▶ overview ─▶ generations ─▶ serve ─▶ node ─▶ engine
-//! k8s ─▶ overview ─▶ rollbacks ─▶ serve ─▶ node ─▶ engine
+//! k8s, admin ─▶ handle ─▶ chain, policies, budgets,
+//!     generations, rollbacks ─▶ serve ─▶ node ─▶ engine
 //! ```
 //!
 //! `catalog` decides, without I/O. This module has the streams and the clocks.
@@ -17,20 +16,23 @@ mod chain;
 mod figures;
 mod find;
 mod generations;
+mod handle;
 mod limits;
 mod messages;
 mod node;
-mod overview;
 mod policies;
 mod questions;
 mod rollbacks;
 mod serve;
 mod service;
 
-pub use budgets::Budgets;
-pub use chain::Chain;
+pub use asked::Generation;
+pub use budgets::Used;
+pub use chain::ClearOrder;
 pub use figures::Figures;
+pub use generations::Generations;
+pub use handle::Handle;
 pub use limits::USAGE;
 pub use node::Node;
-pub use policies::PolicyBook;
+pub use rollbacks::RollbackOrder;
 pub use service::{Hub, ServeError};

@@ -253,7 +253,6 @@ impl Stream<'_> {
     async fn begin(&mut self, id: &NodeId) -> Result<(), Status> {
         let hello = wire::Hello {
             node: id.as_str().to_owned(),
-            pool: String::new(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             attempt: self.engine.now().0,
             fences: self.engine.fences().all().map(messages::fence).collect(),

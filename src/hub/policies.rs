@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use prost::Message as _;
 
+use super::handle::Handle;
 use super::messages::to_node;
-use super::serve::{Inner, State, WAITING};
+use super::serve::{State, WAITING};
 use crate::catalog::SessionId;
-use crate::distribution::roster::Policing;
 use crate::model::{NamespacePolicy, Rule, Tenant};
 use crate::proto::hub::v1 as wire;
 use wire::to_node::Kind as To;
@@ -26,10 +26,6 @@ const MOST_CHANGES: usize = WAITING / 8;
 /// The highest format of a namespace's policies that this version knows, and the one that it sends.
 /// One that needs a new field has a higher one: without that field it might allow too much.
 const FORMAT: u32 = 0;
-
-/// The policies of a hub. Cheap to clone: clones share it.
-#[derive(Debug, Clone)]
-pub struct PolicyBook(pub(super) Arc<Inner>);
 
 /// The policies that the nodes should have.
 #[derive(Debug)]
@@ -54,8 +50,11 @@ impl PolicySet {
     }
 }
 
-impl Policing for PolicyBook {
-    fn set(&self, policies: BTreeMap<Tenant, NamespacePolicy>) {
+impl Handle {
+    /// The policies of all namespaces that have some, each within
+    /// [`NamespacePolicy::MOST_BYTES`]. The nodes keep the ones that they have until the first
+    /// call. After that they get what changed.
+    pub fn set_policies(&self, policies: BTreeMap<Tenant, NamespacePolicy>) {
         let mut state = self.0.state.lock();
         let now = PolicySet::new(policies);
         let before = state.policies.take();
@@ -192,7 +191,7 @@ mod tests {
     use crate::catalog::Hello;
     use crate::distribution::roster::Members;
     use crate::hub::limits::{MOST_MESSAGE, USAGE};
-    use crate::hub::serve::{Order, Way};
+    use crate::hub::serve::{Inner, Order, Way};
     use crate::model::{Fences, NodeId, Sha256};
 
     fn tenant(name: &str) -> Tenant {
@@ -325,7 +324,7 @@ mod tests {
     #[test]
     fn all_streams_share_one_copy_of_what_waits_for_them() {
         let inner = Arc::new(Inner::new(Arc::new(NoNode), USAGE));
-        let book = PolicyBook(Arc::clone(&inner));
+        let handle = Handle(Arc::clone(&inner));
         let (one, mut to_one) = begin(&inner, "node-1");
         let (two, mut to_two) = begin(&inner, "node-2");
         let mut both = |what: &str| {
@@ -335,10 +334,10 @@ mod tests {
             assert!(next().iter().all(Result::is_err), "one message");
         };
         let mut all = BTreeMap::from([(tenant("ci"), policy(None))]);
-        book.set(all.clone());
+        handle.set_policies(all.clone());
         both("all policies");
         all.insert(tenant("other"), policy(None));
-        book.set(all);
+        handle.set_policies(all);
         both("a change");
         let mut state = inner.state.lock();
         state.send_policies(one);

@@ -2,6 +2,7 @@
 //! catalog decides; a question that finds nothing waits here for a change.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use tokio::sync::oneshot;
 use tonic::{Response, Status};
 
 use super::find;
+use super::handle::Handle;
 use super::serve::{Inner, State};
-use super::service::Hub;
 use crate::catalog::{Answer, Asked, Found, Newest};
 use crate::model::{CacheKey, NodeId, Tenant, TenantOrigin};
 use crate::proto::hub::v1 as wire;
@@ -18,13 +19,13 @@ use crate::proto::hub::v1 as wire;
 /// The longest that a question waits.
 const LONGEST: Duration = Duration::from_secs(30);
 
-impl Hub {
+impl Handle {
     /// A function that tells which content a new pod would start from, and all nodes that have it:
     /// for each volume what it tries. `None`: the catalog is busy for so long.
     pub fn finder(
         &self,
     ) -> impl Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>> + Send + Sync + 'static {
-        let inner = self.inner();
+        let inner = Arc::clone(&self.0);
         move |volumes, wait| {
             let now = inner.now();
             let mut state = inner.state.try_lock_for(wait)?;
@@ -36,11 +37,6 @@ impl Hub {
     }
 }
 
-/// An answer without content.
-fn nothing(answer: &Answer) -> Response<wire::FindResponse> {
-    Response::new(find::response(&[], answer))
-}
-
 impl Inner {
     /// Answers a node.
     pub(super) async fn answer(
@@ -48,24 +44,25 @@ impl Inner {
         node: &NodeId,
         request: &wire::FindRequest,
     ) -> Result<Response<wire::FindResponse>, Status> {
+        let nothing = |answer| Ok(Response::new(find::nothing(answer)));
         let mut wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST);
-        let names = if request.prefix {
+        let name = if request.prefix {
             let (tenant, prefix) = find::prefix(request).map_err(Status::invalid_argument)?;
             self.questions.fetch_add(1, Ordering::Relaxed);
             wait = Duration::ZERO;
             match self.newest(&tenant, &prefix) {
-                Newest::Of(name) => vec![name],
-                Newest::Nothing => return Ok(nothing(&Answer::Nothing)),
-                Newest::Incomplete => return Ok(nothing(&Answer::Incomplete)),
+                Newest::Of(name) => name,
+                Newest::Nothing => return nothing(wire::Answer::Nothing),
+                Newest::Incomplete => return nothing(wire::Answer::Incomplete),
             }
         } else {
-            let names = find::names(request).map_err(Status::invalid_argument)?;
+            let name = find::name(request).map_err(Status::invalid_argument)?;
             self.questions.fetch_add(1, Ordering::Relaxed);
-            names
+            name
         };
-        let asked = Asked::new(names.clone(), &self.members.zone(node));
+        let asked = Asked::new(name.clone(), &self.members.zone(node));
         let answer = self.find(asked, wait).await;
-        Ok(Response::new(find::response(&names, &answer)))
+        Ok(Response::new(find::response(&name, &answer)))
     }
 
     fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Newest {

@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use super::handle::Handle;
 use super::messages;
-use super::serve::{Attached, Inner};
+use super::serve::Attached;
 use crate::catalog::{NameHash, OfNode, SessionId, State, Version};
 use crate::distribution::FindDistribution;
-use crate::distribution::roster::RollbackOrder;
 use crate::engine::{self, Engine};
 use crate::model::{ArtifactId, Name, NodeId, Timestamp, counted};
 use crate::proto::hub::v1 as wire;
@@ -25,12 +25,29 @@ const WAIT: Duration = Duration::from_secs(10);
 /// The longest reason of a node.
 const MOST_REASON: usize = 1024;
 
-impl Inner {
-    /// A time for a new commit of a name: now, or after all content that is known. `told` is what
-    /// nodes say of themselves: a wrong stamp must not put a commit into the far future.
-    pub(super) fn commit_time(&self, name: &Name, told: Timestamp) -> Timestamp {
-        let now = self.now();
-        let state = self.state.lock();
+/// A user's order to put an earlier generation of a name back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RollbackOrder {
+    /// The name.
+    pub name: Name,
+    /// The id of the generation on the node that gets the order.
+    pub to: ArtifactId,
+    /// The id of the new artifact. An order that is repeated has the same one.
+    pub id: ArtifactId,
+    /// When the new artifact counts as committed.
+    pub stamp: Timestamp,
+    /// The user.
+    pub by: String,
+}
+
+impl Handle {
+    /// A time for a new commit of this name: now, or after all content that is known. `told`: when
+    /// the newest generation was committed, as the nodes say. If that is far ahead, it does not
+    /// count, as in the catalog: a wrong stamp must not put a commit into the far future.
+    #[must_use]
+    pub fn commit_time(&self, name: &Name, told: Timestamp) -> Timestamp {
+        let now = self.0.now();
+        let state = self.0.state.lock();
         let time = state.clock.time(now);
         let known = state.catalog.on_nodes(name).into_iter();
         let stamps = known.map(|of| of.entry.version.stamp);
@@ -39,14 +56,15 @@ impl Inner {
         after.fold(time, Timestamp::max)
     }
 
-    /// Orders a rollback of a node. `None`: it has not answered.
-    pub(super) async fn roll_back(
+    /// Orders a rollback of this node, and waits a few seconds. The error says why the node did
+    /// nothing. `None`: it has not answered, or cannot say yet. Order it again.
+    pub async fn roll_back(
         &self,
         node: &NodeId,
         order: &RollbackOrder,
     ) -> Option<Result<(), String>> {
         let mut answers = {
-            let mut state = self.state.lock();
+            let mut state = self.0.state.lock();
             // The newest stream: after a reconnect an earlier one is about to end.
             let mut streams = state.streams.iter().rev();
             let (session, _) = streams.find(|(_, way)| way.is_welcome && way.node == *node)?;
@@ -68,11 +86,12 @@ impl Inner {
         answer.ok()?.map(|(_, answer)| answer)
     }
 
-    /// Orders nodes with content from before a commit to drop the name. Nothing is ordered unless
-    /// that commit or newer content is on some node.
-    pub(super) fn withdraw_older(&self, name: &Name, stamp: Timestamp, artifact: ArtifactId) {
+    /// Orders the nodes that have content of this name which is older than this commit to drop the
+    /// name, if that commit or newer content is on some node. The commit counts as the catalog
+    /// dates it, and not later than `stamp`.
+    pub fn withdraw_older(&self, name: &Name, stamp: Timestamp, artifact: ArtifactId) {
         let tie = messages::tie(artifact);
-        let mut state = self.state.lock();
+        let mut state = self.0.state.lock();
         let mut durable = state.catalog.on_nodes(name);
         durable.retain(|of| of.entry.state == State::Durable);
         let of_commit = durable.iter().map(|of| of.entry.version);

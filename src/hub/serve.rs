@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status, Streaming};
 
-use super::asked::Questions;
+use super::asked::{Generation, Questions};
 use super::figures::Figures;
 use super::limits::MOST_ENTRIES;
 use super::messages;
@@ -23,7 +23,7 @@ use super::policies::PolicySet;
 use crate::catalog::{
     Answer, Catalog, Changes, Hello, MAX_INCOMPLETE, SessionId, WaitingQuestions,
 };
-use crate::distribution::roster::{Generation, Members};
+use crate::distribution::roster::Members;
 use crate::link::Who;
 use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;

@@ -1,5 +1,5 @@
 //! The hub as a whole: its address, its key, and the calls of the nodes. What a stream does is in
-//! `serve`; what belongs to the hub's parts is in `chain`, `policies` and `budgets`.
+//! `serve`; what the other parts of the controller get is in `handle`.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -12,16 +12,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::budgets::Budgets;
-use super::chain::Chain;
-use super::figures::Figures;
+use super::handle::Handle;
 use super::limits::MOST_HELLO;
-use super::policies::PolicyBook;
 use super::serve::{Attached, Inner, WAITING};
-use crate::catalog::Catalog;
-use crate::distribution::roster::{Members, Overview, Rollbacks};
+use crate::distribution::roster::Members;
 use crate::link::{self, IsKnown, Key, KeyError};
-use crate::model::{Sha256, Timestamp};
+use crate::model::Sha256;
 use crate::proto::hub::v1 as wire;
 use crate::server::Drain;
 use wire::hub_server::HubServer;
@@ -62,7 +58,7 @@ pub enum ServeError {
 pub struct Hub {
     key: Key,
     listener: TcpListener,
-    service: Service,
+    handle: Handle,
 }
 
 impl Hub {
@@ -81,7 +77,7 @@ impl Hub {
         Ok(Self {
             key: Key::generate()?,
             listener,
-            service: Service(Arc::new(Inner::new(members, usage))),
+            handle: Handle(Arc::new(Inner::new(members, usage))),
         })
     }
 
@@ -96,44 +92,11 @@ impl Hub {
         self.listener.local_addr()
     }
 
-    /// A function that tells the figures.
-    pub fn figures(&self) -> impl Fn() -> Figures + Send + Sync + 'static {
-        let service = self.service.clone();
-        move || service.0.figures()
-    }
-
-    /// The catalog, for people who ask.
+    /// The catalog, for the other parts of the controller. No node's account begins before the
+    /// fences are loaded.
     #[must_use]
-    pub fn overview(&self) -> Arc<dyn Overview> {
-        Arc::new(self.service.clone())
-    }
-
-    /// The same for rollbacks.
-    #[must_use]
-    pub fn rollbacks(&self) -> Arc<dyn Rollbacks> {
-        Arc::new(self.service.clone())
-    }
-
-    /// Its fences. No node's account begins before they are loaded.
-    #[must_use]
-    pub fn chain(&self) -> Chain {
-        Chain(Arc::clone(&self.service.0))
-    }
-
-    /// Its cache policies. The nodes keep the ones that they have until these are set.
-    #[must_use]
-    pub fn policies(&self) -> PolicyBook {
-        PolicyBook(Arc::clone(&self.service.0))
-    }
-
-    /// The limits of namespaces.
-    #[must_use]
-    pub fn budgets(&self) -> Budgets {
-        Budgets(Arc::clone(&self.service.0))
-    }
-
-    pub(super) fn inner(&self) -> Arc<Inner> {
-        Arc::clone(&self.service.0)
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
     }
 
     /// Serves the nodes until the services close.
@@ -141,11 +104,11 @@ impl Hub {
         if let Ok(address) = self.listener.local_addr() {
             tracing::info!(%address, key = %self.key.name(), "serving the catalog to the nodes");
         }
-        let members = Arc::clone(&self.service.0.members);
+        let members = Arc::clone(&self.handle.0.members);
         let is_known: IsKnown = Arc::new(move |key| members.named(key).is_some());
         let links = link::accept(&self.key, self.listener, is_known, drain.clone())?;
-        let inner = Arc::clone(&self.service.0);
-        let calls = HubServer::new(self.service).max_decoding_message_size(MOST_HELLO);
+        let inner = Arc::clone(&self.handle.0);
+        let calls = HubServer::new(self.handle).max_decoding_message_size(MOST_HELLO);
         let served = tonic::transport::Server::builder()
             .concurrency_limit_per_connection(CALLS)
             .http2_keepalive_interval(Some(ALIVE))
@@ -171,34 +134,10 @@ impl Hub {
     }
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct Service(Arc<Inner>);
-
-impl Service {
-    /// Reads the catalog. The nodes wait meanwhile.
-    pub(super) fn read<T>(&self, read: impl FnOnce(&Catalog, Timestamp) -> T) -> T {
-        read(&self.0.state.lock().catalog, self.0.now())
-    }
-
-    /// The cluster's time.
-    pub(super) fn time(&self) -> Timestamp {
-        let now = self.0.now();
-        self.0.state.lock().clock.time(now)
-    }
-
-    pub(super) fn inner(&self) -> &Inner {
-        &self.0
-    }
-
-    pub(super) fn has_streams(&self) -> bool {
-        !self.0.state.lock().streams.is_empty()
-    }
-}
-
 type Orders = Pin<Box<dyn Stream<Item = Result<wire::ToNode, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl wire::hub_server::Hub for Service {
+impl wire::hub_server::Hub for Handle {
     type AttachStream = Orders;
 
     async fn attach(

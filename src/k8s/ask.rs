@@ -20,10 +20,8 @@ use kube::api::{ObjectMeta, PostParams, WatchEvent, WatchParams};
 use kube::{Api, Client, ResourceExt as _};
 
 use super::client::{deletion_of, has_code};
-use crate::api::{
-    CLEAR, Cache, CacheSpec, NameKind, Rollback, RollbackPhase, RollbackSpec, RollbackStatus,
-};
-use crate::model::{CacheKind, Reference, Tenant};
+use crate::api::{CLEAR, Cache, CacheSpec, Rollback, RollbackPhase, RollbackSpec, RollbackStatus};
+use crate::model::{Reference, Tenant};
 use crate::sys::printable;
 
 /// How long an order is watched. With the requests before, the whole takes less than a second.
@@ -190,10 +188,9 @@ pub async fn roll_back(
     if reference.first_writer_wins() {
         return Err(AskError::FirstStays(reference.clone()));
     }
-    let (kind, key) = NameKind::of(reference);
     let spec = RollbackSpec {
-        kind,
-        key,
+        kind: reference.kind().into(),
+        key: reference.key().to_owned(),
         to: to.to_owned(),
         by: own_name(&client).await?,
     };
@@ -257,15 +254,12 @@ async fn answered(
 
 /// The object of an order, without its name.
 fn object(reference: &Reference, prefix: bool) -> Result<Cache, AskError> {
-    let Some((kind, key)) = reference.cache() else {
+    let Some((_, key)) = reference.cache() else {
         return Err(AskError::Output(reference.clone()));
     };
     let key = Some(key.to_string());
     let (key, prefix) = if prefix { (None, key) } else { (key, None) };
-    let kind = match kind {
-        CacheKind::Resource => NameKind::ResourceCache,
-        CacheKind::Task => NameKind::TaskCache,
-    };
+    let kind = reference.kind().into();
     let mut cache = Cache::new("", CacheSpec { kind, key, prefix });
     cache.metadata = ObjectMeta {
         generate_name: Some("clear-".to_owned()),

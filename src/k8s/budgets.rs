@@ -20,7 +20,7 @@ use tokio::time::MissedTickBehavior;
 use super::conditions;
 use super::watched::Watched;
 use crate::api::{self, CachePolicy, CachePolicySpec, CachePolicyStatus, number};
-use crate::distribution::roster::{Budgets, Used};
+use crate::hub::{self, Used};
 use crate::model::{Limits, Tenant, parse_bytes, quantity};
 use crate::shared::{self, TierUse};
 use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
@@ -137,7 +137,7 @@ impl Figures {
 pub async fn keep(
     client: Client,
     policies: Watched<CachePolicy>,
-    budgets: Arc<dyn Budgets>,
+    catalog: hub::Handle,
     every: Duration,
     figures: Figures,
     tier: Option<shared::Budgets>,
@@ -145,7 +145,7 @@ pub async fn keep(
     let keeper = Keeper {
         client,
         policies,
-        budgets,
+        catalog,
         every,
         figures,
         tier,
@@ -157,7 +157,7 @@ pub async fn keep(
 struct Keeper {
     client: Client,
     policies: Watched<CachePolicy>,
-    budgets: Arc<dyn Budgets>,
+    catalog: hub::Handle,
     every: Duration,
     figures: Figures,
     tier: Option<shared::Budgets>,
@@ -196,12 +196,12 @@ impl Keeper {
             tier.set(budgets.collect());
         }
         for (tenant, known) in &mut known {
-            known.used = self.budgets.keep_within(tenant, &known.limits);
+            known.used = self.catalog.keep_within(tenant, &known.limits);
             let tier = self.tier.as_ref().filter(|_| known.shared.is_some());
             known.kept = tier.and_then(|tier| tier.kept(tenant));
         }
         self.figures.set(&known);
-        let is_incomplete = self.budgets.is_incomplete();
+        let is_incomplete = self.catalog.is_incomplete();
         self.written.retain(|uid, _| {
             let mut policies = policies.iter();
             policies.any(|policy| policy.metadata.uid.as_ref() == Some(uid))

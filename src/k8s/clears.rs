@@ -26,7 +26,7 @@ use super::orders::{Deleted, Orders, enlist};
 use super::tenants::Tenants;
 use super::watched::{self, Namespaces, Watched};
 use crate::api::{self, Cache};
-use crate::distribution::roster::{ClearOrder, Fencing};
+use crate::hub::{self, ClearOrder};
 use crate::model::Tenant;
 use crate::shared::{self, Store};
 
@@ -48,7 +48,7 @@ pub type Pools = Box<dyn Fn() -> Option<BTreeSet<String>> + Send + Sync>;
 /// It keeps the mirror of task caches, too: both read the same `Cache` objects.
 pub async fn keep(
     client: Client,
-    chain: Arc<dyn Fencing>,
+    catalog: hub::Handle,
     pools: Pools,
     orders: mpsc::Receiver<ClearOrder>,
     mirror: Mirror,
@@ -64,7 +64,7 @@ pub async fn keep(
     });
     let (caches, watch_caches) = Watched::open(client.clone(), "Caches");
     let mirror = mirror::keep(client.clone(), caches.clone(), mirror);
-    let fencer = Arc::new(Fencer::new(client.clone(), chain));
+    let fencer = Arc::new(Fencer::new(client.clone(), catalog));
     let deleted = Deleted::new(
         client.clone(),
         Arc::clone(&fencer),
@@ -118,7 +118,7 @@ struct Keeper {
 impl Keeper {
     async fn run(mut self, mut fences: watch::Receiver<()>) {
         let (mut caches, mut namespaces) = (self.caches.changes(), self.namespaces.changes());
-        let mut owed = self.fencer.chain.changes();
+        let mut owed = self.fencer.catalog.owed_changes();
         loop {
             fences.mark_unchanged();
             caches.mark_unchanged();
@@ -194,7 +194,7 @@ impl Keeper {
         let Some(seen) = births(&self.namespaces.all()) else {
             return Ok(());
         };
-        let ages = self.fencer.chain.ages();
+        let ages = self.fencer.catalog.ages();
         if ages.is_empty() {
             return Ok(());
         }
@@ -226,7 +226,7 @@ impl Keeper {
             return Ok(());
         };
         let now = i64::try_from(shared::now().0 / 1000).unwrap_or(i64::MAX);
-        let applied = self.fencer.chain.applied();
+        let applied = self.fencer.catalog.applied_fences();
         for _ in 0..MOST_DELETED {
             let Some(oldest) = may_go(&objects, &applied, &pools, now) else {
                 break;

@@ -5,7 +5,6 @@
 //! rules for objects that cannot be read, and for those that are deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Api, Client};
@@ -14,7 +13,7 @@ use tokio::sync::Mutex;
 use super::client::has_code;
 use super::fences::{Error, Listed, failed};
 use crate::api;
-use crate::distribution::roster::Fencing;
+use crate::hub;
 use crate::model::{Clear, Fence, Fences};
 
 /// How many fences one can repeat (deploy/crds).
@@ -28,7 +27,7 @@ pub(super) struct Fencer {
     pub(super) fences: Api<api::Fence>,
     /// The Fence objects. Each is parsed alone: one that cannot be read does not hide the others.
     unread: Api<DynamicObject>,
-    pub(super) chain: Arc<dyn Fencing>,
+    pub(super) catalog: hub::Handle,
     seen: Mutex<Seen>,
 }
 
@@ -41,12 +40,12 @@ struct Seen {
 }
 
 impl Fencer {
-    pub(super) fn new(client: Client, chain: Arc<dyn Fencing>) -> Self {
+    pub(super) fn new(client: Client, catalog: hub::Handle) -> Self {
         let kind = ApiResource::erase::<api::Fence>(&());
         Self {
             fences: Api::all(client.clone()),
             unread: Api::all_with(client, &kind),
-            chain,
+            catalog,
             seen: Mutex::default(),
         }
     }
@@ -71,7 +70,7 @@ impl Fencer {
         let Listed {
             objects, fences, ..
         } = listed;
-        let known = self.chain.fences();
+        let known = self.catalog.fences();
         let is_lost = |fence: &Fence| fence.number > oldest && !fences.contains(fence);
         if !seen.is_loaded || known.all().any(is_lost) {
             if seen.is_loaded {
@@ -82,12 +81,12 @@ impl Fencer {
             for fence in fences {
                 all.insert(fence);
             }
-            self.chain.load(all);
+            self.catalog.load_fences(all);
             seen.is_loaded = true;
         } else {
-            self.chain.forget(oldest);
+            self.catalog.forget_fences(oldest);
             for fence in fences {
-                self.chain.learn(fence);
+                self.catalog.learn_fence(fence);
             }
         }
         Ok(objects)
@@ -106,7 +105,7 @@ impl Fencer {
             }
         }
         seen.malformed = malformed.keys().cloned().collect();
-        self.chain.malformed(malformed.len());
+        self.catalog.set_malformed_fences(malformed.len());
     }
 
     /// Makes again what an older etcd has lost.
@@ -114,7 +113,7 @@ impl Fencer {
         loop {
             // Asked while nothing else makes any: two tasks must not make the same again.
             let mut seen = self.seen.lock().await;
-            let Some(clear) = self.chain.owed().into_iter().next() else {
+            let Some(clear) = self.catalog.owed().into_iter().next() else {
                 return Ok(());
             };
             self.make_once(&mut seen, clear).await?;
@@ -133,13 +132,13 @@ impl Fencer {
         }
         clear.repeats.truncate(MOST_REPEATS);
         for _ in 0..ATTEMPTS {
-            let fence = self.chain.next(clear.clone());
+            let fence = self.catalog.next_fence(clear.clone());
             let object = api::Fence::from(&fence);
             match self.fences.create(&PostParams::default(), &object).await {
                 Ok(_) => {
                     tracing::info!(covers = ?fence.covers, number = fence.number,
                         "names are cleared in the cluster");
-                    self.chain.learn(fence);
+                    self.catalog.learn_fence(fence);
                     return Ok(());
                 }
                 // Another controller was faster, or an answer was lost.

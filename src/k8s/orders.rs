@@ -19,7 +19,7 @@ use super::fencer::Fencer;
 use super::fences::{Error, failed};
 use super::watched::{Namespaces, Watched};
 use crate::api::{CLEAR, Cache};
-use crate::distribution::roster::ClearOrder;
+use crate::hub::ClearOrder;
 use crate::model::Coverage;
 
 /// How often deleted objects are looked at without a change, and the pause after a failure.

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use super::conditions;
 use super::watched::{Namespaces, Watched};
 use crate::api::{CachePolicy, CachePolicyStatus, LabelOperator, NamespaceSelector, PolicyRule};
-use crate::distribution::roster::Policing;
+use crate::hub;
 use crate::model::{NamePattern, NamespacePolicy, Rule, Tenant, parse_bytes};
 
 /// How long changes are gathered, and how often the controller looks without one.
@@ -41,12 +41,12 @@ pub async fn keep(
     client: Client,
     policies: Watched<CachePolicy>,
     namespaces: Namespaces,
-    nodes: Arc<dyn Policing>,
+    catalog: hub::Handle,
 ) {
     let (judged, to_say) = watch::channel(Judged::default());
     let keeper = Keeper {
         client: client.clone(),
-        nodes,
+        catalog,
         policies,
         namespaces,
         judged,
@@ -85,7 +85,7 @@ fn lists_none(listed: kube::Result<APIResourceList>) -> bool {
 
 struct Keeper {
     client: Client,
-    nodes: Arc<dyn Policing>,
+    catalog: hub::Handle,
     policies: Watched<CachePolicy>,
     namespaces: Namespaces,
     /// For [`say`]. Each look sends, changed or not, so a write that failed is tried again.
@@ -120,7 +120,7 @@ impl Keeper {
             .map(|it| (it.name_any(), it.labels().clone()))
             .collect();
         let Compiled { policies, problems } = compile(&objects, &labels);
-        self.nodes.set(policies);
+        self.catalog.set_policies(policies);
         let judged = objects.into_iter().zip(problems).collect();
         self.judged.send_replace(Arc::new(judged));
     }

@@ -30,7 +30,7 @@ use super::client::{deletion_of, has_code, patch_status_as_read};
 use super::fences::{Error, failed};
 use super::watched::Watched;
 use crate::api::{self, Rollback, RollbackPhase, RollbackStatus};
-use crate::distribution::roster::{Generation, Generations, RollbackOrder, Rollbacks};
+use crate::hub::{self, Generation, Generations, RollbackOrder};
 use crate::model::{ArtifactId, Name, NodeId, Timestamp};
 
 /// How often the objects are looked at without a change, and the pause between two looks.
@@ -51,7 +51,7 @@ const MOST_OF_NAMESPACE: usize = 16;
 const MOST_NAMED: usize = 5;
 
 /// Carries out rollbacks, until it is dropped.
-pub async fn keep(client: Client, catalog: Arc<dyn Rollbacks>) {
+pub async fn keep(client: Client, catalog: hub::Handle) {
     let (objects, watch) = Watched::open(client.clone(), "Rollbacks");
     let keeper = Keeper {
         client,
@@ -63,7 +63,7 @@ pub async fn keep(client: Client, catalog: Arc<dyn Rollbacks>) {
 
 struct Keeper {
     client: Client,
-    catalog: Arc<dyn Rollbacks>,
+    catalog: hub::Handle,
     objects: Watched<Rollback>,
 }
 

@@ -43,7 +43,7 @@ pub use digest::{DigestError, Sha256, hex};
 pub use fence::{Clear, Coverage, Fence, FenceStep, Fences};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use key_index::KeyIndex;
-pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
+pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, NameKind, Reference, Tenant};
 pub use origin::{Origin, RestoreKey, TenantOrigin};
 pub use persistent_volume::{
     Attachment, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone, MountCapability,

@@ -146,6 +146,61 @@ impl fmt::Display for CacheKind {
     }
 }
 
+/// The kind of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NameKind {
+    /// An output: the last commit counts, and older ones lose the name.
+    Artifact,
+    /// A resource cache: the first commit counts.
+    ResourceCache,
+    /// A task cache: the last commit counts.
+    TaskCache,
+}
+
+impl NameKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Artifact, Self::ResourceCache, Self::TaskCache];
+
+    /// As references begin.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Artifact => "artifact",
+            Self::ResourceCache => "resource-cache",
+            Self::TaskCache => "task-cache",
+        }
+    }
+
+    /// The kind of cache, if it is of caches.
+    #[must_use]
+    pub fn cache(self) -> Option<CacheKind> {
+        match self {
+            Self::Artifact => None,
+            Self::ResourceCache => Some(CacheKind::Resource),
+            Self::TaskCache => Some(CacheKind::Task),
+        }
+    }
+}
+
+impl FromStr for NameKind {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let mut all = Self::ALL.into_iter();
+        let kind = all.find(|kind| kind.as_str() == text);
+        kind.ok_or(NameError::NotAReference)
+    }
+}
+
+impl From<CacheKind> for NameKind {
+    fn from(kind: CacheKind) -> Self {
+        match kind {
+            CacheKind::Resource => Self::ResourceCache,
+            CacheKind::Task => Self::TaskCache,
+        }
+    }
+}
+
 /// An artifact's name in its tenant: `artifact/NAME`, `resource-cache/KEY` or `task-cache/KEY`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -159,6 +214,34 @@ pub enum Reference {
 }
 
 impl Reference {
+    /// The name of this kind with this key. An output's key is its name.
+    pub fn new(kind: NameKind, key: &str) -> Result<Self, NameError> {
+        match kind {
+            NameKind::Artifact => key.parse().map(Self::Artifact),
+            NameKind::ResourceCache => key.parse().map(Self::ResourceCache),
+            NameKind::TaskCache => key.parse().map(Self::TaskCache),
+        }
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> NameKind {
+        match self {
+            Self::Artifact(_) => NameKind::Artifact,
+            Self::ResourceCache(_) => NameKind::ResourceCache,
+            Self::TaskCache(_) => NameKind::TaskCache,
+        }
+    }
+
+    /// The key of a cache, or the name of an output.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Artifact(name) => name.as_str(),
+            Self::ResourceCache(key) | Self::TaskCache(key) => key.as_str(),
+        }
+    }
+
     /// Whether the first content with this name keeps it. Otherwise the last content gets it.
     #[must_use]
     pub fn first_writer_wins(&self) -> bool {
@@ -182,12 +265,7 @@ impl FromStr for Reference {
     fn from_str(text: &str) -> Result<Self, NameError> {
         // Split at the first slash only: a key may contain slashes.
         let (kind, name) = text.split_once('/').ok_or(NameError::NotAReference)?;
-        match kind {
-            "artifact" => name.parse().map(Self::Artifact),
-            "resource-cache" => name.parse().map(Self::ResourceCache),
-            "task-cache" => name.parse().map(Self::TaskCache),
-            _ => Err(NameError::NotAReference),
-        }
+        Self::new(kind.parse()?, name)
     }
 }
 
@@ -207,11 +285,7 @@ impl From<Reference> for String {
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Artifact(name) => write!(f, "artifact/{name}"),
-            Self::ResourceCache(key) => write!(f, "resource-cache/{key}"),
-            Self::TaskCache(key) => write!(f, "task-cache/{key}"),
-        }
+        write!(f, "{}/{}", self.kind().as_str(), self.key())
     }
 }
 

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::budget::smaller_limit;
-use super::name::{NameError, Reference, Tenant};
+use super::name::{NameError, NameKind, Reference, Tenant};
 
 /// Names that a rule selects: `task-cache/main`, or `task-cache/main-*`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -35,38 +35,14 @@ pub enum PatternError {
     Name(#[from] NameError),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum NameKind {
-    Artifact,
-    ResourceCache,
-    TaskCache,
-}
-
-impl NameKind {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Artifact => "artifact",
-            Self::ResourceCache => "resource-cache",
-            Self::TaskCache => "task-cache",
-        }
-    }
-
+impl NamePattern {
     /// All names of this kind.
-    fn all(self) -> NamePattern {
-        NamePattern {
-            kind: self,
+    fn all(kind: NameKind) -> Self {
+        Self {
+            kind,
             text: "".into(),
             is_prefix: true,
         }
-    }
-}
-
-/// The kind and the name in it.
-pub(super) fn parts(reference: &Reference) -> (NameKind, &str) {
-    match reference {
-        Reference::Artifact(name) => (NameKind::Artifact, name.as_str()),
-        Reference::ResourceCache(key) => (NameKind::ResourceCache, key.as_str()),
-        Reference::TaskCache(key) => (NameKind::TaskCache, key.as_str()),
     }
 }
 
@@ -75,12 +51,7 @@ impl FromStr for NamePattern {
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
         let (kind, name) = text.split_once('/').ok_or(PatternError::Kind)?;
-        let kind = match kind {
-            "artifact" => NameKind::Artifact,
-            "resource-cache" => NameKind::ResourceCache,
-            "task-cache" => NameKind::TaskCache,
-            _ => return Err(PatternError::Kind),
-        };
+        let kind = kind.parse().map_err(|_| PatternError::Kind)?;
         let (name, is_prefix) = match name.strip_suffix('*') {
             Some(prefix) => (prefix, true),
             None => (name, false),
@@ -167,13 +138,8 @@ impl NamespacePolicy {
     /// namespace may read, and there is no size limit.
     #[must_use]
     pub fn closed() -> Self {
-        let kinds = [
-            NameKind::Artifact,
-            NameKind::ResourceCache,
-            NameKind::TaskCache,
-        ];
         let rule = Rule {
-            names: kinds.map(NameKind::all).to_vec(),
+            names: NameKind::ALL.map(NamePattern::all).to_vec(),
             commit: Some(BTreeSet::new()),
             read: BTreeSet::new(),
         };

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::name::{CacheKey, Name, Reference, Tenant};
-use super::policy::{NameKind, NamePattern, NamespacePolicy, Rule, parts};
+use super::name::{CacheKey, Name, NameKind, Reference, Tenant};
+use super::policy::{NamePattern, NamespacePolicy, Rule};
 use super::volume::{SealPlan, VolumeRecord};
 
 /// Places of rules in [`NamespacePolicy::rules`].
@@ -54,7 +54,7 @@ impl Indexed {
 
     /// The rules that select this name.
     fn selecting<'a>(&'a self, reference: &'a Reference) -> impl Iterator<Item = &'a Rule> {
-        let (kind, text) = parts(reference);
+        let (kind, text) = (reference.kind(), reference.key());
         let exact = self.exact.get(&(kind, text.into())).into_iter();
         let exact = exact.flat_map(|places| self.rules(places));
         exact.chain(self.covering(kind, text))

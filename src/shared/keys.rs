@@ -81,11 +81,7 @@ impl Keys {
     /// The record of a name.
     #[must_use]
     pub fn name(&self, reference: &Reference) -> String {
-        let (kind, key) = match reference {
-            Reference::Artifact(name) => ("artifact", name.as_str()),
-            Reference::ResourceCache(key) => ("resource-cache", key.as_str()),
-            Reference::TaskCache(key) => ("task-cache", key.as_str()),
-        };
+        let (kind, key) = (reference.kind().as_str(), reference.key());
         format!("{}/names/{kind}/{}", self.base, escaped(key))
     }
 

@@ -1,7 +1,7 @@
 //! A node of the simulation: content, volumes, fences and a clock, which survive a restart of its
 //! driver. It decides with the product's functions, and keeps the truth beside them for the checks.
 
-use baggageclaim::catalog::{Entry, Found, Kind, NameHash, Report, State, Supersede, Version};
+use baggageclaim::catalog::{Entry, Found, NameHash, Report, State, Supersede, Version};
 use baggageclaim::model::{
     ClusterClock, CutOff, Evictable, Fence, FenceStep, Fences, Name, NamespaceUsage, Timestamp,
     Unused, buckets,
@@ -142,7 +142,7 @@ impl Node {
     /// What it reports of a name.
     pub(crate) fn entry(&self, clears: &Clears, name: usize) -> Option<Entry> {
         let (full, hash) = &clears.names[name];
-        let kind = Kind::of(&full.reference);
+        let kind = full.reference.kind();
         let entry = |state, version, fence| Entry {
             name: *hash,
             kind,
@@ -258,7 +258,7 @@ impl Node {
 
     /// Content gets its name, unless other content keeps it.
     fn take(&mut self, clears: &Clears, name: usize, content: Content) {
-        let first_wins = Kind::of(&clears.names[name].0.reference) == Kind::ResourceCache;
+        let first_wins = clears.names[name].0.reference.first_writer_wins();
         let keeps = self.names[name].is_some_and(|held| {
             if first_wins {
                 held.version <= content.version

@@ -6,10 +6,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use baggageclaim::catalog::{
-    Asked, Catalog, Entry, Hello, Kind, NameHash, Report, SessionId, State, Version,
-    WaitingQuestions,
+    Asked, Catalog, Entry, Hello, NameHash, Report, SessionId, State, Version, WaitingQuestions,
 };
-use baggageclaim::model::{Fences, Name, Timestamp};
+use baggageclaim::model::{Fences, Name, NameKind, Timestamp};
 
 use crate::common::random::Random;
 
@@ -41,7 +40,7 @@ fn hash(random: &mut Random) -> NameHash {
 fn entry(name: NameHash, stamp: u64, tie: u32) -> Entry {
     Entry {
         name,
-        kind: Kind::TaskCache,
+        kind: NameKind::TaskCache,
         state: State::Durable,
         version: Version {
             stamp: Timestamp(stamp),
@@ -176,15 +175,16 @@ impl Cluster {
         self.held.changed(&self.catalog, &changes, now);
     }
 
-    /// A node asks for a key that will exist soon, and for two restore keys that may exist.
+    /// A node asks for a key that will exist soon, or for one of two restore keys that may exist.
     fn ask(&mut self, now: Timestamp) {
         let keys = [
             self.next + self.random.below(1_000),
             self.random.below(self.next),
             self.random.below(self.next),
         ];
+        let key = key(keys[self.random.index(keys.len())]);
         let began = Instant::now();
-        let asked = Asked::new(keys.map(key).to_vec(), "a");
+        let asked = Asked::new(key, "a");
         let until = Timestamp(now.0 + 2_000);
         self.held.ask(&self.catalog, asked, until, now);
         self.finds.push(began.elapsed());

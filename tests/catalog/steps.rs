@@ -98,7 +98,7 @@ impl World {
             return;
         }
         let time = self.local(controller);
-        let asked = Asked::new(vec![self.names[name].clone()], "b");
+        let asked = Asked::new(self.names[name].clone(), "b");
         let it = &mut self.controllers[controller];
         let mut answer = it.catalog.find(&asked, time);
         if self.fault == Some(Fault::NothingTooEarly) && answer == Answer::Incomplete {
@@ -465,7 +465,7 @@ impl World {
         assert_eq!(self.quiet(self.current).len(), NODES.len());
         let applied = self.nodes.iter().fold(0, |all, node| all | node.must);
         for (name, text) in NAMES.iter().enumerate() {
-            let asked = Asked::new(vec![self.names[name].clone()], "");
+            let asked = Asked::new(self.names[name].clone(), "");
             let catalog = &self.controllers[self.current].catalog;
             let answer = catalog.find(&asked, self.local(self.current));
             assert_ne!(answer, Answer::Incomplete);

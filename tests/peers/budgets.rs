@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use baggageclaim::distribution::roster::{Budgets as _, Used};
+use baggageclaim::hub::Used;
 use baggageclaim::model::{Limits, Outcome};
 
 use crate::catalog::{Hub, finish};
@@ -15,8 +15,7 @@ const SIZE: usize = 128 << 10;
 const MADE: usize = 16;
 
 fn keep_within(hub: &Hub, limits: &Limits) -> Used {
-    let budgets = hub.budgets.as_ref().expect("it runs");
-    budgets.keep_within(&tenant("ci"), limits)
+    hub.handle().keep_within(&tenant("ci"), limits)
 }
 
 fn bytes(bytes: u64) -> Limits {

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baggageclaim::catalog::Found;
-use baggageclaim::distribution::roster::{
-    Controller, Fencing as _, Members, Policing as _, Rollbacks,
-};
+use baggageclaim::distribution::roster::{Controller, Members};
 use baggageclaim::engine::notice::What;
-use baggageclaim::hub::{self, Chain, Figures, PolicyBook};
+use baggageclaim::hub::{self, Figures, Handle};
 use baggageclaim::model::{
     Clear, Coverage, Fence, Fences, NamespacePolicy, NodeId, Outcome, Rule, Sha256, Tenant,
     TenantOrigin,
@@ -55,15 +53,12 @@ impl Members for Nodes {
 pub(crate) struct Hub {
     /// The fences of the API server.
     api: Vec<Fence>,
-    chain: Option<Chain>,
-    policies: Option<PolicyBook>,
-    pub(crate) budgets: Option<hub::Budgets>,
+    handle: Option<Handle>,
     usage: Duration,
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) place: watch::Sender<Option<Controller>>,
     runs: Option<(Drain, JoinHandle<()>)>,
     pub(crate) figures: Arc<dyn Fn() -> Figures>,
-    pub(crate) overview: Option<Arc<dyn Rollbacks>>,
     pub(crate) find: Arc<Find>,
 }
 
@@ -78,15 +73,12 @@ impl Hub {
     pub(crate) async fn with_usage(usage: Duration) -> Self {
         let mut hub = Self {
             api: Vec::new(),
-            chain: None,
-            policies: None,
-            budgets: None,
+            handle: None,
             usage,
             nodes: Arc::default(),
             place: watch::Sender::new(None),
             runs: None,
             figures: Arc::new(Figures::default),
-            overview: None,
             find: Arc::new(|_, _| None),
         };
         hub.begin().await;
@@ -102,13 +94,11 @@ impl Hub {
             address: hub.address().expect("an address").to_string(),
             key: hub.key(),
         };
-        self.figures = Arc::new(hub.figures());
-        self.overview = Some(hub.rollbacks());
-        self.chain = Some(hub.chain());
-        self.policies = Some(hub.policies());
-        self.budgets = Some(hub.budgets());
+        let handle = hub.handle();
+        self.handle = Some(handle.clone());
         self.load();
-        self.find = Arc::new(hub.finder());
+        self.find = Arc::new(handle.finder());
+        self.figures = Arc::new(move || handle.figures());
         let drain = Drain::new(Duration::from_secs(10));
         let served = hub.serve(drain.clone());
         let serving = tokio::spawn(async { served.await.expect("it serves") });
@@ -118,12 +108,11 @@ impl Hub {
 
     /// The controller has read these policies.
     pub(crate) fn set_policies(&self, policies: &BTreeMap<Tenant, NamespacePolicy>) {
-        let book = self.policies.as_ref().expect("it runs");
-        book.set(policies.clone());
+        self.handle().set_policies(policies.clone());
     }
 
-    fn chain(&self) -> &Chain {
-        self.chain.as_ref().expect("it runs")
+    pub(crate) fn handle(&self) -> &Handle {
+        self.handle.as_ref().expect("it runs")
     }
 
     /// The controller reads the API server's fences.
@@ -134,21 +123,21 @@ impl Hub {
         for fence in &self.api {
             fences.insert(fence.clone());
         }
-        self.chain().load(fences);
+        self.handle().load_fences(fences);
     }
 
     /// A fence is made at the API server, and the controller hears of it.
     pub(crate) fn clear(&mut self, clear: impl Into<Clear>) -> Fence {
-        let fence = self.chain().next(clear.into());
+        let fence = self.handle().next_fence(clear.into());
         self.api.push(fence.clone());
-        self.chain().learn(fence.clone());
+        self.handle().learn_fence(fence.clone());
         fence
     }
 
     /// All nodes with a stream have applied this fence.
     pub(crate) async fn is_applied(&self, fence: &Fence, nodes: usize) {
         eventually("the fence is applied", || {
-            let applied = self.chain().applied();
+            let applied = self.handle().applied_fences();
             applied.len() == nodes && applied.values().all(|it| *it >= fence.number)
         })
         .await;
@@ -646,8 +635,8 @@ async fn people_see_the_caches_of_all_nodes_and_who_has_a_name() {
     hub.knows(3).await;
     hub.knows_coming(1).await;
 
-    let overview = hub.overview.clone().expect("it runs");
-    let part = overview.caches(None, None);
+    let handle = hub.handle();
+    let part = handle.caches(None, None);
     assert_eq!(part.next, None);
     let mut caches: Vec<(String, bool, Vec<&str>)> = part
         .caches
@@ -664,15 +653,14 @@ async fn people_see_the_caches_of_all_nodes_and_who_has_a_name() {
     ];
     assert_eq!(caches, expected);
 
-    let explained = overview.explain(&name("artifact/built"));
+    let explained = handle.explain(&name("artifact/built"));
     let [of] = &explained.nodes[..] else {
         panic!("{explained:?}");
     };
     assert!(of.is_current && !of.is_away && &*of.node == "a");
     b.end("resource", Outcome::Failed).await;
     hub.knows_coming(0).await;
-    assert_eq!(overview.caches(None, None).caches.len(), 1);
-    drop(overview);
+    assert_eq!(handle.caches(None, None).caches.len(), 1);
     finish(hub, nodes).await;
 }
 
@@ -949,28 +937,28 @@ async fn after_an_older_etcd_what_nodes_have_cleared_is_cleared_again() {
     hub.api.clear();
     hub.begin().await;
     // No node's account begins before it is repeated.
-    let chain = hub.chain().clone();
-    let mut changes = chain.changes();
-    while chain.owed().is_empty() {
+    let handle = hub.handle().clone();
+    let mut changes = handle.owed_changes();
+    while handle.owed().is_empty() {
         changes.changed().await.expect("it runs");
     }
-    assert!(chain.applied().is_empty());
-    let owed = chain.owed();
+    assert!(handle.applied_fences().is_empty());
+    let owed = handle.owed();
     assert_eq!((owed.len(), &owed[0].covers), (1, &lost.covers));
     assert_eq!(owed[0].repeats, [lost.id]);
     let again = hub.clear(owed[0].clone());
     assert!(again.number > lost.number);
-    assert!(hub.chain().owed().is_empty());
+    assert!(handle.owed().is_empty());
     hub.has_all(&nodes).await;
     hub.is_applied(&again, 2).await;
     assert_eq!(a.sees("gone", &TASK).await, None);
     // The chain was set back once more, while the controller runs.
     hub.api.clear();
     hub.load();
-    while chain.owed().is_empty() {
+    while handle.owed().is_empty() {
         changes.changed().await.expect("it runs");
     }
-    while let Some(owed) = chain.owed().first().cloned() {
+    while let Some(owed) = handle.owed().first().cloned() {
         hub.clear(owed);
     }
     hub.has_all(&nodes).await;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use baggageclaim::distribution::roster::{Generation, Generations, RollbackOrder};
+use baggageclaim::hub::{Generation, Generations, RollbackOrder};
 use baggageclaim::model::{ArtifactId, NodeId, Outcome, Timestamp};
 use tokio::sync::watch;
 
@@ -14,8 +14,7 @@ use crate::nodes::{Node, OUTPUT, TASK, introduce, name, text};
 const GO: &str = "task-cache/go";
 
 async fn generations(hub: &Hub, reference: &str) -> Generations {
-    let overview = hub.overview.clone().expect("it runs");
-    overview.generations(&name(reference)).await
+    hub.handle().generations(&name(reference)).await
 }
 
 fn on<'a>(all: &'a Generations, node: &str) -> Vec<&'a Generation> {
@@ -100,36 +99,36 @@ async fn a_generation_that_is_rolled_back_is_the_newest_also_on_a_node_that_was_
     place.send_replace(None);
     eventually("the stream ends", || (hub.figures)().nodes == 2).await;
 
-    let overview = hub.overview.clone().expect("it runs");
+    let handle = hub.handle();
     let all = generations(&hub, GO).await;
     let good = on(&all, "a").into_iter().find(|it| it.is_current);
     let order = RollbackOrder {
         name: name(GO),
         to: good.expect("node a uses its own").id,
         id: ArtifactId::from_bits(7 << 100),
-        stamp: overview.commit_time(&name(GO), all.found[0].1.created),
+        stamp: handle.commit_time(&name(GO), all.found[0].1.created),
         by: "jane".to_owned(),
     };
     // The newest is on node b.
     assert!(all.found[0].1.created < order.stamp);
     for _ in 0..2 {
-        let done = overview.roll_back(&nodes[0].id, &order).await;
+        let done = handle.roll_back(&nodes[0].id, &order).await;
         assert_eq!(done, Some(Ok(())), "repeated, it changes nothing");
     }
-    let away = overview.roll_back(&nodes[2].id, &order).await;
+    let away = handle.roll_back(&nodes[2].id, &order).await;
     assert_eq!(away, None);
     let unknown = RollbackOrder {
         to: ArtifactId::from_bits(1),
         id: ArtifactId::from_bits(8 << 100),
         ..order.clone()
     };
-    let refused = overview.roll_back(&nodes[1].id, &unknown).await;
+    let refused = handle.roll_back(&nodes[1].id, &unknown).await;
     let refused = refused
         .expect("it answers")
         .expect_err("it has no such one");
     assert!(refused.contains("no longer has"), "{refused}");
 
-    let withdraw = || overview.withdraw_older(&order.name, order.stamp, order.id);
+    let withdraw = || handle.withdraw_older(&order.name, order.stamp, order.id);
     let has = |node: usize| nodes[node].bench.artifact(GO).is_some();
     eventually("node b drops what it has", || {
         withdraw();
@@ -155,7 +154,6 @@ async fn a_generation_that_is_rolled_back_is_the_newest_also_on_a_node_that_was_
     let all = generations(&hub, GO).await;
     assert_eq!(all.found[0].1.id, newest, "{all:?}");
     assert_eq!(nodes[1].sees("later", &reads).await, text("three"));
-    drop(overview);
     finish(hub, nodes).await;
 }
 
@@ -171,10 +169,10 @@ async fn a_time_far_ahead_counts_as_in_the_catalog() {
     hub.knows(1).await;
     nodes[1].commit("two", &TASK, "two").await;
     hub.knows(2).await;
-    let overview = hub.overview.clone().expect("it runs");
+    let handle = hub.handle();
     let all = generations(&hub, GO).await;
     let newest = all.found[0].1.created;
-    let stamp = overview.commit_time(&name(GO), Timestamp(u64::MAX));
+    let stamp = handle.commit_time(&name(GO), Timestamp(u64::MAX));
     let now = nodes[0].bench.engine.now();
     assert!(
         stamp > newest && stamp <= now.after(Duration::from_secs(60)),
@@ -182,10 +180,7 @@ async fn a_time_far_ahead_counts_as_in_the_catalog() {
     );
     // A little ahead is within what clocks differ.
     let ahead = now.after(Duration::from_secs(10));
-    assert_eq!(
-        overview.commit_time(&name(GO), ahead),
-        Timestamp(ahead.0 + 1)
-    );
+    assert_eq!(handle.commit_time(&name(GO), ahead), Timestamp(ahead.0 + 1));
 
     let order = RollbackOrder {
         name: name(GO),
@@ -194,19 +189,18 @@ async fn a_time_far_ahead_counts_as_in_the_catalog() {
         stamp: now.after(Duration::from_hours(1)),
         by: "jane".to_owned(),
     };
-    let done = overview.roll_back(&nodes[0].id, &order).await;
+    let done = handle.roll_back(&nodes[0].id, &order).await;
     assert_eq!(done, Some(Ok(())));
     assert!(
         nodes[0].bench.engine.now() < order.stamp,
         "the clock has moved"
     );
     eventually("node b drops what it has", || {
-        overview.withdraw_older(&order.name, order.stamp, order.id);
+        handle.withdraw_older(&order.name, order.stamp, order.id);
         nodes[1].bench.artifact(GO).is_none()
     })
     .await;
     let reads = [&TASK[..], &[("commit", "never")]].concat();
     assert_eq!(nodes[1].sees("after", &reads).await, text("one"));
-    drop(overview);
     finish(hub, nodes).await;
 }

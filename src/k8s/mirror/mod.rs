@@ -10,7 +10,6 @@
 //! no cache. It needs `create`, `patch` and `delete` on `caches`, and `patch` on `caches/status`.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::api::{Patch, PatchParams, PostParams};
@@ -23,7 +22,7 @@ use super::client::{deletion_of, has_code};
 use super::watched::Watched;
 use crate::api::{CLEAR, Cache, CacheStatus};
 use crate::catalog::Listed;
-use crate::distribution::roster::{ClearOrder, Overview};
+use crate::hub::{self, ClearOrder};
 use decide::{Limits, Write};
 
 mod decide;
@@ -42,7 +41,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Mirror {
     /// The catalog.
-    pub catalog: Arc<dyn Overview>,
+    pub catalog: hub::Handle,
     /// How many task caches of a namespace are shown; 0: none.
     pub most: usize,
     /// Where orders to clear names go.

@@ -153,7 +153,6 @@ fn cache() -> Value {
 
 fn found(mebibytes: u64, holders: &[&str]) -> Found {
     Found {
-        which: 0,
         version: Version {
             stamp: Timestamp(5),
             tie: 0,

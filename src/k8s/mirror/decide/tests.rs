@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
-use crate::catalog::{Entry, Kind, State, Version};
-use crate::model::Name;
+use crate::catalog::{Entry, State, Version};
+use crate::model::{self, Name};
 
 const ALL: Limits = Limits { each: 3, all: 100 };
 
@@ -18,7 +18,7 @@ fn cache(namespace: &str, key: &str, stamp: u64) -> Listed {
     };
     let content = Entry {
         name: NameHash::of(&name),
-        kind: Kind::TaskCache,
+        kind: model::NameKind::TaskCache,
         state: State::Durable,
         version: Version {
             stamp: Timestamp(stamp * 1000),
