@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::context::{Context, count};
+use super::context::Context;
 use super::decide::There;
 use super::flight::Flights;
 use super::health::Access;
@@ -160,14 +160,14 @@ impl Asker {
     /// Asks on this thread.
     pub(super) fn ask_now(&self, name: &Name, detail: Detail) -> Answer {
         let context = &self.context;
-        count(&context.counters.questions);
+        context.counters.lock().questions += 1;
         let result = match detail {
             Detail::Number => self.number(name),
             Detail::Manifest(here) => self.manifest(name, here),
         };
         context.health.note(&name.tenant, Access::Read, &result);
         result.unwrap_or_else(|error| {
-            count(&context.counters.questions_failed);
+            context.counters.lock().questions_failed += 1;
             Answer::Failed(error.to_string().into())
         })
     }
@@ -249,7 +249,7 @@ impl Asker {
         context.health.note(tenant, Access::Write, &reported);
         match reported {
             Ok(true) => {
-                count(&context.counters.damage_reported);
+                context.counters.lock().damage_reported += 1;
                 tracing::warn!(
                     %tenant, %reference,
                     "the manifest of the name is missing or damaged in the shared tier; \
