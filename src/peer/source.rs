@@ -16,7 +16,7 @@ use super::messages;
 use crate::archive::toc::{Table, Want};
 use crate::model::{ArtifactId, NodeId, Reference, Tenant};
 use crate::proto::peer::v1 as wire;
-use crate::shared::{Content, Error, Frames, LastSeen, LayerRef, Resolved, Result, Source};
+use crate::shared::{Content, Error, Frames, LayerRef, Resolved, Result, Source};
 use crate::tree::Stop;
 use wire::get_layer_request::Part;
 
@@ -105,7 +105,7 @@ impl Source for PeerSource {
         &self,
         _tenant: &Tenant,
         reference: &Reference,
-        _known: Option<&LastSeen>,
+        _has: Option<ArtifactId>,
     ) -> Result<Resolved> {
         Err(Error::Missing {
             object: format!("{reference} of {}", self.name()),
