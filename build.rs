@@ -14,6 +14,10 @@ const FILES: [&str; 5] = [
     "pluginregistration.proto",
 ];
 
+/// The messages that the CLI shows in JSON and YAML as they are: their fields are an interface
+/// (docs/cli.md).
+const SHOWN: [&str; 3] = ["Usage", "ReapResponse", "Peers"];
+
 fn main() -> Result<(), Box<dyn Error>> {
     for file in FILES {
         println!("cargo::rerun-if-changed=proto/{file}");
@@ -31,11 +35,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         compiler.encode_file_descriptor_set(),
     )?;
 
-    tonic_prost_build::configure()
+    let mut code = tonic_prost_build::configure()
         // Sorted maps: an error about the first bad attribute always names the same one.
         .btree_map(".")
         // Content is not copied out of what came.
-        .bytes(".baggageclaim.peer.v1.Chunk.data")
-        .compile_fds(compiler.file_descriptor_set())?;
+        .bytes(".baggageclaim.peer.v1.Chunk.data");
+    for message in SHOWN {
+        let shown = "#[derive(serde::Serialize)] #[serde(rename_all = \"camelCase\")]";
+        code = code.type_attribute(format!(".baggageclaim.admin.v1.{message}"), shown);
+    }
+    code.compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

@@ -87,9 +87,12 @@ pub(super) async fn log(what: Log) -> Done {
     if rows.is_empty() {
         return Err(Failure::NothingCalled(what.reference.to_string()));
     }
-    print(|mut to| match what.output.data() {
-        Some(form) => data(&mut to, &rows.iter().map(shown).collect(), form),
-        None => table(&mut to, &rows, now()),
+    print(|mut to| {
+        if let Some(form) = what.output.data() {
+            return data(&mut to, &rows.iter().map(shown).collect(), form);
+        }
+        let rows: Vec<_> = rows.iter().map(generation).collect();
+        table(&mut to, &rows, false, now())
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -115,7 +118,7 @@ async fn log_of_cluster(what: Log) -> Done {
     }
     print(|mut to| match what.output.data() {
         Some(form) => data(&mut to, &rows.iter().map(shown_of_cluster).collect(), form),
-        None => table_of_cluster(&mut to, &rows, now()),
+        None => table(&mut to, &rows, true, now()),
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -132,24 +135,35 @@ fn shown_of_cluster(row: &admin::Generation) -> Value {
     })
 }
 
-fn table_of_cluster(to: &mut impl Write, rows: &[admin::Generation], now: Now) -> io::Result<()> {
-    let columns = [
-        ("ON", true),
-        ("ID", false),
-        ("CURRENT", false),
-        ("COMMITTED", false),
-        ("SIZE", false),
-        ("USED BY", false),
-        ("ACCOUNT", true),
-        ("POD", true),
-        ("NODE", true),
-        ("PARENT", false),
-        ("IMAGES", true),
-    ];
-    let mut table = Table::new(columns.to_vec(), Some(WIDTH));
+/// The columns of a table, and which of them are cut where a line would be too long.
+const COLUMNS: [(&str, bool); 11] = [
+    ("ON", true),
+    ("ID", false),
+    ("CURRENT", false),
+    ("COMMITTED", false),
+    ("SIZE", false),
+    ("USED BY", false),
+    ("ACCOUNT", true),
+    ("POD", true),
+    ("NODE", true),
+    ("PARENT", false),
+    ("IMAGES", true),
+];
+/// The columns that only the table of a cluster has.
+const OF_CLUSTER: [&str; 2] = ["ON", "PARENT"];
+
+fn table(
+    to: &mut impl Write,
+    rows: &[admin::Generation],
+    of_cluster: bool,
+    now: Now,
+) -> io::Result<()> {
+    let has = |name: &str| of_cluster || !OF_CLUSTER.contains(&name);
+    let columns = COLUMNS.into_iter().filter(|(name, _)| has(name));
+    let mut table = Table::new(columns.collect(), Some(WIDTH));
     for row in rows {
         let maker = row.made_by.clone().unwrap_or_default();
-        table.row(vec![
+        let cells = [
             printable(&row.node),
             short(&row.id).to_owned(),
             if row.current { "yes" } else { "no" }.to_owned(),
@@ -161,7 +175,9 @@ fn table_of_cluster(to: &mut impl Write, rows: &[admin::Generation], now: Now) -
             printable(&maker.node),
             short(&maker.parent).to_owned(),
             printable(maker.images.join(",")),
-        ]);
+        ];
+        let cells = COLUMNS.iter().zip(cells).filter(|((name, _), _)| has(name));
+        table.row(cells.map(|(_, cell)| cell).collect());
     }
     table.write(to)
 }
@@ -235,37 +251,17 @@ fn shown(row: &admin::Artifact) -> Value {
     object
 }
 
-fn table(to: &mut impl Write, rows: &[admin::Artifact], now: Now) -> io::Result<()> {
-    let columns = [
-        ("ID", false),
-        ("CURRENT", false),
-        ("COMMITTED", false),
-        ("SIZE", false),
-        ("USED BY", false),
-        ("ACCOUNT", true),
-        ("POD", true),
-        ("NODE", true),
-        ("IMAGES", true),
-    ];
-    let mut table = Table::new(columns.to_vec(), Some(WIDTH));
-    for row in rows {
-        let maker = row.made_by.clone().unwrap_or_default();
-        table.row(vec![
-            short(&row.id).to_owned(),
-            if is_current(row) { "yes" } else { "no" }.to_owned(),
-            format!("{} ago", now.since(row.created_unix_ms)),
-            row.usage
-                .as_ref()
-                .map(|usage| bytes(usage.bytes))
-                .unwrap_or_default(),
-            row.in_use_by.to_string(),
-            printable(&maker.service_account),
-            printable(&maker.pod_name),
-            printable(&maker.node),
-            printable(maker.images.join(",")),
-        ]);
+/// An artifact of this node, as a cluster's log has it.
+fn generation(row: &admin::Artifact) -> admin::Generation {
+    admin::Generation {
+        node: String::new(),
+        id: row.id.clone(),
+        created_unix_ms: row.created_unix_ms,
+        current: is_current(row),
+        bytes: row.usage.as_ref().map(|usage| usage.bytes),
+        in_use_by: row.in_use_by,
+        made_by: row.made_by.clone(),
     }
-    table.write(to)
 }
 
 #[cfg(test)]
@@ -305,27 +301,24 @@ mod tests {
         let reference = "task-cache/k".parse().expect("a reference");
         let rows = generations(vec![earlier, newest, other], &reference);
         let mut text = Vec::new();
-        table(&mut text, &rows, NOW).expect("memory takes it");
+        let here: Vec<_> = rows.iter().map(generation).collect();
+        table(&mut text, &here, false, NOW).expect("memory takes it");
         let text = String::from_utf8(text).expect("text");
         insta::assert_snapshot!("generations", text);
         let of_cluster = |row: &admin::Artifact, node: &str| admin::Generation {
             node: node.to_owned(),
-            id: row.id.clone(),
-            created_unix_ms: row.created_unix_ms,
-            current: is_current(row),
-            bytes: row.usage.as_ref().map(|usage| usage.bytes),
-            in_use_by: row.in_use_by,
             made_by: row.made_by.clone().map(|maker| admin::Maker {
                 parent: "d".repeat(32),
                 ..maker
             }),
+            ..generation(row)
         };
         let all = [
             of_cluster(&rows[0], "node-2"),
             of_cluster(&rows[1], "node-1"),
         ];
         let mut text = Vec::new();
-        table_of_cluster(&mut text, &all, NOW).expect("memory takes it");
+        table(&mut text, &all, true, NOW).expect("memory takes it");
         let text = String::from_utf8(text).expect("text");
         insta::assert_snapshot!("generations-of-cluster", text);
         let shown_there = shown_of_cluster(&all[0]);

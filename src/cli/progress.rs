@@ -1,6 +1,8 @@
-//! How far an export or import is: a line on a terminal that is written again and again, plain
-//! lines now and then elsewhere. All of it goes to stderr. The caller says what it counts.
+//! How far something is: a line on a terminal that is written again and again; for an export or
+//! import plain lines now and then elsewhere. All of it goes to stderr. The caller says what it
+//! counts.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -29,7 +31,7 @@ pub(super) struct Bar {
     /// How many bytes there will be, as far as that is known.
     total: Option<u64>,
     began: Instant,
-    shown: Instant,
+    shown: Cell<Instant>,
     on_terminal: bool,
 }
 
@@ -39,7 +41,7 @@ impl Bar {
         Self {
             total,
             began: now,
-            shown: now,
+            shown: Cell::new(now),
             on_terminal: io::stderr().is_terminal(),
         }
     }
@@ -51,19 +53,32 @@ impl Bar {
 
     /// Shows how far it is, if it is time to.
     pub(super) fn show(&mut self, done: Done) {
-        let pause = if self.on_terminal { REDRAW } else { REPEAT };
-        if self.shown.elapsed() < pause {
+        if !self.is_time() {
             return;
         }
-        self.shown = Instant::now();
         let line = line(done, self.total, self.began.elapsed());
-        // Ignore a closed stderr.
-        let _shown = if self.on_terminal {
-            // A narrow terminal cuts the line. One that is wrapped could not be cleared.
-            write!(io::stderr(), "\r\x1b[K\x1b[?7l{line}\x1b[?7h")
+        if self.on_terminal {
+            redraw(&line);
         } else {
-            writeln!(io::stderr(), "{line}")
-        };
+            // Ignore a closed stderr.
+            let _shown = writeln!(io::stderr(), "{line}");
+        }
+    }
+
+    /// Shows this on a terminal, if it is time to; elsewhere nothing.
+    pub(super) fn line(&self, line: &str) {
+        if self.on_terminal && self.is_time() {
+            redraw(line);
+        }
+    }
+
+    fn is_time(&self) -> bool {
+        let pause = if self.on_terminal { REDRAW } else { REPEAT };
+        let is_time = self.shown.get().elapsed() >= pause;
+        if is_time {
+            self.shown.set(Instant::now());
+        }
+        is_time
     }
 
     /// Writes a separate line.
@@ -89,6 +104,12 @@ impl Drop for Bar {
     fn drop(&mut self) {
         self.clear();
     }
+}
+
+fn redraw(line: &str) {
+    // A narrow terminal cuts the line. One that is wrapped could not be cleared. Ignore a closed
+    // stderr.
+    let _shown = write!(io::stderr(), "\r\x1b[K\x1b[?7l{line}\x1b[?7h");
 }
 
 fn line(done: Done, total: Option<u64>, took: Duration) -> String {

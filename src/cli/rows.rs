@@ -88,16 +88,6 @@ pub(super) fn time(unix_ms: i64) -> String {
     humantime::format_rfc3339_millis(at.calendar()).to_string()
 }
 
-fn usage(usage: Option<&admin::Usage>) -> Value {
-    usage.map_or(Value::Null, |usage| {
-        json!({
-            "bytes": usage.bytes,
-            "files": usage.files,
-            "directories": usage.directories,
-        })
-    })
-}
-
 fn pod(name: &str, uid: &str) -> Value {
     json!({"name": name, "uid": uid})
 }
@@ -203,7 +193,7 @@ impl Row for admin::Volume {
             "readOnly": self.read_only,
             "targets": self.target_paths,
             "created": time(self.created_unix_ms),
-            "usage": usage(self.usage.as_ref()),
+            "usage": self.usage,
             "sizeLimit": self.size_limit,
             "limitUnenforced": some(&self.limit_unenforced),
             "fetch": self.fetch.as_ref().map(moving),
@@ -277,7 +267,7 @@ impl Row for admin::Artifact {
             "tenant": self.tenant,
             "reference": some(&self.reference),
             "layers": self.layers,
-            "usage": usage(self.usage.as_ref()),
+            "usage": self.usage,
             "created": time(self.created_unix_ms),
             "lastUsed": time(self.last_used_unix_ms),
             "expires": self.expires_unix_ms.map(time),
@@ -378,7 +368,7 @@ impl Row for Cache {
             "key": key,
             "artifact": row.id,
             "layers": row.layers,
-            "usage": usage(row.usage.as_ref()),
+            "usage": row.usage,
             "updated": time(row.created_unix_ms),
             "lastUsed": time(row.last_used_unix_ms),
             "expires": row.expires_unix_ms.map(time),

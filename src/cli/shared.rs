@@ -1,11 +1,9 @@
 //! The verb `shared`: the names in a shared tier, its used space, its damage, and the collection of
 //! garbage. It works on the bucket itself; no driver takes part.
 
-use std::cell::Cell;
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -14,6 +12,7 @@ use tokio::runtime::Builder;
 use super::answer::{Done, print};
 use super::human::{age, bytes};
 use super::namespace::Namespace;
+use super::progress::Bar;
 use super::rows::time;
 use super::show::data;
 use super::table::Table;
@@ -25,9 +24,6 @@ use crate::shared::{
 };
 use crate::sys::{Dir, printable};
 use crate::{shared, sys};
-
-/// How often a terminal's line is written again.
-const REDRAW: Duration = Duration::from_millis(100);
 
 /// Why the verb did not do what it should.
 #[derive(Debug, thiserror::Error)]
@@ -154,37 +150,6 @@ fn never() -> bool {
     false
 }
 
-/// A line on a terminal that tells how far it is; elsewhere nothing.
-struct Progress {
-    shown: Cell<Option<Instant>>,
-    on_terminal: bool,
-}
-
-impl Progress {
-    fn new() -> Self {
-        Self {
-            shown: Cell::new(None),
-            on_terminal: io::stderr().is_terminal(),
-        }
-    }
-
-    fn show(&self, line: &str) {
-        let is_time = self.shown.get().is_none_or(|at| at.elapsed() >= REDRAW);
-        if self.on_terminal && is_time {
-            self.shown.set(Some(Instant::now()));
-            let _shown = write!(io::stderr(), "\r\x1b[K{line}");
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.on_terminal {
-            let _cleared = write!(io::stderr(), "\r\x1b[K");
-        }
-    }
-}
-
 fn state(record: &NameRecord) -> &'static str {
     match record.state {
         NameState::Content { .. } => "content",
@@ -309,11 +274,11 @@ fn temporary() -> sys::Result<Dir> {
 fn verify_all(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
     let temporary = temporary().map_err(Failure::System)?;
     let mut all = Verified::default();
-    let progress = Progress::new();
+    let progress = Bar::new(None);
     for tenant in tenants {
         let told = |so_far: &Verified| {
             let (names, layers) = (so_far.names, so_far.layers);
-            progress.show(&format!("{tenant}: {names} names, {layers} layers"));
+            progress.line(&format!("{tenant}: {names} names, {layers} layers"));
         };
         let found = verify(store, tenant, &temporary, &told, &never).map_err(Failure::Tier)?;
         all.names += found.names;
@@ -346,12 +311,12 @@ fn verify_all(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
 
 fn collect(store: &Store, tenants: &[Tenant], gc: &Gc) -> Done {
     let mut rows: Vec<(&Tenant, Collected)> = Vec::new();
-    let progress = Progress::new();
+    let progress = Bar::new(None);
     for tenant in tenants {
         let told = |so_far: &Collected| {
             let (names, layers) = (so_far.names, so_far.layers);
             let (marked, deleted) = (so_far.condemned, so_far.deleted);
-            progress.show(&format!(
+            progress.line(&format!(
                 "{tenant}: {names} names, {layers} layers; {marked} marked, {deleted} deleted"
             ));
         };

@@ -285,14 +285,7 @@ pub(super) fn reaped(
     output: PlainOutput,
 ) -> io::Result<()> {
     if let Some(form) = output.data() {
-        let fields = json!({
-            "expired": reaped.expired,
-            "evicted": reaped.evicted,
-            "deleted": reaped.deleted,
-            "held": reaped.held,
-            "flattened": reaped.flattened,
-        });
-        return data(to, &fields, form);
+        return data(to, &json!(reaped), form);
     }
     lines(
         to,

@@ -36,7 +36,7 @@ pub(super) fn show(
             "shared": status.shared.as_ref().map(shared),
         });
         if let Some(counts) = &status.peers {
-            fields["peers"] = peers(counts);
+            fields["peers"] = json!(counts);
         }
         return data(to, &fields, form);
     }
@@ -80,24 +80,6 @@ pub(super) fn show(
         rows.extend(peers_lines(counts));
     }
     lines(to, &rows)
-}
-
-/// The peers for programs.
-fn peers(peers: &admin::Peers) -> Value {
-    json!({
-        "peers": peers.peers,
-        "questions": peers.questions,
-        "questionsFailed": peers.questions_failed,
-        "fetches": peers.fetches,
-        "fetchedBytes": peers.fetched_bytes,
-        "receivedBytes": peers.received_bytes,
-        "offered": peers.offered,
-        "sentBytes": peers.sent_bytes,
-        "refused": peers.refused,
-        "damaged": peers.damaged,
-        "located": peers.located,
-        "catalog": peers.catalog,
-    })
 }
 
 /// The peers for people: since the start, and only what there is.

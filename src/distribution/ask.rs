@@ -1,13 +1,13 @@
 //! Questions about names: the record that the tier has under a name at this moment. Equal questions
 //! at the same time are one. `decide` says what an answer means.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::context::{Context, count};
+use super::context::Context;
 use super::decide::There;
 use super::flight::Flights;
 use super::health::Access;
@@ -15,14 +15,14 @@ use super::offered::Offered;
 use super::work::Workers;
 use crate::model::{ArtifactId, Name};
 use crate::shared::{
-    Bucket, Error, Found, LastSeen, NameState, ObjectId, Resolved, Result, Source as _, fresh_id,
+    Bucket, Error, Found, NameRecord, NameState, ObjectId, Resolved, Result, Source as _, fresh_id,
     look, now, report_lost_manifest,
 };
 
 /// How many questions are asked at once. With a tier that hangs, the others wait for their turn,
 /// and most of their callers give up before it comes.
 const AT_ONCE: usize = 16;
-/// How many names and refused publications are remembered.
+/// How many refused publications are remembered.
 const REMEMBERED: usize = 4096;
 
 /// The answer to a question.
@@ -46,6 +46,23 @@ pub(super) enum Answer {
 }
 
 impl Answer {
+    /// What a record says.
+    fn of(record: &NameRecord) -> Self {
+        match record.content() {
+            None => Self::Nothing {
+                number: record.number,
+                cleared: record.cleared,
+                evicted: record.evicted,
+            },
+            Some((artifact, ..)) => Self::Content {
+                number: record.number,
+                cleared: record.cleared,
+                artifact,
+                found: None,
+            },
+        }
+    }
+
     pub(super) fn there(&self) -> There {
         match *self {
             Self::Failed(_) => There::Unknown,
@@ -87,37 +104,9 @@ pub(super) struct Asker {
     context: Arc<Context>,
     workers: Workers,
     flights: Flights<(Name, Detail), Answer>,
-    memory: Arc<Memory>,
-}
-
-/// The earlier answers that are remembered.
-#[derive(Debug, Default)]
-struct Memory {
-    /// By name: its last known content, to ask whether that changed.
-    known: Mutex<HashMap<Name, Shown>>,
     /// Publications that this node refused: damaged, or beyond its limits. It does not fetch them
     /// again.
     refused: Mutex<HashSet<ObjectId>>,
-}
-
-#[derive(Debug, Clone)]
-struct Shown {
-    known: LastSeen,
-    number: u64,
-    cleared: u64,
-    artifact: ArtifactId,
-}
-
-impl From<Shown> for Answer {
-    /// The artifact is on this node.
-    fn from(shown: Shown) -> Self {
-        Self::Content {
-            number: shown.number,
-            cleared: shown.cleared,
-            artifact: shown.artifact,
-            found: None,
-        }
-    }
 }
 
 /// Whether the time to live of an output is over.
@@ -134,7 +123,7 @@ impl Asker {
         Self {
             workers: context.workers("shared-ask", AT_ONCE),
             flights: context.flights(),
-            memory: Arc::default(),
+            refused: Mutex::default(),
             context,
         }
     }
@@ -160,14 +149,14 @@ impl Asker {
     /// Asks on this thread.
     pub(super) fn ask_now(&self, name: &Name, detail: Detail) -> Answer {
         let context = &self.context;
-        count(&context.counters.questions);
+        context.counters.lock().questions += 1;
         let result = match detail {
             Detail::Number => self.number(name),
             Detail::Manifest(here) => self.manifest(name, here),
         };
         context.health.note(&name.tenant, Access::Read, &result);
         result.unwrap_or_else(|error| {
-            count(&context.counters.questions_failed);
+            context.counters.lock().questions_failed += 1;
             Answer::Failed(error.to_string().into())
         })
     }
@@ -175,69 +164,34 @@ impl Asker {
     fn number(&self, name: &Name) -> Result<Answer> {
         self.context.check_format(&name.tenant)?;
         let record = look(self.context.store(), &name.tenant, &name.reference)?;
-        Ok(record.map_or(
-            Answer::Nothing {
-                number: 0,
-                cleared: 0,
-                evicted: false,
-            },
-            |record| match record.content() {
-                None => Answer::Nothing {
-                    number: record.number,
-                    cleared: record.cleared,
-                    evicted: record.evicted,
-                },
-                Some((artifact, ..)) => Answer::Content {
-                    number: record.number,
-                    cleared: record.cleared,
-                    artifact,
-                    found: None,
-                },
-            },
-        ))
+        let nothing = Answer::Nothing {
+            number: 0,
+            cleared: 0,
+            evicted: false,
+        };
+        Ok(record.map_or(nothing, |record| Answer::of(&record)))
     }
 
     fn manifest(&self, name: &Name, here: Option<ArtifactId>) -> Result<Answer> {
         self.context.check_format(&name.tenant)?;
-        let shown = self.memory.known.lock().get(name).cloned();
-        // Only where nothing is to be done if the name did not change.
-        let shown = shown.filter(|shown| here == Some(shown.artifact));
-        let known = shown.as_ref().map(|shown| shown.known.clone());
-        let known = known.or(here.map(LastSeen::artifact));
         let bucket = Bucket::new(self.context.store().clone());
-        let resolve = || bucket.resolve(&name.tenant, &name.reference, known.as_ref());
+        let resolve = || bucket.resolve(&name.tenant, &name.reference, here);
         let resolved = match resolve() {
             Err(Error::Corrupt { .. }) if self.reports_lost_manifest(name) => resolve()?,
             resolved => resolved?,
         };
-        Ok(match (resolved, shown, here) {
-            (
-                Resolved::Nothing {
-                    number,
-                    cleared,
-                    evicted,
-                },
-                ..,
-            ) => Answer::Nothing {
+        Ok(match resolved {
+            Resolved::Nothing {
+                number,
+                cleared,
+                evicted,
+            } => Answer::Nothing {
                 number,
                 cleared,
                 evicted,
             },
-            (Resolved::Found(found), ..) => self.found(name, *found),
-            (Resolved::Same { record, known }, _, Some(artifact)) => {
-                let shown = Shown {
-                    known,
-                    number: record.number,
-                    cleared: record.cleared,
-                    artifact,
-                };
-                self.remember(name, shown.clone());
-                shown.into()
-            }
-            (Resolved::NotModified, Some(shown), _) => shown.into(),
-            (Resolved::Same { .. } | Resolved::NotModified, ..) => {
-                Answer::Failed("an answer to another question".into())
-            }
+            Resolved::Found(found) => self.found(name, *found),
+            Resolved::Same(record) => Answer::of(&record),
         })
     }
 
@@ -249,7 +203,7 @@ impl Asker {
         context.health.note(tenant, Access::Write, &reported);
         match reported {
             Ok(true) => {
-                count(&context.counters.damage_reported);
+                context.counters.lock().damage_reported += 1;
                 tracing::warn!(
                     %tenant, %reference,
                     "the manifest of the name is missing or damaged in the shared tier; \
@@ -269,14 +223,6 @@ impl Asker {
         }
     }
 
-    fn remember(&self, name: &Name, shown: Shown) {
-        let mut known = self.memory.known.lock();
-        if known.len() >= REMEMBERED {
-            known.clear();
-        }
-        known.insert(name.clone(), shown);
-    }
-
     fn found(&self, name: &Name, found: Found) -> Answer {
         let (number, cleared) = (found.record.number, found.record.cleared);
         let artifact = found.manifest.artifact;
@@ -289,7 +235,7 @@ impl Asker {
         if found.manifest.fence < self.context.engine.covering(name) {
             return nothing;
         }
-        if self.memory.refused.lock().contains(&found.record.write) {
+        if self.refused.lock().contains(&found.record.write) {
             return Answer::Content {
                 number,
                 cleared,
@@ -301,13 +247,6 @@ impl Asker {
         if name.reference.cache().is_none() && expired(&found) {
             return nothing;
         }
-        let shown = Shown {
-            known: found.known.clone(),
-            number,
-            cleared,
-            artifact,
-        };
-        self.remember(name, shown);
         let found = Some(Arc::new(Offered::of_tier(found)));
         Answer::Content {
             number,
@@ -319,7 +258,7 @@ impl Asker {
 
     /// This node cannot use a publication, and does not fetch it again.
     pub(super) fn refuse(&self, publication: ObjectId) {
-        let mut refused = self.memory.refused.lock();
+        let mut refused = self.refused.lock();
         if refused.len() >= REMEMBERED {
             refused.clear();
         }

@@ -187,19 +187,19 @@ impl Cloner {
             let made = AssertUnwindSafe(cloner.clone_now(request, &ours)).catch_unwind();
             // Callers wait for its end, also after a panic.
             let outcome = made.await.unwrap_or(Err(Error::Defect));
-            let mut fetches = cloner.context.counters.fetches.lock();
+            let mut counters = cloner.context.counters.lock();
+            let counted = counters.fetches.of_volumes();
             match &outcome {
                 Ok(_) => {
-                    let counted = fetches.of_volumes();
                     counted.artifacts += 1;
                     counted.bytes += value(&ours.bytes);
                 }
                 Err(error) => {
-                    fetches.of_volumes().failures += 1;
+                    counted.failures += 1;
                     tracing::warn!(%error, "a volume was not cloned: {name}");
                 }
             }
-            drop(fetches);
+            drop(counters);
             let outcome = outcome.map(Box::new).map_err(Arc::new);
             ours.done.send_replace(Some((Instant::now(), outcome)));
         });

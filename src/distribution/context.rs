@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::flight::Flights;
 use super::health::Health;
 use super::peers::Peers;
-use super::types::{Fetches, Settings};
+use super::types::{Metrics, Settings};
 use super::work::Workers;
 use crate::engine::Engine;
 use crate::model::{Name, Reference, Tenant};
@@ -34,7 +34,8 @@ pub(super) struct Context {
     pub(super) peers: Option<Arc<dyn Peers>>,
     pub(super) settings: Settings,
     pub(super) health: Health,
-    pub(super) counters: Counters,
+    /// The counts since the start. `Distribution::metrics` adds what is of its moment.
+    pub(super) counters: Mutex<Metrics>,
     pub(super) stop: CancellationToken,
     pub(super) tasks: TaskTracker,
     runtime: Handle,
@@ -44,25 +45,6 @@ pub(super) struct Context {
     prepared: Mutex<HashSet<Tenant>>,
     /// The names that this node cleared: a fetch that began before may end later.
     cleared: Mutex<HashMap<Name, u64>>,
-}
-
-/// Counts since the start.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) uploads: AtomicU64,
-    pub(super) uploaded_bytes: AtomicU64,
-    pub(super) upload_failures: AtomicU64,
-    pub(super) uploads_refused: AtomicU64,
-    /// By kind of content and source.
-    pub(super) fetches: Mutex<Fetches>,
-    pub(super) questions: AtomicU64,
-    pub(super) questions_failed: AtomicU64,
-    pub(super) damage_reported: AtomicU64,
-}
-
-/// Counts one.
-pub(super) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The value of a counter.
@@ -89,7 +71,7 @@ impl Context {
             peers,
             settings,
             health: Health::default(),
-            counters: Counters::default(),
+            counters: Mutex::default(),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
             runtime: Handle::current(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::ask::{Answer, Asker, Detail};
-use super::context::{Context, count, value};
+use super::context::{Context, value};
 use super::decide;
 use super::flight::Flights;
 use super::health::Access;
@@ -340,11 +340,11 @@ impl Fetcher {
         let engine = &context.engine;
         let received = engine.receive(&request, &running.bytes, make, may_enter)?;
         let bytes = value(&running.bytes).saturating_sub(received.kept);
-        let mut fetches = context.counters.fetches.lock();
-        let counted = fetches.of(&name.reference, found.source());
+        let mut counters = context.counters.lock();
+        let counted = counters.fetches.of(&name.reference, found.source());
         counted.artifacts += 1;
         counted.bytes += bytes;
-        drop(fetches);
+        drop(counters);
         tracing::info!(
             tenant = %name.tenant, reference = %name.reference, artifact = %received.artifact,
             number = request.sharing.number, bytes, reused = received.reused,
@@ -382,9 +382,10 @@ impl Fetcher {
     /// Notes why a fetch failed, and tells the other nodes of damage.
     fn failed(&self, name: &Name, found: &Offered, failure: &Failure) {
         let context = &self.context;
-        let mut fetches = context.counters.fetches.lock();
-        fetches.of(&name.reference, found.source()).failures += 1;
-        drop(fetches);
+        let mut counters = context.counters.lock();
+        let counted = counters.fetches.of(&name.reference, found.source());
+        counted.failures += 1;
+        drop(counters);
         tracing::warn!(
             tenant = %name.tenant, reference = %name.reference, number = found.record.number,
             error = %failure, "content was not fetched from {}", found.from()
@@ -423,7 +424,7 @@ impl Fetcher {
         let reported = report_damage(context.store(), &found.record, layer, fresh_id(), now());
         context.health.note(&name.tenant, Access::Write, &reported);
         match reported {
-            Ok(true) => count(&context.counters.damage_reported),
+            Ok(true) => context.counters.lock().damage_reported += 1,
             // The name has other content by now; its earlier content may have been collected.
             Ok(false) => {}
             Err(error) => tracing::warn!(

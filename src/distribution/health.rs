@@ -29,10 +29,9 @@ struct State {
     failing: [bool; 2],
     /// The tenants that have an error that lasts.
     tenants: BTreeMap<Tenant, Part>,
-    /// How many calls had a result.
-    calls: u64,
-    /// The number of the last one that succeeded.
-    worked: u64,
+    /// Whether an error that lasts began after the last success of any tenant. A full storage is
+    /// none: reading works.
+    is_unusable: bool,
     last: Option<(Timestamp, String)>,
 }
 
@@ -51,20 +50,12 @@ struct Lasting {
     text: String,
     /// The storage is full. Reading works.
     is_full: bool,
-    /// The number of its first call.
-    call: u64,
 }
 
 impl Part {
     /// That of reading first.
     fn error(&self) -> Option<&Lasting> {
         self.permanent.iter().flatten().next()
-    }
-
-    /// The errors other than that of a full storage.
-    fn unusable(&self) -> impl Iterator<Item = &Lasting> {
-        let errors = self.permanent.iter().flatten();
-        errors.filter(|it| !it.is_full)
     }
 }
 
@@ -97,8 +88,7 @@ impl Health {
 
     fn succeeded(&self, tenant: &Tenant, access: Access) {
         let mut state = self.0.lock();
-        state.calls += 1;
-        state.worked = state.calls;
+        state.is_unusable = false;
         let mut was_permanent = false;
         if let Some(part) = state.tenants.get_mut(tenant) {
             was_permanent = part.permanent[access as usize].take().is_some();
@@ -117,8 +107,6 @@ impl Health {
         let text = error.to_string();
         let mut state = self.0.lock();
         state.last = Some((now(), text.clone()));
-        state.calls += 1;
-        let call = state.calls;
         let was_failing = std::mem::replace(&mut state.failing[access as usize], true);
         let mut is_news = false;
         let is_full = matches!(error, Error::Full { .. });
@@ -126,11 +114,8 @@ impl Health {
             let part = state.tenants.entry(tenant.clone()).or_default();
             let permanent = &mut part.permanent[access as usize];
             is_news = permanent.is_none();
-            permanent.get_or_insert(Lasting {
-                text,
-                is_full,
-                call,
-            });
+            permanent.get_or_insert(Lasting { text, is_full });
+            state.is_unusable |= is_news && !is_full;
         }
         drop(state);
         if is_news {
@@ -156,15 +141,16 @@ impl Health {
     pub(super) fn permanent_of(&self, tenant: &Tenant) -> bool {
         let state = self.0.lock();
         let part = state.tenants.get(tenant);
-        part.is_some_and(|part| part.unusable().next().is_some())
+        let mut errors = part
+            .into_iter()
+            .flat_map(|part| part.permanent.iter().flatten());
+        errors.any(|it| !it.is_full)
     }
 
     /// Whether there is an error that lasts, and no call of any tenant succeeded since it began. A
     /// full storage is none.
     pub(super) fn is_unusable(&self) -> bool {
-        let state = self.0.lock();
-        let mut parts = state.tenants.values();
-        parts.any(|part| part.unusable().any(|it| it.call > state.worked))
+        self.0.lock().is_unusable
     }
 
     /// The last error, and when it happened.

@@ -68,7 +68,7 @@ use ask::Asker;
 use bring::Bringer;
 use check::Checker;
 use clones::Cloner;
-use context::{Context, value};
+use context::Context;
 use fetch::Fetcher;
 use health::Access;
 use queue::Queue;
@@ -256,22 +256,14 @@ impl Distribution {
     /// The counters. Walks over all artifacts.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        let counters = &self.context.counters;
         let has_tier = self.has_tier();
         Metrics {
             uploads_waiting: if has_tier { self.context.waiting() } else { 0 },
-            uploads: value(&counters.uploads),
-            uploaded_bytes: value(&counters.uploaded_bytes),
-            upload_failures: value(&counters.upload_failures),
-            uploads_refused: value(&counters.uploads_refused),
             fetching: self.fetcher.running().len() as u64,
-            fetches: *counters.fetches.lock(),
-            questions: value(&counters.questions),
-            questions_failed: value(&counters.questions_failed),
-            damage_reported: value(&counters.damage_reported),
             permanent_error: self.context.health.is_unusable(),
             has_tier,
             peers: self.context.peers.as_ref().map(|it| it.figures()),
+            ..*self.context.counters.lock()
         }
     }
 

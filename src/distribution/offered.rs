@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::peers::Holding;
 use crate::engine::{ContentSource, FetchedContent};
 use crate::model::{ArtifactId, Reference, Sharing, Tenant};
-use crate::shared::{Bucket, Content, Error, Found, LastSeen, LayerRef, Resolved, Result, Source};
+use crate::shared::{Bucket, Content, Error, Found, LayerRef, Resolved, Result, Source};
 use crate::tree::Stop;
 
 /// Content that can be fetched.
@@ -177,9 +177,9 @@ impl Source for Shown {
         &self,
         tenant: &Tenant,
         reference: &Reference,
-        known: Option<&LastSeen>,
+        has: Option<ArtifactId>,
     ) -> Result<Resolved> {
-        self.bucket.resolve(tenant, reference, known)
+        self.bucket.resolve(tenant, reference, has)
     }
 
     fn open(

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::context::{Context, count, random, value};
+use super::context::{Context, random};
 use super::decide::{UploadRetry, pause, setback};
 use super::types::Drained;
 use super::upload::{Outcome, Uploader};
@@ -212,7 +212,7 @@ impl Queue {
         };
         let setback = setback(&error);
         if !matches!(setback, UploadRetry::Stopped | UploadRetry::Again) {
-            count(&self.context.counters.upload_failures);
+            self.context.counters.lock().upload_failures += 1;
         }
         match setback {
             UploadRetry::Again | UploadRetry::Stopped => None,
@@ -292,7 +292,7 @@ impl Queue {
     /// Uploads what waits, at most for so long. Ends earlier if all is uploaded, or the rest cannot
     /// be uploaded at this moment.
     pub(super) async fn drain(&self, within: Duration) -> Drained {
-        let before = value(&self.context.counters.uploads);
+        let before = self.context.counters.lock().uploads;
         let mut turns = self.turn.subscribe();
         turns.mark_unchanged();
         self.draining.store(true, Ordering::Relaxed);
@@ -313,8 +313,9 @@ impl Queue {
         // The result says how much is left.
         let _in_time = tokio::time::timeout(within, all).await;
         self.draining.store(false, Ordering::Relaxed);
+        let uploaded = self.context.counters.lock().uploads - before;
         Drained {
-            uploaded: value(&self.context.counters.uploads) - before,
+            uploaded,
             left: self.waiting().await,
         }
     }

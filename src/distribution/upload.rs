@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::context::{Context, count, value};
+use super::context::{Context, value};
 use super::decide::loses_name;
 use super::health::{Access, say};
 use super::pace::Pace;
@@ -232,8 +232,7 @@ impl Uploader {
             self.pace.wait(bytes, &self.context);
             let bytes = bytes as u64;
             running.bytes.fetch_add(bytes, Ordering::Relaxed);
-            let all = &self.context.counters.uploaded_bytes;
-            all.fetch_add(bytes, Ordering::Relaxed);
+            self.context.counters.lock().uploaded_bytes += bytes;
         };
         let how = Upload {
             parallel: self.context.settings.uploads,
@@ -282,7 +281,7 @@ impl Uploader {
         };
         let what = match answer {
             Answer::Named(number) => {
-                count(&self.context.counters.uploads);
+                self.context.counters.lock().uploads += 1;
                 tracing::info!(
                     tenant = %artifact.tenant, %reference, artifact = %artifact.id, number, bytes,
                     ?took, "uploaded to the shared tier"
@@ -300,7 +299,7 @@ impl Uploader {
             ),
         };
         if let What::NotShared { reference, why } = &what {
-            count(&self.context.counters.uploads_refused);
+            self.context.counters.lock().uploads_refused += 1;
             tracing::info!(tenant = %artifact.tenant, %reference, why, "not uploaded");
         }
         if let Some(maker) = &artifact.made_by {

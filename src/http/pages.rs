@@ -17,7 +17,7 @@ use super::distribution;
 use crate::distribution::{Distribution, FindDistribution};
 use crate::engine::{self, Engine};
 use crate::server::{Drain, message_of};
-use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, Rpcs};
+use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, Rpcs, gauges};
 
 /// How long the engine may take for its figures. It waits for no volume, but all its threads may
 /// wait for a disk.
@@ -149,19 +149,12 @@ struct Pool {
     backend: String,
 }
 
-/// A gauge of 1 or 0.
-fn yes(registry: &mut Registry, name: &str, help: &str, yes: bool) {
-    let gauge = Gauge::<i64>::default();
-    gauge.set(yes.into());
-    registry.register(name, help, gauge);
-}
-
 fn of_node(registry: &mut Registry, registered: bool, watched: Option<bool>) {
     let help = "Whether kubelet confirmed the driver's registration";
-    yes(registry, "kubelet_registered", help, registered);
+    gauges(registry, &[("kubelet_registered", help, registered.into())]);
     if let Some(watched) = watched {
         let help = "Whether the watch over this node's pods runs, which tells how they end";
-        yes(registry, "pods_watched", help, watched);
+        gauges(registry, &[("pods_watched", help, watched.into())]);
     }
 }
 
@@ -219,7 +212,8 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
         }
     }
     let help = "Whether volumes can be published, as /readyz says it";
-    yes(&mut registry, "ready", help, ready(sources).await.is_ok());
+    let ready = ready(sources).await.is_ok();
+    gauges(&mut registry, &[("ready", help, ready.into())]);
     let text = metrics::encode(&registry);
     let mut page = plain(StatusCode::OK, text);
     // The text is OpenMetrics, and good as the older format: counters are merely untyped there.

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::counters::{Counters, add};
+use super::counters::Counters;
 use super::messages;
 use super::source::PeerSource;
 use crate::distribution::roster::{AskedClone, Directory, Located, Peer, Reader, Roster};
@@ -93,7 +93,7 @@ impl Client {
             None => Located::Unknown,
         };
         if located != Located::Unknown {
-            add(&self.counters.located, 1);
+            self.counters.figures.lock().located += 1;
         }
         let mut peers = self.roster.peers(&name.tenant);
         match located {
@@ -249,8 +249,9 @@ impl Peers for Asking {
     fn figures(&self) -> PeerFigures {
         let client = &self.0;
         PeerFigures {
+            peers: client.roster.count(),
             connected: self.is_told(),
-            ..client.counters.figures(client.roster.count())
+            ..*client.counters.figures.lock()
         }
     }
 }
@@ -271,7 +272,7 @@ impl Node {
     }
 
     fn failed(&self, name: &Name, error: &dyn std::fmt::Display) {
-        add(&self.counters.questions_failed, 1);
+        self.counters.figures.lock().questions_failed += 1;
         let is_known = self.failing.swap(true, Ordering::Relaxed);
         let peer = self.name.as_str();
         let (tenant, reference) = (&name.tenant, &name.reference);
@@ -292,7 +293,7 @@ impl Node {
         if self.is_away() {
             return None;
         }
-        add(&self.counters.questions, 1);
+        self.counters.figures.lock().questions += 1;
         loop {
             let request = wire::GetArtifactRequest {
                 ask: Some(messages::ask(name, reader)),
@@ -335,7 +336,7 @@ impl Node {
         client: &Arc<Client>,
         asked: &AskedClone,
     ) -> Result<Frozen, NoSnapshot> {
-        add(&self.counters.questions, 1);
+        self.counters.figures.lock().questions += 1;
         let ask = messages::ask_clone(asked);
         let request = wire::GetArtifactRequest {
             ask: Some(ask.clone()),
@@ -344,7 +345,7 @@ impl Node {
         let answer = timeout(SNAPSHOT, asking.get_artifact(request)).await;
         let peer = self.name.as_str();
         let failed = |why: NoSnapshot| {
-            add(&self.counters.questions_failed, 1);
+            self.counters.figures.lock().questions_failed += 1;
             Err(why)
         };
         let answer = match answer {

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::counters::add;
 use super::messages;
 use super::sent::Sent;
 use super::serve::{Inner, apart, gone, status};
@@ -38,7 +37,7 @@ impl Inner {
         match self.access.check_clone(&peer, &asked).await {
             Ok(()) => Ok((peer, asked)),
             Err(refusal) => {
-                add(&self.counters.refused, 1);
+                self.counters.figures.lock().refused += 1;
                 let of = (peer.as_str(), &asked.volume);
                 if self.refusals.is_news(format!("{of:?}: {refusal}")) {
                     tracing::warn!(
@@ -62,7 +61,7 @@ impl Inner {
             Found::Gone => (State::Nothing, None),
             Found::Coming => (State::Coming, None),
             Found::Here(open) => {
-                add(&self.counters.offered, 1);
+                self.counters.figures.lock().offered += 1;
                 tracing::info!(peer = peer.as_str(), snapshot = %asked.snapshot,
                     volume = %asked.volume, "a peer makes a volume of this snapshot");
                 (State::Here, Some(messages::snapshot(&open)))
@@ -112,7 +111,7 @@ impl Inner {
     /// A peer found a layer of a snapshot damaged.
     pub(super) fn damaged_snapshot(&self, peer: &NodeId, asked: &AskedClone, cause: &str) {
         let cause: String = cause.chars().take(300).collect();
-        add(&self.counters.damaged, 1);
+        self.counters.figures.lock().damaged += 1;
         tracing::error!(
             peer = peer.as_str(), snapshot = %asked.snapshot, volume = %asked.volume,
             cause = crate::sys::printable(&cause),

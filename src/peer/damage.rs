@@ -3,7 +3,6 @@
 
 use tonic::{Request, Response, Status};
 
-use super::counters::add;
 use super::messages;
 use super::serve::Inner;
 use crate::engine::ArtifactRow;
@@ -41,7 +40,7 @@ impl Inner {
             .is_some_and(|row| !row.sharing.damaged)
         {
             let cause: String = request.cause.chars().take(300).collect();
-            add(&self.counters.damaged, 1);
+            self.counters.figures.lock().damaged += 1;
             tracing::error!(
                 peer = peer.as_str(), tenant = %name.tenant, reference = %name.reference,
                 artifact = %id, %layer, cause = crate::sys::printable(&cause),

@@ -10,9 +10,7 @@ use crate::model::{
     Timestamp,
 };
 use crate::proto::peer::v1 as wire;
-use crate::shared::{
-    FORMAT, Found, LastSeen, LayerRef, Manifest, NameRecord, NameState, ObjectId, Source,
-};
+use crate::shared::{FORMAT, Found, LayerRef, Manifest, NameRecord, NameState, ObjectId, Source};
 
 /// The most layers of an artifact, and the most wants of a request.
 const MOST_LAYERS: usize = 4096;
@@ -220,7 +218,6 @@ pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sha
             parent: None,
             fence: artifact.fence,
         },
-        known: LastSeen::artifact(id),
     };
     let sharing = Sharing {
         number: artifact.number,

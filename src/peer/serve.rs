@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::counters::{Counters, Sends, add};
+use super::counters::{Counters, Sends};
 use super::flow::Speed;
 use super::lease::Leases;
 use super::messages;
@@ -127,7 +127,7 @@ impl Inner {
         let who = request.extensions().get::<Who>().copied();
         let who = who.ok_or_else(|| Status::internal("a connection without a key"))?;
         let Some(peer) = self.roster.named(&who.key) else {
-            add(&self.counters.refused, 1);
+            self.counters.figures.lock().refused += 1;
             if self.strangers.is_news(who.key.to_string()) {
                 tracing::warn!(address = %who.address, key = %who.key,
                     "refused: no peer has this key");
@@ -159,7 +159,7 @@ impl Inner {
         match checked {
             Ok(()) => Ok((peer, asked)),
             Err(refusal) => {
-                add(&self.counters.refused, 1);
+                self.counters.figures.lock().refused += 1;
                 let of = (peer.as_str(), &asked.name, &asked.pod.name);
                 if self.refusals.is_news(format!("{of:?}: {refusal}")) {
                     tracing::warn!(
@@ -291,7 +291,7 @@ impl wire::peer_server::Peer for Service {
             inner.leases.end(&local.id);
             return answer(State::Nothing, None);
         }
-        add(&inner.counters.offered, 1);
+        inner.counters.figures.lock().offered += 1;
         tracing::debug!(peer = peer.as_str(), tenant = %name.tenant, reference = %name.reference,
             artifact = %local.id, pod = asked.pod.name, "offered to a peer");
         answer(State::Here, Some(messages::artifact(&open)))
@@ -329,7 +329,7 @@ impl wire::peer_server::Peer for Service {
         let turn = Arc::clone(&inner.serves).acquire_owned();
         let permit = tokio::time::timeout(TURN, turn).await;
         let Ok(Ok(permit)) = permit else {
-            add(&inner.counters.busy, 1);
+            inner.counters.figures.lock().busy += 1;
             let why = "this node sends to as many peers as it may";
             return Err(Status::resource_exhausted(why));
         };
@@ -413,7 +413,7 @@ impl Sending {
         let sent = sent.map_err(|error| error.to_string());
         let sent = sent.and_then(|()| out.flush().map_err(|error| error.to_string()));
         match sent {
-            Ok(()) => add(&inner.counters.sent, 1),
+            Ok(()) => inner.counters.figures.lock().sent += 1,
             Err(error) => {
                 tracing::debug!(peer = self.peer.as_str(), content = %self.content,
                     layer = %self.digest, error, "a stream to a peer ended early");
@@ -456,7 +456,7 @@ impl Sending {
         })?;
         let mut speed = self.speed.borrow_mut();
         speed.went(length as u64, self.began.elapsed());
-        add(&inner.counters.sent_bytes, length as u64);
+        inner.counters.figures.lock().sent_bytes += length as u64;
         self.content.renew(inner);
         Ok(())
     }

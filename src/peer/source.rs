@@ -11,13 +11,12 @@ use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
 use super::client::{Client, Node, SILENT, say};
-use super::counters::add;
 use super::flow::Flow;
 use super::messages;
 use crate::archive::toc::{Table, Want};
 use crate::model::{ArtifactId, NodeId, Reference, Tenant};
 use crate::proto::peer::v1 as wire;
-use crate::shared::{Content, Error, Frames, LastSeen, LayerRef, Resolved, Result, Source};
+use crate::shared::{Content, Error, Frames, LayerRef, Resolved, Result, Source};
 use crate::tree::Stop;
 use wire::get_layer_request::Part;
 
@@ -106,7 +105,7 @@ impl Source for PeerSource {
         &self,
         _tenant: &Tenant,
         reference: &Reference,
-        _known: Option<&LastSeen>,
+        _has: Option<ArtifactId>,
     ) -> Result<Resolved> {
         Err(Error::Missing {
             object: format!("{reference} of {}", self.name()),
@@ -146,7 +145,7 @@ impl Source for PeerSource {
         tracing::error!(peer, artifact, %error,
             "a peer sent damaged content; it was refused");
         let Ok(node) = self.now(layer) else { return };
-        add(&node.counters.damaged, 1);
+        node.counters.figures.lock().damaged += 1;
         // A snapshot has one holder, and is asked for again when that was mended.
         if let Some(artifact) = self.artifact {
             let mut damaged = node.damaged.lock();
@@ -246,7 +245,7 @@ impl Read for Incoming {
             match self.node.runtime.block_on(next) {
                 Ok(Ok(Some(chunk))) => {
                     let bytes = chunk.data.len() as u64;
-                    add(&self.node.counters.received_bytes, bytes);
+                    self.node.counters.figures.lock().received_bytes += bytes;
                     self.rest = chunk.data;
                     let late = self.flow.came(bytes, began.elapsed());
                     late.map_err(|(bytes, time)| {

@@ -14,7 +14,7 @@ use super::record::{
     Root, encode, sha256,
 };
 use super::retire::withdraw;
-use super::store::{Answer, Item, Store, Version};
+use super::store::{Item, Store, Version};
 use super::upload::{Upload, upload};
 use crate::archive::toc::{Holder, Table};
 use crate::model::{ArtifactId, Maker, Reference, Sha256, Tenant, Timestamp};
@@ -519,13 +519,11 @@ pub(super) fn read_name(
     reference: &Reference,
 ) -> Result<Option<(NameRecord, Version)>> {
     let key = keys.name(reference);
-    match store.read(&key, MOST_NAME, None)? {
-        Answer::Bytes(bytes, version) => {
-            let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;
-            Ok(Some((record, version)))
-        }
-        Answer::NotModified | Answer::None => Ok(None),
-    }
+    let Some((bytes, version)) = store.get(&key, MOST_NAME)? else {
+        return Ok(None);
+    };
+    let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;
+    Ok(Some((record, version)))
 }
 
 /// The manifest that a record shows; `None` if it shows nothing.

@@ -9,14 +9,14 @@ use std::ops::Range;
 
 use hyper::body::Bytes;
 
-use super::commit::{check_format, read_manifest};
+use super::commit::{check_format, read_manifest, read_name};
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::object::{
     FOOTER, FOOTER_BYTES, Footer, HEAD, INDEX, Index, TABLE, may_unpack, most_index, parse_head,
 };
-use super::record::{LayerRef, MOST_NAME, Manifest, NameRecord};
-use super::store::{Answer, Download, Store, Version};
+use super::record::{LayerRef, Manifest, NameRecord};
+use super::store::{Download, Store};
 use crate::archive::toc::{Table, Want, end_record, frames_of};
 use crate::model::{ArtifactId, Reference, Tenant};
 use crate::tree::Stop;
@@ -31,26 +31,6 @@ const GAP: u64 = 64 << 10;
 const PARALLEL: usize = 3;
 const AHEAD: usize = 8 << 20;
 
-/// The caller's knowledge of a name: the request is cheap if the name still shows that. Kept in
-/// memory only: a bucket that was restored may show other content with the same version.
-#[derive(Debug, Clone)]
-pub struct LastSeen {
-    artifact: ArtifactId,
-    /// The record's, if it was read.
-    version: Option<Version>,
-}
-
-impl LastSeen {
-    /// The caller has this artifact, and has not read the record that shows it.
-    #[must_use]
-    pub fn artifact(artifact: ArtifactId) -> Self {
-        Self {
-            artifact,
-            version: None,
-        }
-    }
-}
-
 /// What a name shows.
 #[derive(Debug)]
 pub struct Found {
@@ -58,8 +38,6 @@ pub struct Found {
     pub record: NameRecord,
     /// The manifest.
     pub manifest: Manifest,
-    /// For the next question.
-    pub known: LastSeen,
 }
 
 /// The answer to a question about a name.
@@ -67,15 +45,8 @@ pub struct Found {
 pub enum Resolved {
     /// Content.
     Found(Box<Found>),
-    /// The known artifact, by a record that was not known. Its manifest is not read.
-    Same {
-        /// The record.
-        record: Box<NameRecord>,
-        /// For the next question.
-        known: LastSeen,
-    },
-    /// The record is the known one.
-    NotModified,
+    /// The artifact that the caller has. Its manifest is not read.
+    Same(Box<NameRecord>),
     /// Nothing.
     Nothing {
         /// The number of the record that says so: the `base` of a fork. 0: there is no record.
@@ -92,12 +63,12 @@ pub trait Source: Send + Sync {
     /// The source as a message may show it.
     fn name(&self) -> String;
 
-    /// What a name shows.
+    /// What a name shows. `has`: the artifact that the caller has.
     fn resolve(
         &self,
         tenant: &Tenant,
         reference: &Reference,
-        known: Option<&LastSeen>,
+        has: Option<ArtifactId>,
     ) -> Result<Resolved>;
 
     /// Opens a layer and writes its table into this empty file.
@@ -157,38 +128,21 @@ impl Source for Bucket {
         &self,
         tenant: &Tenant,
         reference: &Reference,
-        known: Option<&LastSeen>,
+        has: Option<ArtifactId>,
     ) -> Result<Resolved> {
         let keys = Keys::new(tenant);
-        let key = keys.name(reference);
-        let has = known.map(|known| known.artifact);
-        let mut version = known.and_then(|known| known.version.clone());
         // A name that changes while its manifest is collected is read again.
         for _ in 0..3 {
-            let (bytes, now) = match self.store.read(&key, MOST_NAME, version.as_ref())? {
-                Answer::NotModified => return Ok(Resolved::NotModified),
-                Answer::None => {
-                    return Ok(Resolved::Nothing {
-                        number: 0,
-                        cleared: 0,
-                        evicted: false,
-                    });
-                }
-                Answer::Bytes(bytes, now) => (bytes, now),
-            };
-            let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;
-            let artifact = record.content().map(|(artifact, ..)| artifact);
-            let known = |artifact| LastSeen {
-                artifact,
-                version: Some(now),
-            };
-            if let (Some(artifact), Some(has)) = (artifact, has)
-                && artifact == has
-            {
-                return Ok(Resolved::Same {
-                    record: Box::new(record),
-                    known: known(artifact),
+            let Some((record, _)) = read_name(&self.store, &keys, tenant, reference)? else {
+                return Ok(Resolved::Nothing {
+                    number: 0,
+                    cleared: 0,
+                    evicted: false,
                 });
+            };
+            let artifact = record.content().map(|(artifact, ..)| artifact);
+            if artifact.is_some() && artifact == has {
+                return Ok(Resolved::Same(Box::new(record)));
             }
             match read_manifest(&self.store, &keys, tenant, &record) {
                 Ok(None) => {
@@ -199,17 +153,13 @@ impl Source for Bucket {
                     });
                 }
                 Ok(Some(manifest)) => {
-                    let known = known(manifest.artifact);
-                    return Ok(Resolved::Found(Box::new(Found {
-                        record,
-                        manifest,
-                        known,
-                    })));
+                    return Ok(Resolved::Found(Box::new(Found { record, manifest })));
                 }
-                Err(Error::Missing { .. }) => version = None,
+                Err(Error::Missing { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
+        let key = keys.name(reference);
         Err(Error::corrupt(key, "its manifest does not exist"))
     }
 

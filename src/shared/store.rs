@@ -73,14 +73,6 @@ pub struct Item {
     pub modified: Timestamp,
 }
 
-/// The answer to a conditional read.
-#[derive(Debug)]
-pub(super) enum Answer {
-    Bytes(Bytes, Version),
-    NotModified,
-    None,
-}
-
 /// A bucket, or a directory of a shared filesystem. A clone shares the connections.
 #[derive(Clone)]
 pub struct Store {
@@ -156,15 +148,11 @@ impl Store {
         }
     }
 
-    /// Reads an object of at most `most` bytes. `known`: unless it is still this version.
-    pub(super) fn read(&self, key: &str, most: u64, known: Option<&Version>) -> Result<Answer> {
-        let options = GetOptions {
-            if_none_match: known.and_then(|known| known.of_store.e_tag.clone()),
-            ..GetOptions::default()
-        };
+    /// Reads an object of at most `most` bytes, if it exists.
+    pub(super) fn get(&self, key: &str, most: u64) -> Result<Option<(Bytes, Version)>> {
         let path = self.path(key);
         let request = async {
-            let answer = self.objects.get_opts(&path, options).await?;
+            let answer = self.objects.get(&path).await?;
             let version = version_of(&answer);
             let length = answer.meta.size;
             if length > most {
@@ -174,25 +162,15 @@ impl Store {
         };
         let answer = match self.wait(key, self.times.request, request) {
             Ok(answer) => answer,
-            Err(Error::Missing { .. }) => return Ok(Answer::None),
-            // The only condition of a read is that the version is another one.
-            Err(Error::Conflict { .. }) if known.is_some() => return Ok(Answer::NotModified),
+            Err(Error::Missing { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
         match answer {
-            (Some(bytes), _, version) => Ok(Answer::Bytes(bytes, version)),
+            (Some(bytes), _, version) => Ok(Some((bytes, version))),
             (None, length, _) => {
                 let cause = format!("it has {length} bytes, at most {most} are allowed");
                 Err(Error::corrupt(self.shown(key), cause))
             }
-        }
-    }
-
-    /// Reads an object of at most `most` bytes, if it exists.
-    pub(super) fn get(&self, key: &str, most: u64) -> Result<Option<(Bytes, Version)>> {
-        match self.read(key, most, None)? {
-            Answer::Bytes(bytes, version) => Ok(Some((bytes, version))),
-            Answer::NotModified | Answer::None => Ok(None),
         }
     }
 

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use baggageclaim::archive::toc::{Want, end_record};
-use baggageclaim::model::{Reference, Tenant};
+use baggageclaim::model::{ArtifactId, Reference, Tenant};
 use baggageclaim::shared::{
-    Bucket, Content, Error, Frames, LastSeen, LayerRef, Resolved, Result, Source, Store, Times,
+    Bucket, Content, Error, Frames, LayerRef, Resolved, Result, Source, Store, Times,
 };
 
 use crate::common::random::Random;
@@ -50,9 +50,9 @@ impl Source for Odd {
         &self,
         tenant: &Tenant,
         name: &Reference,
-        known: Option<&LastSeen>,
+        has: Option<ArtifactId>,
     ) -> Result<Resolved> {
-        self.0.resolve(tenant, name, known)
+        self.0.resolve(tenant, name, has)
     }
 
     fn open(

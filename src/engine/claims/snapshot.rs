@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::entries::SnapshotSet;
-use super::freeze::{self, Freezing, Moment};
+use super::freeze::{self, Moment};
 use super::lookup;
 use crate::engine::error::{Error, Result};
 use crate::engine::failpoint::{Point, point};
@@ -30,33 +32,62 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
     }
     let source = lookup::parse(&source)?;
     lookup::claim(&inner, &source)?;
-    let guards = vec![lookup::take(&inner, &source, until).await?];
-    let freezing = freeze::freeze(&inner, guards, vec![source], Moment::AsItCan).await?;
-    let created = inner.now();
-    let mut snapshots = freezing
-        .frozen
-        .iter()
-        .map(|frozen| describe(frozen, &id, &name, created, None));
-    let Some(snapshot) = snapshots.next() else {
-        return Err(Error::ShuttingDown);
-    };
-    let taken = SnapshotSet {
-        snapshots: vec![snapshot.clone()],
-        group: None,
-    };
-    drop(snapshots);
-    commit(freezing, taken).await?;
-    Ok(snapshot)
+    let named = |_: &VolumeId| (id.clone(), name.clone());
+    let taken = take(&inner, vec![source], until, Moment::AsItCan, named, None).await?;
+    taken
+        .snapshots
+        .into_iter()
+        .next()
+        .ok_or(Error::ShuttingDown)
 }
 
-/// Enters what was taken into the index and into the state.
-async fn commit(freezing: Freezing, taken: SnapshotSet) -> Result<()> {
+/// Takes snapshots of these claims and enters them into the index and into the state: as this
+/// group, if it is one. `named` gives the id and the name of the snapshot of a claim.
+async fn take(
+    inner: &Arc<Inner>,
+    claims: Vec<VolumeId>,
+    until: Instant,
+    moment: Moment,
+    named: impl Fn(&VolumeId) -> (SnapshotId, String),
+    group: Option<(SnapshotId, String)>,
+) -> Result<SnapshotSet> {
+    // A caller that holds one guard waits for another only while mounts are being closed, so no
+    // order is needed.
+    let mut guards = Vec::new();
+    for claim in &claims {
+        guards.push(lookup::take(inner, claim, until).await?);
+    }
+    let freezing = freeze::freeze(inner, guards, claims, moment).await?;
+    let created = inner.now();
+    let snapshots = freezing.frozen.iter().map(|frozen| {
+        let (id, name) = named(&frozen.claim.id);
+        Snapshot {
+            id,
+            name,
+            source: frozen.claim.id.clone(),
+            created,
+            size: frozen.claim.capacity,
+            layers: frozen.stack.clone(),
+            view: frozen.claim.view,
+            group: group.as_ref().map(|(id, _)| id.clone()),
+        }
+    });
+    let snapshots: Vec<Snapshot> = snapshots.collect();
+    let members = snapshots.iter().map(|snapshot| snapshot.id.clone());
+    let group = group.map(|(id, name)| SnapshotGroup {
+        id,
+        name,
+        created,
+        snapshots: members.collect(),
+    });
+    let taken = SnapshotSet { snapshots, group };
     let snapshots = taken.snapshots.iter().cloned().map(Change::PutSnapshot);
     let group = taken.group.iter().cloned().map(Change::PutGroup);
-    let changes = snapshots.chain(group).collect();
+    let (changes, entered) = (snapshots.chain(group).collect(), taken.clone());
     freezing
-        .commit(changes, |state| state.claims.enter(taken))
-        .await
+        .commit(changes, |state| state.claims.enter(entered))
+        .await?;
+    Ok(taken)
 }
 
 fn removal(taken: &SnapshotSet) -> Vec<Change> {
@@ -65,25 +96,6 @@ fn removal(taken: &SnapshotSet) -> Vec<Change> {
     let group = taken.group.iter();
     let group = group.map(|group| Change::RemoveGroup(group.id.clone()));
     snapshots.chain(group).collect()
-}
-
-fn describe(
-    frozen: &freeze::Frozen,
-    id: &SnapshotId,
-    name: &str,
-    created: crate::model::Timestamp,
-    group: Option<&SnapshotId>,
-) -> Snapshot {
-    Snapshot {
-        id: id.clone(),
-        name: name.to_owned(),
-        source: frozen.claim.id.clone(),
-        created,
-        size: frozen.claim.capacity,
-        layers: frozen.stack.clone(),
-        view: frozen.claim.view,
-        group: group.cloned(),
-    }
 }
 
 /// Deletes a snapshot; succeeds if the id is not that of a snapshot.
@@ -142,38 +154,14 @@ pub(super) async fn create_group(
             claims.push(source);
         }
     }
-    // A caller that holds one guard waits for another only while mounts are being closed, so no
-    // order is needed.
-    let mut guards = Vec::new();
-    for claim in &claims {
-        guards.push(lookup::take(&inner, claim, until).await?);
-    }
-    let freezing = freeze::freeze(&inner, guards, claims, Moment::One).await?;
-    let created = inner.now();
-    let snapshots: Vec<Snapshot> = freezing
-        .frozen
-        .iter()
-        .map(|frozen| {
-            let name = format!("{name}/{}", frozen.claim.id);
-            let member = lookup::id_of(lookup::MEMBER, &name);
-            describe(frozen, &member, &name, created, Some(&id))
-        })
-        .collect();
-    let group = SnapshotGroup {
-        id,
-        name,
-        created,
-        snapshots: snapshots
-            .iter()
-            .map(|snapshot| snapshot.id.clone())
-            .collect(),
+    let named = |claim: &VolumeId| {
+        let name = format!("{name}/{claim}");
+        (lookup::id_of(lookup::MEMBER, &name), name)
     };
-    let taken = SnapshotSet {
-        snapshots: snapshots.clone(),
-        group: Some(group.clone()),
-    };
-    commit(freezing, taken).await?;
-    Ok((group, snapshots))
+    let group = Some((id, name.clone()));
+    let taken = take(&inner, claims, until, Moment::One, named, group).await?;
+    let group = taken.group.ok_or(Error::ShuttingDown)?;
+    Ok((group, taken.snapshots))
 }
 
 /// A group and its snapshots.
