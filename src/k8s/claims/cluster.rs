@@ -5,14 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::cache::Cache;
 use super::decide::{Candidate, refusal};
 use super::figures::{Counters, Orders};
 use super::objects::Objects;
@@ -20,6 +21,7 @@ use super::persistent::Persistent;
 use super::running::Running;
 use crate::api::{Phase, Pool, Snapshot, Volume, Wanted};
 use crate::engine::{Error, Result};
+use crate::k8s::watched::{self, Watched};
 use crate::model::{Node, NodeId};
 
 /// How long an empty volume may take on its node. Less than [`LONGEST`], so that there is time to
@@ -62,10 +64,10 @@ pub struct Cluster {
     pub(super) volumes: Objects<Volume>,
     pub(super) snapshots: Objects<Snapshot>,
     pub(super) pools: Objects<Pool>,
-    pub(super) seen_volumes: Cache<Volume>,
-    pub(super) seen_snapshots: Cache<Snapshot>,
-    pub(super) seen_pools: Cache<Pool>,
-    pub(super) seen_nodes: Cache<PartialObjectMeta<ApiNode>>,
+    pub(super) seen_volumes: Watched<Volume>,
+    pub(super) seen_snapshots: Watched<Snapshot>,
+    pub(super) seen_pools: Watched<Pool>,
+    pub(super) seen_nodes: Watched<PartialObjectMeta<ApiNode>>,
     pub(super) place: FindPlace,
     pub(super) candidates: Mutex<Candidates>,
     pub(super) running: Running,
@@ -88,12 +90,10 @@ impl Cluster {
         let counters = Counters::new();
         let (volumes, snapshots) = (Api::all(client.clone()), Api::all(client.clone()));
         let pools = Api::all(client.clone());
-        let (seen_volumes, fill_volumes) = Cache::new(volumes.clone(), "Volume", counters.clone());
-        let (seen_snapshots, fill_snapshots) =
-            Cache::new(snapshots.clone(), "Snapshot", counters.clone());
-        let (seen_pools, fill_pools) = Cache::new(pools.clone(), "Pool", counters.clone());
-        let (seen_nodes, fill_nodes) =
-            Cache::new(Api::all(client.clone()), "Node", counters.clone());
+        let (seen_volumes, fill_volumes) = watch(volumes.clone(), "Volume", &counters);
+        let (seen_snapshots, fill_snapshots) = watch(snapshots.clone(), "Snapshot", &counters);
+        let (seen_pools, fill_pools) = watch(pools.clone(), "Pool", &counters);
+        let (seen_nodes, fill_nodes) = watch(Api::all(client.clone()), "Node", &counters);
         let (persistent, writer) = Persistent::new(Api::all(client.clone()), setup.driver);
         let cluster = Arc::new(Self {
             persistent,
@@ -134,10 +134,10 @@ impl Cluster {
 
     /// Ready when all objects have been listed once.
     pub async fn ready(&self) {
-        self.seen_volumes.filled().await;
-        self.seen_snapshots.filled().await;
-        self.seen_pools.filled().await;
-        self.seen_nodes.filled().await;
+        self.seen_volumes.listed().await;
+        self.seen_snapshots.listed().await;
+        self.seen_pools.listed().await;
+        self.seen_nodes.listed().await;
     }
 
     /// A node, as an answer names it.
@@ -180,6 +180,20 @@ impl Cluster {
             }
         }
     }
+}
+
+/// A watch whose failures are counted.
+fn watch<K>(
+    api: Api<K>,
+    kind: &'static str,
+    counters: &Counters,
+) -> (Watched<K>, impl Future<Output = ()> + Send + use<K>)
+where
+    K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let counters = counters.clone();
+    let events = watched::quiet_events(api);
+    Watched::over(events.inspect_err(move |error| counters.watch_failed(kind, error)))
 }
 
 fn note(removed: Result<bool>) {

@@ -73,7 +73,7 @@ pub(in crate::k8s) fn is_leak(volume: &Volume, known: &ApiClaims) -> bool {
 impl Cluster {
     /// Marks volumes as soon as a PersistentVolume names them.
     pub(super) async fn mark_forever(&self, writer: Writer<ApiVolume>) {
-        self.seen_volumes.filled().await;
+        self.seen_volumes.listed().await;
         let touched = self.persistent.follow(writer);
         let marked = touched.for_each_concurrent(MARKS, |volume| async move {
             let volume = match &volume {
@@ -107,7 +107,7 @@ impl Cluster {
 
     /// Orders the deletion of leaks that are older than `grace`.
     pub(super) async fn find_leaks_forever(&self, grace: Duration) {
-        self.seen_volumes.filled().await;
+        self.seen_volumes.listed().await;
         let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
         let mut since: HashMap<String, Instant> = HashMap::new();
         loop {

@@ -8,7 +8,6 @@
 //! | `cluster` | the state that all calls share, and the tasks that run all the time |
 //! | `decide` | the next step of a call, pure |
 //! | `objects` | live reads, conditional writes |
-//! | `cache` | the watch over one kind |
 //! | `volumes` | create, delete and change volumes |
 //! | `snapshots` | the same for snapshots and groups |
 //! | `temporary` | snapshots that a clone on another node is made of |
@@ -21,7 +20,6 @@
 //! | `tell` | events on claims |
 //! | `figures` | metrics |
 
-mod cache;
 mod cluster;
 mod contents;
 pub(super) mod decide;

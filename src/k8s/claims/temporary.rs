@@ -47,8 +47,8 @@ impl Cluster {
     /// Orders the deletion of snapshots that are needed no more. `grace`: how long one stays whose
     /// volume does not exist.
     pub(super) async fn end_temporary_forever(&self, grace: Duration) {
-        self.seen_volumes.filled().await;
-        self.seen_snapshots.filled().await;
+        self.seen_volumes.listed().await;
+        self.seen_snapshots.listed().await;
         let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
         let (mut volumes, mut snapshots) =
             (self.seen_volumes.changes(), self.seen_snapshots.changes());
