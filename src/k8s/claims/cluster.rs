@@ -11,14 +11,15 @@ use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::Code;
 
 use super::decide::{Candidate, refusal};
-use super::figures::{Counters, Orders};
+use super::figures::Counters;
 use super::objects::Objects;
 use super::persistent::Persistent;
 use super::running::Running;
+use super::since::Since;
 use crate::api::{Phase, Pool, Snapshot, Volume, Wanted};
 use crate::engine::{Error, Result};
 use crate::k8s::watched::{self, Watched};
@@ -29,6 +30,10 @@ use crate::model::{Node, NodeId};
 pub(super) const TO_MAKE: Duration = Duration::from_secs(20);
 /// How long a call waits for a node. Less than the sidecars' `--timeout` (30 s).
 pub(super) const LONGEST: Duration = Duration::from_secs(25);
+
+/// The shortest and the longest time between two looks for objects that are needed no more.
+pub(super) const PAUSES: (Duration, Duration) =
+    (Duration::from_millis(500), Duration::from_secs(60));
 
 /// A node with the one label that says where its volumes are.
 pub type FindPlace = fn(&NodeId) -> Node;
@@ -72,7 +77,8 @@ pub struct Cluster {
     pub(super) candidates: Mutex<Candidates>,
     pub(super) running: Running,
     pub(super) counters: Counters,
-    pub(super) orders: Orders,
+    /// The orders that no node has answered: uid and generation.
+    pub(super) orders: Mutex<Since<(String, i64)>>,
 }
 
 impl fmt::Debug for Cluster {
@@ -111,22 +117,21 @@ impl Cluster {
             candidates: Mutex::default(),
             running: Running::default(),
             counters,
-            orders: Orders::default(),
+            orders: Mutex::default(),
         });
-        let sweeper = cluster.clone();
+        let tended = cluster.clone();
         let work = async move {
             tokio::join!(
                 fill_volumes,
                 fill_snapshots,
                 fill_pools,
                 fill_nodes,
-                sweeper.sweep_forever(),
-                sweeper.mark_forever(writer),
-                sweeper.find_leaks_forever(setup.leak_grace),
-                sweeper.end_temporary_forever(setup.leak_grace),
-                sweeper.keep_forever(),
-                sweeper.give_up_forever(setup.node_grace),
-                sweeper.tell_forever(),
+                tended.tidy_forever(setup.leak_grace),
+                tended.mark_forever(writer),
+                tended.find_leaks_forever(setup.leak_grace),
+                tended.keep_forever(),
+                tended.give_up_forever(setup.node_grace),
+                tended.tell_forever(),
             );
         };
         (cluster, work)
@@ -146,37 +151,48 @@ impl Cluster {
         Arc::new((self.place)(&id.expect("a constant id is valid")))
     }
 
-    /// Deletes the objects of deleted data, whichever call ordered that.
-    async fn sweep_forever(&self) {
+    /// Deletes objects that are needed no more, after each change.
+    async fn tidy_forever(&self, grace: Duration) {
+        self.seen_volumes.listed().await;
+        self.seen_snapshots.listed().await;
+        let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
         let (mut volumes, mut snapshots) =
             (self.seen_volumes.changes(), self.seen_snapshots.changes());
+        let mut alone = Since::default();
         loop {
-            for volume in self.seen_volumes.all() {
-                let is_gone = volume.phase() == Some(Phase::Gone);
-                if is_gone && volume.spec.wanted == Wanted::Absent {
-                    // A call that runs deletes the object itself. Without one, it would order
-                    // again.
-                    let id = volume.metadata.name.as_deref().unwrap_or_default();
-                    if let Ok(id) = id.parse()
-                        && let Ok(_alone) = self.running.take(id)
-                    {
-                        note(self.volumes.remove(&volume).await);
-                    }
+            self.sweep().await;
+            self.end_temporary(&mut alone, grace).await;
+            let changed = async {
+                tokio::select! {
+                    changed = volumes.changed() => changed,
+                    changed = snapshots.changed() => changed,
                 }
-            }
-            for snapshot in self.seen_snapshots.all() {
-                let is_gone = snapshot.phase() == Some(Phase::Gone);
-                if is_gone && snapshot.spec.wanted == Wanted::Absent {
-                    note(self.snapshots.remove(&snapshot).await);
-                }
-            }
-            // The next change tries again what failed.
-            let changed = tokio::select! {
-                changed = volumes.changed() => changed,
-                changed = snapshots.changed() => changed,
             };
-            if changed.is_err() {
+            if let Ok(Err(_)) = timeout(pause, changed).await {
                 return;
+            }
+        }
+    }
+
+    /// Deletes the objects of deleted data, whichever call ordered that. The next look tries again
+    /// what failed.
+    async fn sweep(&self) {
+        for volume in self.seen_volumes.all() {
+            let is_gone = volume.phase() == Some(Phase::Gone);
+            if is_gone && volume.spec.wanted == Wanted::Absent {
+                // A call that runs deletes the object itself. Without one, it would order again.
+                let id = volume.metadata.name.as_deref().unwrap_or_default();
+                if let Ok(id) = id.parse()
+                    && let Ok(_alone) = self.running.take(id)
+                {
+                    note(self.volumes.remove(&volume).await);
+                }
+            }
+        }
+        for snapshot in self.seen_snapshots.all() {
+            let is_gone = snapshot.phase() == Some(Phase::Gone);
+            if is_gone && snapshot.spec.wanted == Wanted::Absent {
+                note(self.snapshots.remove(&snapshot).await);
             }
         }
     }

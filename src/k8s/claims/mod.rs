@@ -10,6 +10,7 @@
 //! | `objects` | live reads, conditional writes |
 //! | `volumes` | create, delete and change volumes |
 //! | `snapshots` | the same for snapshots and groups |
+//! | `since` | how long objects or nodes have been in a state |
 //! | `temporary` | snapshots that a clone on another node is made of |
 //! | `lists` | answers from the watches |
 //! | `persistent` | PersistentVolumes: the relevant parts, the watch, live reads |
@@ -32,6 +33,7 @@ mod objects;
 pub(super) mod orphans;
 mod persistent;
 mod running;
+mod since;
 mod snapshots;
 mod tell;
 pub(super) mod temporary;
