@@ -49,7 +49,6 @@ use crate::model::{
 pub(super) use volumes::name_on;
 
 pub use cluster::{Cluster, FindPlace, Setup};
-pub use members::ClusterMembers;
 
 fn no_attachments<T>() -> Result<T> {
     Err(Error::Unsupported {
