@@ -16,7 +16,7 @@ use kube::ResourceExt as _;
 use super::ended::Ended;
 use super::fencer::Fencer;
 use super::fences::Error;
-use super::watched::Namespaces;
+use crate::k8s::watched::Namespaces;
 use crate::model::Tenant;
 use crate::shared::{self, ClusterUid, Store};
 use crate::sys;

@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::client::patch_as_read;
 use super::fencer::Fencer;
 use super::fences::{Error, failed};
-use super::watched::{Namespaces, Watched};
 use crate::api::{CLEAR, Cache};
 use crate::distribution::roster::ClearOrder;
+use crate::k8s::client::patch_as_read;
+use crate::k8s::watched::{Namespaces, Watched};
 use crate::model::Coverage;
 
 /// How often deleted objects are looked at without a change, and the pause after a failure.
