@@ -6,8 +6,8 @@ use kube::runtime::watcher;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use crate::api::{Phase, Wanted};
-use crate::telemetry::metrics::{Counter, EncodeLabelSet, Family, Gauge, Registry};
+use crate::api::{Phase, Wanted, bytes};
+use crate::telemetry::metrics::{Counter, EncodeLabelSet, Family, Gauge, Registry, gauges};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Kind {
@@ -113,16 +113,6 @@ fn by_state(all: impl Iterator<Item = &'static str>) -> Family<State, Gauge> {
     family
 }
 
-fn gauge(registry: &mut Registry, name: &str, help: &str, value: i64) {
-    let gauge = Gauge::<i64>::default();
-    gauge.set(value);
-    registry.register(name, help, gauge);
-}
-
-fn number(count: impl TryInto<i64>) -> i64 {
-    count.try_into().unwrap_or(i64::MAX)
-}
-
 impl Cluster {
     /// Adds the metrics of the controller to the registry.
     pub fn register(&self, registry: &mut Registry) {
@@ -153,11 +143,11 @@ impl Cluster {
         let (count, oldest) = orders.oldest(now);
         drop(orders);
         let help = "Orders that no node has answered yet";
-        gauge(registry, "cluster_orders_waiting", help, number(count));
+        gauges(registry, &[("cluster_orders_waiting", help, count as u64)]);
         let help =
             "The age of the oldest unanswered order, counted from the first scrape that saw it";
-        let seconds = number(oldest.as_secs());
-        gauge(registry, "cluster_oldest_order_seconds", help, seconds);
+        let seconds = oldest.as_secs();
+        gauges(registry, &[("cluster_oldest_order_seconds", help, seconds)]);
         self.register_nodes(registry);
     }
 
@@ -177,6 +167,6 @@ impl Cluster {
         let orphans = pools.iter().filter_map(|pool| pool.status.as_ref());
         let orphans = orphans.map(|status| status.orphans.count).sum();
         let help = "Volumes and snapshots on the nodes that no object names";
-        gauge(registry, "cluster_orphans", help, orphans);
+        gauges(registry, &[("cluster_orphans", help, bytes(orphans))]);
     }
 }
