@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::distribution::roster::{Controller, Members as _};
-use crate::k8s::claims::{Cluster, ClusterMembers, Setup};
+use crate::k8s::claims::{Cluster, Setup};
 use crate::k8s::mirror::Mirror;
 use crate::server::{self, Drain, Exited, Part, Routes, Socket};
 use crate::shared::{self, Periodic, Store, Times, Url};
@@ -299,7 +299,7 @@ struct Served {
 
 /// Binds the address of the catalog.
 async fn open_hub(config: Hub, cluster: &Arc<Cluster>) -> Result<Served, hub::ServeError> {
-    let members = Arc::new(ClusterMembers::new(Arc::clone(cluster)));
+    let members = Arc::clone(cluster);
     let hub = hub::Hub::open(config.listen, members, config.usage_interval).await?;
     let ip = config.ip.unwrap_or(config.listen.ip());
     let place = Controller {
@@ -353,8 +353,8 @@ async fn run_hub(
         budgets,
     } = served;
     let began = shared::now().0;
-    let pools = ClusterMembers::new(Arc::clone(&cluster));
-    let pools = Box::new(move || pools.expected());
+    let members = Arc::clone(&cluster);
+    let pools = Box::new(move || members.expected());
     let catalog = || hub.handle();
     // Several parts read these objects.
     let (policies, watch_policies) = k8s::Watched::open(client.clone(), "CachePolicies");

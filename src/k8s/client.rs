@@ -2,8 +2,8 @@
 //! kubeconfig that runs a program for credentials: the driver executes no program. A person's own
 //! kubeconfig may do that, as with kubectl.
 //!
-//! Also what an answer of the API server says, the parameters of a deletion by uid, and a
-//! conditional write of a status.
+//! Also what an answer of the API server says, the parameters of a deletion by uid, and
+//! conditional writes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::link::Backoff;
 
@@ -34,8 +34,21 @@ pub(super) fn has_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
-/// Changes fields of an object's `status`. `None`: the object was changed or deleted since it was
-/// read.
+/// Changes fields of an object. `None`: the object was changed or deleted since it was read.
+pub(super) async fn patch_as_read<K>(
+    api: &Api<K>,
+    object: &K,
+    fields: Value,
+) -> kube::Result<Option<K>>
+where
+    K: Resource + Clone + fmt::Debug + DeserializeOwned,
+{
+    let name = object.meta().name.as_deref().unwrap_or_default();
+    let (params, patch) = (PatchParams::default(), if_as_read(object, fields));
+    unless_changed(api.patch(name, &params, &patch).await)
+}
+
+/// Changes fields of an object's `status`, likewise.
 pub(super) async fn patch_status_as_read<K>(
     api: &Api<K>,
     object: &K,
@@ -44,17 +57,22 @@ pub(super) async fn patch_status_as_read<K>(
 where
     K: Resource + Clone + fmt::Debug + DeserializeOwned,
 {
+    let name = object.meta().name.as_deref().unwrap_or_default();
+    let patch = if_as_read(object, json!({ "status": status }));
+    let params = PatchParams::default();
+    unless_changed(api.patch_status(name, &params, &patch).await)
+}
+
+/// A patch that the API server refuses if the object is another one, or of another version.
+fn if_as_read(object: &impl Resource, mut fields: Value) -> Patch<Value> {
     let meta = object.meta();
-    let patch = json!({
-        "metadata": { "resourceVersion": meta.resource_version, "uid": meta.uid },
-        "status": status,
-    });
-    let name = meta.name.as_deref().unwrap_or_default();
-    let patch = Patch::Merge(patch);
-    match api
-        .patch_status(name, &PatchParams::default(), &patch)
-        .await
-    {
+    fields["metadata"]["resourceVersion"] = json!(meta.resource_version);
+    fields["metadata"]["uid"] = json!(meta.uid);
+    Patch::Merge(fields)
+}
+
+fn unless_changed<K>(patched: kube::Result<K>) -> kube::Result<Option<K>> {
+    match patched {
         Ok(written) => Ok(Some(written)),
         Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(None),
         Err(error) => Err(error),

@@ -20,13 +20,9 @@
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //! | `ask` | orders that a person gives through the API server |
 //! | `clears` | the controller's side: names that are cleared on all nodes |
-//! | `fences` | the chain of `Fence` objects: which can be read, which may be deleted |
 //! | `rollbacks` | the controller's side: earlier content of a name that is put back |
 //! | `mirror` | the controller's side: the newest task caches as objects, for people |
 //! | `policies` | the controller's side: cache policies, for all nodes |
-//! | `births` | whether content is from before its namespace was made |
-//! | `ended` | clears namespaces that have ended, each once |
-//! | `tenants` | compares the tenants of the shared tier with the namespaces |
 //! | `budgets` | the controller's side: the limits of namespaces |
 //! | `conditions` | the status of a cache policy: its conditions, and how it is written |
 //!
@@ -35,7 +31,6 @@
 
 pub mod agent;
 pub mod ask;
-mod births;
 pub mod budgets;
 pub mod checked;
 pub mod claims;
@@ -43,13 +38,9 @@ pub mod clears;
 mod client;
 mod conditions;
 mod config;
-mod ended;
 pub mod endpoint;
 mod events;
-mod fencer;
-mod fences;
 pub mod mirror;
-mod orders;
 mod outcomes;
 pub mod peers;
 mod pod;
@@ -58,7 +49,6 @@ pub mod policies;
 pub mod rollbacks;
 #[cfg(test)]
 mod simulation;
-mod tenants;
 mod watched;
 mod watcher;
 

@@ -121,13 +121,22 @@ fn peers_of(own: &NodeId, pools: &[Arc<Pool>]) -> Vec<Peer> {
     peers
 }
 
-/// The other node that has this key. A key that two nodes publish is no node's: one of them took it
-/// from the other.
-fn named(own: &NodeId, pools: &[Arc<Pool>], key: &Sha256) -> Option<NodeId> {
-    let peers = pools.iter().filter_map(|pool| published(pool));
-    let mut found = peers.filter(|peer| peer.key == *key);
-    let peer = found.next()?;
-    (found.next().is_none() && peer.name != *own).then_some(peer.name)
+/// The node that has this key. A key that two nodes publish is no node's: one of them took it from
+/// the other.
+pub(super) fn named(pools: &[Arc<Pool>], key: &Sha256) -> Option<NodeId> {
+    let text = key.to_string();
+    let has_key = |pool: &&Arc<Pool>| {
+        let peer = pool.status.as_ref().and_then(|status| status.peer.as_ref());
+        peer.is_some_and(|peer| peer.key == text)
+    };
+    let mut found = pools.iter().filter(has_key);
+    let pool = found.next().filter(|_| found.next().is_none())?;
+    published(pool).map(|peer| peer.name)
+}
+
+/// The other node that has this key.
+fn other_named(own: &NodeId, pools: &[Arc<Pool>], key: &Sha256) -> Option<NodeId> {
+    named(pools, key).filter(|name| name != own)
 }
 
 impl Roster for Peers {
@@ -140,7 +149,7 @@ impl Roster for Peers {
     }
 
     fn named(&self, key: &Sha256) -> Option<NodeId> {
-        named(&self.own, &self.pools.state(), key)
+        other_named(&self.own, &self.pools.state(), key)
     }
 
     fn peer(&self, name: &NodeId) -> Option<Peer> {
@@ -328,16 +337,16 @@ mod tests {
             .collect();
         names.sort();
         assert_eq!(names, ["node-1 10.0.0.1:9810", "node-3 10.0.0.3:9810"]);
-        assert_eq!(named(&own, &all, &key(3)), Some(node("node-3")));
-        assert_eq!(named(&own, &all, &key(2)), None, "that is this node");
-        assert_eq!(named(&own, &all, &key(9)), None);
+        assert_eq!(other_named(&own, &all, &key(3)), Some(node("node-3")));
+        assert_eq!(other_named(&own, &all, &key(2)), None, "that is this node");
+        assert_eq!(other_named(&own, &all, &key(9)), None);
         // It publishes another key: the old one is no node's at once.
         all[2] = pool("node-3", "10.0.0.3:9810", &key(33).to_string());
-        assert_eq!(named(&own, &all, &key(3)), None);
-        assert_eq!(named(&own, &all, &key(33)), Some(node("node-3")));
+        assert_eq!(other_named(&own, &all, &key(3)), None);
+        assert_eq!(other_named(&own, &all, &key(33)), Some(node("node-3")));
         // A node that publishes the key of another does not speak for it.
         all[0] = pool("node-1", "10.0.0.1:9810", &key(33).to_string());
-        assert_eq!(named(&own, &all, &key(33)), None);
+        assert_eq!(other_named(&own, &all, &key(33)), None);
     }
 
     #[test]

@@ -25,9 +25,8 @@ use kube::{Api, Client, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::births::{ApiTime, api_time};
+use super::clears::{ApiTime, Error, api_time, failed};
 use super::client::{deletion_of, has_code, patch_status_as_read};
-use super::fences::{Error, failed};
 use super::watched::Watched;
 use crate::api::{self, Rollback, RollbackPhase, RollbackStatus};
 use crate::hub::{self, Generation, Generations, RollbackOrder};

@@ -1,5 +1,8 @@
 //! A watch over all objects of one kind, for the parts of the controller that read them: the last
 //! known objects, and a signal for each event. It is opened once. Its clones share the objects.
+//!
+//! It wakes calls and serves lists. A decision that deletes or makes anything reads live, since a
+//! watch can be late.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,11 +11,12 @@ use std::sync::Arc;
 use futures_util::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::PartialObjectMeta;
-use kube::runtime::reflector::{self, Store};
+use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
 use super::client::has_code;
 
@@ -23,8 +27,17 @@ pub type Namespaces = Watched<PartialObjectMeta<Namespace>>;
 #[derive(Clone)]
 pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
     store: Store<K>,
-    /// Each event is a change. The value: the API server has not found the kind.
-    seen: watch::Receiver<bool>,
+    /// Each event is a change.
+    seen: watch::Receiver<Seen>,
+}
+
+/// The events of a watch so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seen {
+    /// How many there were.
+    count: u64,
+    /// The last one: the API server has not found the kind.
+    is_not_found: bool,
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + 'static> fmt::Debug for Watched<K> {
@@ -42,11 +55,20 @@ where
         client: Client,
         what: &'static str,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        Self::over(events(Api::all(client), what))
+    }
+
+    /// The objects of a watch, and the task that fills them.
+    pub(super) fn over(
+        events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (store, writer) = reflector::store();
-        let (event_seen, seen) = watch::channel(false);
-        let events = events(Api::all(client), what);
+        let (event_seen, seen) = watch::channel(Seen::default());
         let fill = reflector::reflector(writer, events).for_each(move |event| {
-            event_seen.send_replace(event.as_ref().err().is_some_and(is_not_found));
+            event_seen.send_modify(|seen| {
+                seen.count += 1;
+                seen.is_not_found = event.as_ref().err().is_some_and(is_not_found);
+            });
             std::future::ready(())
         });
         (Self { store, seen }, fill)
@@ -72,7 +94,12 @@ where
     /// Whether the last event was that the API server does not find the kind. It may not be
     /// defined. A proxy may say the same of anything.
     pub(super) fn is_not_found(&self) -> bool {
-        *self.seen.borrow()
+        self.seen.borrow().is_not_found
+    }
+
+    /// The number of events so far. Read it before the objects.
+    pub(super) fn version(&self) -> u64 {
+        self.seen.borrow().count
     }
 
     /// All objects, as far as they are known.
@@ -80,9 +107,41 @@ where
         self.store.state()
     }
 
-    /// A receiver for changes: each event is one.
-    pub(super) fn changes(&self) -> watch::Receiver<bool> {
-        self.seen.clone()
+    /// One object of a kind without namespaces.
+    pub(super) fn get(&self, name: &str) -> Option<Arc<K>> {
+        self.store.get(&ObjectRef::new(name))
+    }
+
+    /// A receiver for changes, which sees each event from now on.
+    pub(super) fn changes(&self) -> watch::Receiver<Seen> {
+        let mut seen = self.seen.clone();
+        seen.mark_unchanged();
+        seen
+    }
+
+    /// Waits until the node has answered the order in this object, the object has changed
+    /// otherwise, or time is up.
+    pub(super) async fn answered(
+        &self,
+        object: &K,
+        deadline: Instant,
+        is_answer: impl Fn(&K) -> bool,
+    ) {
+        let meta = object.meta();
+        let name = meta.name.as_deref().unwrap_or_default();
+        let is_over = |seen: &K| {
+            let generation = seen.meta().generation;
+            generation > meta.generation || (generation == meta.generation && is_answer(seen))
+        };
+        let mut changes = self.changes();
+        let over = async {
+            // The channel is closed only at the end of the process.
+            while !self.get(name).is_some_and(|seen| is_over(&seen))
+                && changes.changed().await.is_ok()
+            {}
+        };
+        // The caller looks again in both cases.
+        let _ = timeout_at(deadline, over).await;
     }
 }
 
@@ -105,12 +164,21 @@ pub(super) fn events<K>(
 where
     K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static,
 {
-    let events = watcher(all, watcher::Config::default()).default_backoff();
-    // Nothing reads who wrote which field, and that is half of an object.
-    let events = events.modify(|object| object.meta_mut().managed_fields = None);
-    events.inspect_err(move |error| {
+    quiet_events(all).inspect_err(move |error| {
         tracing::warn!(%error, "the watch over {what} failed; retrying");
     })
+}
+
+/// The events of a watch that goes on after a failure. Its caller logs that.
+pub(super) fn quiet_events<K>(
+    all: Api<K>,
+) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let events = watcher(all, watcher::Config::default()).default_backoff();
+    // Nothing reads who wrote which field, and that is half of an object.
+    events.modify(|object| object.meta_mut().managed_fields = None)
 }
 
 fn is_not_found(error: &watcher::Error) -> bool {

@@ -2,6 +2,7 @@
 //! The pools of threads of the engine are in `engine`.
 
 use std::future::Future;
+use std::io;
 
 use tokio::sync::oneshot;
 
@@ -10,12 +11,22 @@ use tokio::sync::oneshot;
 pub async fn apart<T: Send + 'static>(
     name: &str,
     job: impl Future<Output = T> + Send + 'static,
-) -> std::io::Result<T> {
+) -> io::Result<T> {
     let runtime = tokio::runtime::Handle::current();
+    on_thread(name, move || runtime.block_on(job)).await
+}
+
+/// The same for a call. It runs to its end, also without its caller.
+pub async fn on_thread<T: Send + 'static>(
+    name: &str,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
     let (answer, answered) = oneshot::channel();
     std::thread::Builder::new()
         .name(name.to_owned())
-        .spawn(move || drop(answer.send(runtime.block_on(job))))?;
-    // A panic was printed where it happened.
-    answered.await.map_err(std::io::Error::other)
+        .spawn(move || drop(answer.send(call())))?;
+    // The panic was printed where it happened.
+    answered
+        .await
+        .map_err(|_| io::Error::other("the thread panicked"))
 }

@@ -29,7 +29,7 @@ mod user_namespace;
 mod xattr;
 mod xfs;
 
-pub use apart::apart;
+pub use apart::{apart, on_thread};
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Dir, Entry, FileKind};
 pub use error::{Error, Result, printable};

@@ -11,8 +11,8 @@ use std::time::Duration;
 use kube::Api;
 use kube::runtime::controller::Action;
 
-use super::{Agent, Error, TRY_AGAIN, decide, refusal, write_status};
-use crate::api::{Fetch, Phase, Refusal, Volume, VolumeStatus, Wanted};
+use super::{Agent, Error, TRY_AGAIN, decide, refusal};
+use crate::api::{Fetch, Phase, Refusal, Volume, Wanted};
 use crate::distribution::roster::AskedClone;
 use crate::distribution::{CloneRequest, Cloned, IsWanted};
 use crate::engine::claims::CreateClaim;
@@ -68,7 +68,7 @@ pub(super) async fn create(
         Ok(Cloned::Runs(now)) => (decide::fetching(volume, pool, now), Action::requeue(MOMENT)),
     };
     if volume.status.as_ref() != Some(&status) {
-        write_status::<Volume, VolumeStatus>(&agent.client, volume, &status).await?;
+        agent.write_status(&**volume, &status).await?;
     }
     Ok(action)
 }

@@ -26,23 +26,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::reflector::Store;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
 
-use crate::api::{Refusal, Snapshot, SnapshotStatus, Volume, VolumeStatus};
+use crate::api::{Refusal, Snapshot, Volume};
 use crate::distribution::FindDistribution;
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
 use crate::model::{MutableChange, Node, Ttl};
 use crate::server::{code_name, code_of, may_go_on, message_of};
 
-use super::client::{self, has_code};
+use super::client::{self, patch_status_as_read};
 use decide::{SnapshotStep, VolumeStep};
 pub use pool::Peering;
 
@@ -126,6 +124,19 @@ struct Agent {
     pool: String,
 }
 
+impl Agent {
+    /// Writes the status, unless the object was changed or deleted since it was read: then the next
+    /// job, which that change begins, does it.
+    async fn write_status<K>(&self, object: &K, status: impl Serialize) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned,
+    {
+        let all = Api::all(self.client.clone());
+        patch_status_as_read(&all, object, status).await?;
+        Ok(())
+    }
+}
+
 /// Why a job ended early.
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -137,8 +148,7 @@ enum Error {
 
 fn retry<K>(_: Arc<K>, error: &Error, _: Arc<Agent>) -> Action {
     let is_busy = matches!(error, Error::Engine(engine::Error::Busy(_)));
-    let changed = matches!(error, Error::Api(error) if has_code(error, 409));
-    Action::requeue(if is_busy || changed { SOON } else { TRY_AGAIN })
+    Action::requeue(if is_busy { SOON } else { TRY_AGAIN })
 }
 
 fn refusal(error: &engine::Error) -> Refusal {
@@ -207,7 +217,7 @@ async fn volume(volume: Arc<Volume>, agent: Arc<Agent>) -> Result<Action, Error>
     };
     let action = after(status.error.as_ref(), deletes);
     if volume.status.as_ref() != Some(&status) {
-        write_status::<Volume, VolumeStatus>(&agent.client, &*volume, &status).await?;
+        agent.write_status(&*volume, &status).await?;
     }
     Ok(action)
 }
@@ -244,7 +254,7 @@ async fn snapshot(object: Arc<Snapshot>, agent: Arc<Agent>) -> Result<Action, Er
     };
     let action = after(status.error.as_ref(), deletes);
     if object.status.as_ref() != Some(&status) {
-        write_status::<Snapshot, SnapshotStatus>(&agent.client, &*object, &status).await?;
+        agent.write_status(&*object, &status).await?;
     }
     Ok(action)
 }
@@ -267,28 +277,6 @@ fn held_snapshots(
         source: None,
     };
     Ok(engine.snapshots(&filter, None, 1)?.items)
-}
-
-/// Writes the status, unless the object was changed since it was read: then the next job, which
-/// that change begins, does it.
-async fn write_status<K, S>(client: &Client, object: &K, status: &S) -> Result<(), Error>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + fmt::Debug,
-    S: Serialize,
-{
-    let meta = object.meta();
-    let patch = json!({
-        "metadata": { "resourceVersion": meta.resource_version, "uid": meta.uid },
-        "status": status,
-    });
-    let api: Api<K> = Api::all(client.clone());
-    let name = meta.name.as_deref().unwrap_or_default();
-    let params = PatchParams::default();
-    match api.patch_status(name, &params, &Patch::Merge(patch)).await {
-        // A deleted object changes nothing on the node.
-        Err(error) if has_code(&error, 404) => Ok(()),
-        done => Ok(done.map(drop)?),
-    }
 }
 
 /// The names of all objects that a watch has seen.

@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use serde_json::json;
 
 use super::health::{self, Health};
-use super::{Error, has_code, names};
+use super::{Error, names};
 use crate::api::{
     self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolState, PoolStatus,
     Volume, number,
@@ -20,6 +20,7 @@ use crate::distribution::Away;
 use crate::distribution::roster::Directory;
 use crate::engine::claims::SnapshotFilter;
 use crate::engine::{self, Engine};
+use crate::k8s::client::has_code;
 use crate::model::{Node, PersistentVolume, Snapshot, SnapshotId};
 
 /// How often orphans are looked for. They are reported at once, since a claim may wait for them.

@@ -5,21 +5,24 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-use super::cache::Cache;
 use super::decide::{Candidate, refusal};
-use super::figures::{Counters, Orders};
+use super::figures::Counters;
 use super::objects::Objects;
 use super::persistent::Persistent;
 use super::running::Running;
+use super::since::Since;
 use crate::api::{Phase, Pool, Snapshot, Volume, Wanted};
 use crate::engine::{Error, Result};
+use crate::k8s::watched::{self, Watched};
 use crate::model::{Node, NodeId};
 
 /// How long an empty volume may take on its node. Less than [`LONGEST`], so that there is time to
@@ -27,6 +30,10 @@ use crate::model::{Node, NodeId};
 pub(super) const TO_MAKE: Duration = Duration::from_secs(20);
 /// How long a call waits for a node. Less than the sidecars' `--timeout` (30 s).
 pub(super) const LONGEST: Duration = Duration::from_secs(25);
+
+/// The shortest and the longest time between two looks for objects that are needed no more.
+pub(super) const PAUSES: (Duration, Duration) =
+    (Duration::from_millis(500), Duration::from_secs(60));
 
 /// A node with the one label that says where its volumes are.
 pub type FindPlace = fn(&NodeId) -> Node;
@@ -62,15 +69,16 @@ pub struct Cluster {
     pub(super) volumes: Objects<Volume>,
     pub(super) snapshots: Objects<Snapshot>,
     pub(super) pools: Objects<Pool>,
-    pub(super) seen_volumes: Cache<Volume>,
-    pub(super) seen_snapshots: Cache<Snapshot>,
-    pub(super) seen_pools: Cache<Pool>,
-    pub(super) seen_nodes: Cache<PartialObjectMeta<ApiNode>>,
+    pub(super) seen_volumes: Watched<Volume>,
+    pub(super) seen_snapshots: Watched<Snapshot>,
+    pub(super) seen_pools: Watched<Pool>,
+    pub(super) seen_nodes: Watched<PartialObjectMeta<ApiNode>>,
     pub(super) place: FindPlace,
     pub(super) candidates: Mutex<Candidates>,
     pub(super) running: Running,
     pub(super) counters: Counters,
-    pub(super) orders: Orders,
+    /// The orders that no node has answered: uid and generation.
+    pub(super) orders: Mutex<Since<(String, i64)>>,
 }
 
 impl fmt::Debug for Cluster {
@@ -88,12 +96,10 @@ impl Cluster {
         let counters = Counters::new();
         let (volumes, snapshots) = (Api::all(client.clone()), Api::all(client.clone()));
         let pools = Api::all(client.clone());
-        let (seen_volumes, fill_volumes) = Cache::new(volumes.clone(), "Volume", counters.clone());
-        let (seen_snapshots, fill_snapshots) =
-            Cache::new(snapshots.clone(), "Snapshot", counters.clone());
-        let (seen_pools, fill_pools) = Cache::new(pools.clone(), "Pool", counters.clone());
-        let (seen_nodes, fill_nodes) =
-            Cache::new(Api::all(client.clone()), "Node", counters.clone());
+        let (seen_volumes, fill_volumes) = watch(volumes.clone(), "Volume", &counters);
+        let (seen_snapshots, fill_snapshots) = watch(snapshots.clone(), "Snapshot", &counters);
+        let (seen_pools, fill_pools) = watch(pools.clone(), "Pool", &counters);
+        let (seen_nodes, fill_nodes) = watch(Api::all(client.clone()), "Node", &counters);
         let (persistent, writer) = Persistent::new(Api::all(client.clone()), setup.driver);
         let cluster = Arc::new(Self {
             persistent,
@@ -111,22 +117,21 @@ impl Cluster {
             candidates: Mutex::default(),
             running: Running::default(),
             counters,
-            orders: Orders::default(),
+            orders: Mutex::default(),
         });
-        let sweeper = cluster.clone();
+        let tended = cluster.clone();
         let work = async move {
             tokio::join!(
                 fill_volumes,
                 fill_snapshots,
                 fill_pools,
                 fill_nodes,
-                sweeper.sweep_forever(),
-                sweeper.mark_forever(writer),
-                sweeper.find_leaks_forever(setup.leak_grace),
-                sweeper.end_temporary_forever(setup.leak_grace),
-                sweeper.keep_forever(),
-                sweeper.give_up_forever(setup.node_grace),
-                sweeper.tell_forever(),
+                tended.tidy_forever(setup.leak_grace),
+                tended.mark_forever(writer),
+                tended.find_leaks_forever(setup.leak_grace),
+                tended.keep_forever(),
+                tended.give_up_forever(setup.node_grace),
+                tended.tell_forever(),
             );
         };
         (cluster, work)
@@ -134,10 +139,10 @@ impl Cluster {
 
     /// Ready when all objects have been listed once.
     pub async fn ready(&self) {
-        self.seen_volumes.filled().await;
-        self.seen_snapshots.filled().await;
-        self.seen_pools.filled().await;
-        self.seen_nodes.filled().await;
+        self.seen_volumes.listed().await;
+        self.seen_snapshots.listed().await;
+        self.seen_pools.listed().await;
+        self.seen_nodes.listed().await;
     }
 
     /// A node, as an answer names it.
@@ -146,40 +151,65 @@ impl Cluster {
         Arc::new((self.place)(&id.expect("a constant id is valid")))
     }
 
-    /// Deletes the objects of deleted data, whichever call ordered that.
-    async fn sweep_forever(&self) {
+    /// Deletes objects that are needed no more, after each change.
+    async fn tidy_forever(&self, grace: Duration) {
+        self.seen_volumes.listed().await;
+        self.seen_snapshots.listed().await;
+        let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
         let (mut volumes, mut snapshots) =
             (self.seen_volumes.changes(), self.seen_snapshots.changes());
+        let mut alone = Since::default();
         loop {
-            for volume in self.seen_volumes.all() {
-                let is_gone = volume.phase() == Some(Phase::Gone);
-                if is_gone && volume.spec.wanted == Wanted::Absent {
-                    // A call that runs deletes the object itself. Without one, it would order
-                    // again.
-                    let id = volume.metadata.name.as_deref().unwrap_or_default();
-                    if let Ok(id) = id.parse()
-                        && let Ok(_alone) = self.running.take(id)
-                    {
-                        note(self.volumes.remove(&volume).await);
-                    }
+            self.sweep().await;
+            self.end_temporary(&mut alone, grace).await;
+            let changed = async {
+                tokio::select! {
+                    changed = volumes.changed() => changed,
+                    changed = snapshots.changed() => changed,
                 }
-            }
-            for snapshot in self.seen_snapshots.all() {
-                let is_gone = snapshot.phase() == Some(Phase::Gone);
-                if is_gone && snapshot.spec.wanted == Wanted::Absent {
-                    note(self.snapshots.remove(&snapshot).await);
-                }
-            }
-            // The next change tries again what failed.
-            let changed = tokio::select! {
-                changed = volumes.changed() => changed,
-                changed = snapshots.changed() => changed,
             };
-            if changed.is_err() {
+            if let Ok(Err(_)) = timeout(pause, changed).await {
                 return;
             }
         }
     }
+
+    /// Deletes the objects of deleted data, whichever call ordered that. The next look tries again
+    /// what failed.
+    async fn sweep(&self) {
+        for volume in self.seen_volumes.all() {
+            let is_gone = volume.phase() == Some(Phase::Gone);
+            if is_gone && volume.spec.wanted == Wanted::Absent {
+                // A call that runs deletes the object itself. Without one, it would order again.
+                let id = volume.metadata.name.as_deref().unwrap_or_default();
+                if let Ok(id) = id.parse()
+                    && let Ok(_alone) = self.running.take(id)
+                {
+                    note(self.volumes.remove(&volume).await);
+                }
+            }
+        }
+        for snapshot in self.seen_snapshots.all() {
+            let is_gone = snapshot.phase() == Some(Phase::Gone);
+            if is_gone && snapshot.spec.wanted == Wanted::Absent {
+                note(self.snapshots.remove(&snapshot).await);
+            }
+        }
+    }
+}
+
+/// A watch whose failures are counted.
+fn watch<K>(
+    api: Api<K>,
+    kind: &'static str,
+    counters: &Counters,
+) -> (Watched<K>, impl Future<Output = ()> + Send + use<K>)
+where
+    K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let counters = counters.clone();
+    let events = watched::quiet_events(api);
+    Watched::over(events.inspect_err(move |error| counters.watch_failed(kind, error)))
 }
 
 fn note(removed: Result<bool>) {

@@ -1,16 +1,13 @@
 //! The metrics of the controller, as docs/metrics.md names them: counters, and gauges that are
 //! computed from the watches for each request.
 
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
-
 use kube::ResourceExt as _;
 use kube::runtime::watcher;
-use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use crate::api::{Phase, Wanted};
-use crate::telemetry::metrics::{Counter, EncodeLabelSet, Family, Gauge, Registry};
+use crate::api::{Phase, Wanted, bytes};
+use crate::telemetry::metrics::{Counter, EncodeLabelSet, Family, Gauge, Registry, gauges};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Kind {
@@ -81,28 +78,6 @@ impl Counters {
     }
 }
 
-/// The orders that no node has answered: uid, generation, and since when.
-#[derive(Debug, Default)]
-pub(super) struct Orders(Mutex<HashMap<(String, i64), Instant>>);
-
-impl Orders {
-    /// Takes the orders that wait now. How many there are, and how long the oldest has waited.
-    fn look(
-        &self,
-        now: Instant,
-        waiting: impl Iterator<Item = (String, i64)>,
-    ) -> (usize, Duration) {
-        let mut since = self.0.lock();
-        let waiting = waiting.map(|order| {
-            let first = since.get(&order).copied().unwrap_or(now);
-            (order, first)
-        });
-        *since = waiting.collect();
-        let oldest = since.values().min().copied().unwrap_or(now);
-        (since.len(), now.duration_since(oldest))
-    }
-}
-
 const STATES: [&str; 7] = [
     "waiting",
     "fetching",
@@ -138,16 +113,6 @@ fn by_state(all: impl Iterator<Item = &'static str>) -> Family<State, Gauge> {
     family
 }
 
-fn gauge(registry: &mut Registry, name: &str, help: &str, value: i64) {
-    let gauge = Gauge::<i64>::default();
-    gauge.set(value);
-    registry.register(name, help, gauge);
-}
-
-fn number(count: impl TryInto<i64>) -> i64 {
-    count.try_into().unwrap_or(i64::MAX)
-}
-
 impl Cluster {
     /// Adds the metrics of the controller to the registry.
     pub fn register(&self, registry: &mut Registry) {
@@ -173,13 +138,16 @@ impl Cluster {
         let unanswered = unanswered.chain(snapshots);
         let unanswered =
             unanswered.map(|(uid, number)| (uid.unwrap_or_default(), number.unwrap_or_default()));
-        let (count, oldest) = self.orders.look(Instant::now(), unanswered);
+        let (mut orders, now) = (self.orders.lock(), Instant::now());
+        orders.look(unanswered, now);
+        let (count, oldest) = orders.oldest(now);
+        drop(orders);
         let help = "Orders that no node has answered yet";
-        gauge(registry, "cluster_orders_waiting", help, number(count));
+        gauges(registry, &[("cluster_orders_waiting", help, count as u64)]);
         let help =
             "The age of the oldest unanswered order, counted from the first scrape that saw it";
-        let seconds = number(oldest.as_secs());
-        gauge(registry, "cluster_oldest_order_seconds", help, seconds);
+        let seconds = oldest.as_secs();
+        gauges(registry, &[("cluster_oldest_order_seconds", help, seconds)]);
         self.register_nodes(registry);
     }
 
@@ -199,28 +167,6 @@ impl Cluster {
         let orphans = pools.iter().filter_map(|pool| pool.status.as_ref());
         let orphans = orphans.map(|status| status.orphans.count).sum();
         let help = "Volumes and snapshots on the nodes that no object names";
-        gauge(registry, "cluster_orphans", help, orphans);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oldest_order_is_timed_until_it_is_answered_or_replaced() {
-        let orders = Orders::default();
-        let begin = Instant::now();
-        let at = |seconds| begin + Duration::from_secs(seconds);
-        let order = |uid: &str, generation| (uid.to_owned(), generation);
-        let look = |seconds, waiting: Vec<(String, i64)>| {
-            let (count, oldest) = orders.look(at(seconds), waiting.into_iter());
-            (count, oldest.as_secs())
-        };
-        assert_eq!(look(0, vec![]), (0, 0));
-        assert_eq!(look(1, vec![order("a", 1)]), (1, 0));
-        assert_eq!(look(5, vec![order("a", 1), order("b", 1)]), (2, 4));
-        assert_eq!(look(6, vec![order("a", 2), order("b", 1)]), (2, 1));
-        assert_eq!(look(9, vec![]), (0, 0));
+        gauges(registry, &[("cluster_orphans", help, bytes(orphans))]);
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! Snapshots need no such sweep: csi-snapshotter has a VolumeSnapshotContent before it calls.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -16,16 +16,14 @@ use kube::runtime::reflector::store::Writer;
 use kube::{Api, ResourceExt as _};
 use tokio::time::Instant;
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, PAUSES};
 use super::objects::failed;
 use super::persistent::{ApiVolume, Named};
+use super::since::Since;
 use super::volumes::absent;
 use crate::api::{BOUND, Volume, Wanted};
 use crate::engine::claims::claim_id;
 use crate::engine::{Error, Result};
-
-/// The shortest and the longest time between two looks.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// How many volumes are marked at once: in a burst of claims, one after the other falls behind.
 const MARKS: usize = 8;
@@ -73,7 +71,7 @@ pub(in crate::k8s) fn is_leak(volume: &Volume, known: &ApiClaims) -> bool {
 impl Cluster {
     /// Marks volumes as soon as a PersistentVolume names them.
     pub(super) async fn mark_forever(&self, writer: Writer<ApiVolume>) {
-        self.seen_volumes.filled().await;
+        self.seen_volumes.listed().await;
         let touched = self.persistent.follow(writer);
         let marked = touched.for_each_concurrent(MARKS, |volume| async move {
             let volume = match &volume {
@@ -107,24 +105,18 @@ impl Cluster {
 
     /// Orders the deletion of leaks that are older than `grace`.
     pub(super) async fn find_leaks_forever(&self, grace: Duration) {
-        self.seen_volumes.filled().await;
+        self.seen_volumes.listed().await;
         let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
-        let mut since: HashMap<String, Instant> = HashMap::new();
+        let mut since = Since::default();
         loop {
             let now = Instant::now();
             let suspects = self.seen_volumes.all();
             let suspects = suspects.iter().filter(|volume| is_suspect(volume));
             // A new object of the same name is another suspect.
-            since = suspects
-                .filter_map(|volume| volume.uid())
-                .map(|uid| {
-                    let first = since.get(&uid).copied().unwrap_or(now);
-                    (uid, first)
-                })
-                .collect();
+            since.look(suspects.filter_map(|volume| volume.uid()), now);
             let is_due = |volume: &Volume| {
-                let first = volume.uid().and_then(|uid| since.get(&uid).copied());
-                first.is_some_and(|first| now.duration_since(first) >= grace)
+                let uid = volume.uid();
+                uid.is_some_and(|uid| since.is_due(&uid, now, grace))
             };
             if let Err(error) = self.delete_leaks(is_due).await {
                 tracing::warn!(%error,

@@ -2,63 +2,35 @@
 //! and which nodes report what they have.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use kube::ResourceExt;
 
 use super::cluster::Cluster;
 use crate::distribution::roster::Members;
-use crate::k8s::peers::published;
+use crate::k8s::peers::{named, published};
 use crate::model::{NodeId, Sha256};
 
 /// The zone of a node, as cloud providers set it.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// See [`Members`].
-pub struct ClusterMembers(Arc<Cluster>);
-
-impl ClusterMembers {
-    /// The nodes of this cluster.
-    #[must_use]
-    pub fn new(cluster: Arc<Cluster>) -> Self {
-        Self(cluster)
-    }
-}
-
-impl fmt::Debug for ClusterMembers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClusterMembers").finish_non_exhaustive()
-    }
-}
-
-impl Members for ClusterMembers {
-    /// A key that two nodes publish is no node's: one of them took it from the other.
+impl Members for Cluster {
     fn named(&self, key: &Sha256) -> Option<NodeId> {
-        let text = key.to_string();
-        let pools = self.0.seen_pools.all();
-        let has_key = |pool: &&Arc<crate::api::Pool>| {
-            let peer = pool.status.as_ref().and_then(|status| status.peer.as_ref());
-            peer.is_some_and(|peer| peer.key == text)
-        };
-        let mut found = pools.iter().filter(has_key);
-        let pool = found.next().filter(|_| found.next().is_none())?;
-        published(pool).map(|peer| peer.name)
+        named(&self.seen_pools.all(), key)
     }
 
     fn zone(&self, node: &NodeId) -> String {
-        let node = self.0.seen_nodes.get(node.as_str());
+        let node = self.seen_nodes.get(node.as_str());
         node.map(|node| zone_of(&*node)).unwrap_or_default()
     }
 
     fn expected(&self) -> Option<BTreeSet<String>> {
-        let is_listed = self.0.ready().now_or_never().is_some();
-        let pools = self.0.seen_pools.all();
+        let is_listed = self.ready().now_or_never().is_some();
+        let pools = self.seen_pools.all();
         let peers = pools.iter().filter_map(|pool| published(pool));
         let names = peers.map(|peer| peer.name.as_str().to_owned());
         // The account of a node that was deleted will not come.
-        let there = names.filter(|node| self.0.seen_nodes.get(node).is_some());
+        let there = names.filter(|node| self.seen_nodes.get(node).is_some());
         is_listed.then(|| there.collect())
     }
 }

@@ -8,9 +8,9 @@
 //! | `cluster` | the state that all calls share, and the tasks that run all the time |
 //! | `decide` | the next step of a call, pure |
 //! | `objects` | live reads, conditional writes |
-//! | `cache` | the watch over one kind |
 //! | `volumes` | create, delete and change volumes |
 //! | `snapshots` | the same for snapshots and groups |
+//! | `since` | how long objects or nodes have been in a state |
 //! | `temporary` | snapshots that a clone on another node is made of |
 //! | `lists` | answers from the watches |
 //! | `persistent` | PersistentVolumes: the relevant parts, the watch, live reads |
@@ -21,7 +21,6 @@
 //! | `tell` | events on claims |
 //! | `figures` | metrics |
 
-mod cache;
 mod cluster;
 mod contents;
 pub(super) mod decide;
@@ -34,6 +33,7 @@ mod objects;
 pub(super) mod orphans;
 mod persistent;
 mod running;
+mod since;
 mod snapshots;
 mod tell;
 pub(super) mod temporary;
@@ -49,7 +49,6 @@ use crate::model::{
 pub(super) use volumes::name_on;
 
 pub use cluster::{Cluster, FindPlace, Setup};
-pub use members::ClusterMembers;
 
 fn no_attachments<T>() -> Result<T> {
     Err(Error::Unsupported {

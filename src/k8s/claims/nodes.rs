@@ -9,7 +9,7 @@
 //! nor a `Pool`. So a restart, or a second controller, changes nothing. A node that is only
 //! NotReady has both.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use super::cluster::Cluster;
 use super::decide::given_up;
 use super::objects::{Objects, failed};
+use super::since::Since;
 use crate::api::{OLD_MARK, Phase, Refusal, Snapshot, Volume, Wanted};
 use crate::engine::Result;
 use crate::model::NodeId;
@@ -36,26 +37,6 @@ fn goes(wanted: Wanted, phase: Option<Phase>) -> bool {
     wanted == Wanted::Absent || !matches!(phase, Some(Phase::Ready | Phase::Lost))
 }
 
-/// The nodes that are missing, and since when.
-#[derive(Debug, Default)]
-struct Missing(HashMap<String, Instant>);
-
-impl Missing {
-    /// Those that are missing for `grace`, given all that are missing now. A node whose objects
-    /// were changed while it was given up is due again at once. If nothing was left of it and
-    /// something is made for it again, its time begins again.
-    fn due(&mut self, now_missing: BTreeSet<String>, now: Instant, grace: Duration) -> Vec<String> {
-        let since = |node: String| {
-            let first = self.0.get(&node).copied().unwrap_or(now);
-            (node, first)
-        };
-        self.0 = now_missing.into_iter().map(since).collect();
-        let due = self.0.iter();
-        let due = due.filter(|(_, first)| now.duration_since(**first) >= grace);
-        due.map(|(node, _)| node.clone()).collect()
-    }
-}
-
 impl Cluster {
     /// Gives up nodes that are missing for `grace`.
     pub(super) async fn give_up_forever(&self, grace: Duration) {
@@ -66,10 +47,13 @@ impl Cluster {
             tracing::warn!(%error, "marks of an older controller stay until the next start");
         }
         let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
-        let mut missing = Missing::default();
+        let mut missing = Since::default();
         loop {
-            for node in missing.due(self.missing_nodes(), Instant::now(), grace) {
-                if let Err(error) = self.give_up(&node).await {
+            let (nodes, now) = (self.missing_nodes(), Instant::now());
+            missing.look(nodes.iter().cloned(), now);
+            // A node whose objects were changed while it was given up is due again at once.
+            for node in nodes.iter().filter(|it| missing.is_due(it, now, grace)) {
+                if let Err(error) = self.give_up(node).await {
                     tracing::warn!(%node, %error,
                         "the node is gone, but could not be given up; retrying");
                 }
@@ -218,24 +202,6 @@ fn is_ready(node: &ApiNode) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_node_is_due_until_nothing_is_left_of_it() {
-        let (began, grace) = (Instant::now(), Duration::from_secs(10));
-        let mut missing = Missing::default();
-        let mut due = |nodes: &[&str], after: u64| {
-            let nodes = nodes.iter().map(ToString::to_string).collect();
-            missing.due(nodes, began + Duration::from_secs(after), grace)
-        };
-        assert!(due(&["n1"], 0).is_empty());
-        assert!(due(&["n1", "n2"], 9).is_empty());
-        assert_eq!(due(&["n1", "n2"], 10), ["n1"]);
-        // Another writer changed one of its objects meanwhile.
-        assert_eq!(due(&["n1", "n2"], 11), ["n1"]);
-        assert_eq!(due(&["n2"], 20), ["n2"]);
-        assert_eq!(due(&["n1", "n2"], 21), ["n2"]);
-        assert!(due(&["n1"], 30).is_empty());
-    }
 
     #[test]
     fn only_what_a_persistent_volume_may_name_stays() {

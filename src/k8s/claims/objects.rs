@@ -13,7 +13,7 @@ use tonic::Code;
 
 use super::decide::refusal;
 use crate::engine::{Error, Result};
-use crate::k8s::client::{has_code, patch_status_as_read};
+use crate::k8s::client::{has_code, patch_as_read, patch_status_as_read};
 
 /// The error for an answer of the API server that is no decision.
 pub(super) fn failed(error: &kube::Error) -> Error {
@@ -53,18 +53,8 @@ where
 
     /// Changes fields of `spec`; `None` if the object was changed or deleted since it was read.
     pub(super) async fn write(&self, object: &K, spec: Value) -> Result<Option<K>> {
-        let meta = object.meta();
-        let patch = json!({
-            "metadata": { "resourceVersion": meta.resource_version, "uid": meta.uid },
-            "spec": spec,
-        });
-        let name = meta.name.as_deref().unwrap_or_default();
-        let params = PatchParams::default();
-        match self.0.patch(name, &params, &Patch::Merge(patch)).await {
-            Ok(written) => Ok(Some(written)),
-            Err(error) if has_code(&error, 409) || has_code(&error, 404) => Ok(None),
-            Err(error) => Err(failed(&error)),
-        }
+        let written = patch_as_read(&self.0, object, json!({ "spec": spec })).await;
+        written.map_err(|error| failed(&error))
     }
 
     /// Changes fields of `status`, unless the object was changed or deleted since it was read.

@@ -6,14 +6,14 @@
 //! that name, a call may be about to make it: then the snapshot goes after a while. A restore of a
 //! snapshot that a person took needs none of these.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt as _;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::cluster::Cluster;
+use super::since::Since;
 use super::volumes::absent;
 use crate::api::{Phase, Snapshot, Volume, Wanted};
 use crate::engine::Result;
@@ -21,8 +21,6 @@ use crate::engine::claims::snapshot_id;
 
 /// csi-snapshotter's names do not begin so (`--snapshot-name-prefix`), and a `/` is in none.
 const PREFIX: &str = "for-clone/";
-/// The shortest and the longest time between two looks.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// The name of the snapshot for a `Volume`.
 pub(in crate::k8s) fn name_for(volume: &str) -> String {
@@ -44,45 +42,27 @@ pub(in crate::k8s) fn is_over(volume: &Volume) -> bool {
 }
 
 impl Cluster {
-    /// Orders the deletion of snapshots that are needed no more. `grace`: how long one stays whose
-    /// volume does not exist.
-    pub(super) async fn end_temporary_forever(&self, grace: Duration) {
-        self.seen_volumes.filled().await;
-        self.seen_snapshots.filled().await;
-        let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
-        let (mut volumes, mut snapshots) =
-            (self.seen_volumes.changes(), self.seen_snapshots.changes());
-        let mut since: HashMap<String, Instant> = HashMap::new();
-        loop {
-            let now = Instant::now();
-            let mut alone = HashMap::new();
-            for snapshot in self.temporary() {
-                let volume = volume_of(&snapshot.spec.name).unwrap_or_default();
-                let due = if let Some(volume) = self.seen_volumes.get(volume) {
-                    is_over(&volume)
-                } else if snapshot.status.is_none() {
-                    // The node may copy for long, and calls wait for it.
-                    false
-                } else {
-                    let uid = snapshot.uid().unwrap_or_default();
-                    let first = since.get(&uid).copied().unwrap_or(now);
-                    alone.insert(uid, first);
-                    now.duration_since(first) >= grace
-                };
-                if due && let Err(error) = self.end_if_over(&snapshot, volume).await {
-                    tracing::warn!(snapshot = %snapshot.name_any(), %error,
-                        "the snapshot of a clone could not be deleted; retrying");
-                }
-            }
-            since = alone;
-            let changed = async {
-                tokio::select! {
-                    changed = volumes.changed() => changed,
-                    changed = snapshots.changed() => changed,
-                }
+    /// Orders the deletion of snapshots that are needed no more. `alone`: those whose volume does
+    /// not exist, of which each stays for `grace`.
+    pub(super) async fn end_temporary(&self, alone: &mut Since<String>, grace: Duration) {
+        let (all, now) = (self.temporary(), Instant::now());
+        let volume_for = |one: &Snapshot| volume_of(&one.spec.name).unwrap_or_default().to_owned();
+        let is_alone = |one: &&Arc<Snapshot>| {
+            // A node may take long to make one, and calls wait for it.
+            one.status.is_some() && self.seen_volumes.get(&volume_for(one)).is_none()
+        };
+        let uids = all.iter().filter(is_alone).filter_map(|one| one.uid());
+        alone.look(uids, now);
+        for snapshot in all {
+            let volume = volume_for(&snapshot);
+            let uid = snapshot.uid().unwrap_or_default();
+            let is_due = match self.seen_volumes.get(&volume) {
+                Some(volume) => is_over(&volume),
+                None => alone.is_due(&uid, now, grace),
             };
-            if let Ok(Err(_)) = timeout(pause, changed).await {
-                return;
+            if is_due && let Err(error) = self.end_if_over(&snapshot, &volume).await {
+                tracing::warn!(snapshot = %snapshot.name_any(), %error,
+                    "the snapshot of a clone could not be deleted; retrying");
             }
         }
     }

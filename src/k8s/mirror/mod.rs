@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::client::{deletion_of, has_code};
+use super::client::{deletion_of, has_code, patch_as_read};
 use super::watched::Watched;
 use crate::api::{CLEAR, Cache, CacheStatus};
 use crate::catalog::Listed;
@@ -192,15 +192,9 @@ impl Keeper {
             self.pace.tick().await;
             let finalizers = cache.finalizers().iter().filter(|it| *it != CLEAR);
             // Not if someone has deleted it meanwhile: that is an order.
-            let patch = json!({"metadata": {
-                "resourceVersion": cache.metadata.resource_version,
-                "uid": cache.metadata.uid,
-                "finalizers": finalizers.collect::<Vec<_>>(),
-            }});
-            let params = PatchParams::default();
-            match api.patch(&name, &params, &Patch::Merge(patch)).await {
-                Err(error) if has_code(&error, 404) || has_code(&error, 409) => return Ok(()),
-                done => drop(done?),
+            let patch = json!({"metadata": {"finalizers": finalizers.collect::<Vec<_>>()}});
+            if patch_as_read(api, cache, patch).await?.is_none() {
+                return Ok(());
             }
         }
         self.pace.tick().await;

@@ -1,10 +1,24 @@
 //! Clears over the whole cluster: namespaces that are gone or were made again, the finalizers of
-//! `Cache` objects, and `Fence` objects that may be deleted. `orders` carries out orders to clear,
-//! `tenants` finds content of deleted namespaces in the shared tier, `ended` clears a deleted
-//! namespace once, and `fencer` reads and makes the `Fence` objects.
+//! `Cache` objects, and `Fence` objects that may be deleted.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `orders` | carries out orders to clear |
+//! | `fences` | the chain of `Fence` objects: which can be read, which may be deleted |
+//! | `fencer` | reads and makes the `Fence` objects |
+//! | `ended` | clears namespaces that have ended, each once |
+//! | `births` | whether content is from before its namespace was made |
+//! | `tenants` | finds content of deleted namespaces in the shared tier |
 //!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
 //! `patch` on `caches`; and `get`, `list` and `watch` on `namespaces`. `mirror` needs more.
+
+mod births;
+mod ended;
+mod fencer;
+mod fences;
+mod orders;
+mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,19 +30,22 @@ use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::{mpsc, watch};
 
-use super::births::{api_time, birth, births, is_older};
 use super::client::{deletion_of, has_code};
-use super::ended::Ended;
-use super::fencer::Fencer;
-use super::fences::{Error, failed, may_go};
 use super::mirror::{self, Mirror};
-use super::orders::{Deleted, Orders, enlist};
-use super::tenants::Tenants;
 use super::watched::{self, Namespaces, Watched};
 use crate::api::{self, Cache};
 use crate::hub::{self, ClearOrder};
 use crate::model::Tenant;
 use crate::shared::{self, Store};
+use births::{birth, births, is_older};
+use ended::Ended;
+use fencer::Fencer;
+use fences::may_go;
+use orders::{Deleted, Orders, enlist};
+use tenants::Tenants;
+
+pub(in crate::k8s) use births::{ApiTime, api_time};
+pub(in crate::k8s) use fences::{Error, failed};
 
 /// How often the controller looks without a change, and at most, however many changes there are.
 const LOOK: Duration = Duration::from_secs(60);

@@ -8,18 +8,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::client::has_code;
 use super::fencer::Fencer;
 use super::fences::{Error, failed};
-use super::watched::{Namespaces, Watched};
 use crate::api::{CLEAR, Cache};
 use crate::hub::ClearOrder;
+use crate::k8s::client::patch_as_read;
+use crate::k8s::watched::{Namespaces, Watched};
 use crate::model::Coverage;
 
 /// How often deleted objects are looked at without a change, and the pause after a failure.
@@ -306,18 +305,8 @@ async fn set_finalizers(
     cache: &Cache,
     finalizers: &[String],
 ) -> Result<(), Error> {
-    let patch = json!({"metadata": {
-        "resourceVersion": cache.metadata.resource_version,
-        "uid": cache.metadata.uid,
-        "finalizers": finalizers,
-    }});
-    let params = PatchParams::default();
-    match caches
-        .patch(&cache.name_any(), &params, &Patch::Merge(patch))
-        .await
-    {
-        // The next change shows it again.
-        Err(error) if has_code(&error, 404) || has_code(&error, 409) => Ok(()),
-        done => done.map(drop).map_err(failed("change a Cache")),
-    }
+    let patch = json!({"metadata": {"finalizers": finalizers}});
+    // The next change shows it again.
+    let written = patch_as_read(caches, cache, patch).await;
+    written.map(drop).map_err(failed("change a Cache"))
 }

@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt as _;
-use tokio::sync::oneshot;
 
 use super::ended::Ended;
 use super::fencer::Fencer;
 use super::fences::Error;
-use super::watched::Namespaces;
+use crate::k8s::watched::Namespaces;
 use crate::model::Tenant;
 use crate::shared::{self, ClusterUid, Store};
+use crate::sys;
 
 /// How often the tenants are listed.
 const LOOK: Duration = Duration::from_secs(30);
@@ -204,14 +204,8 @@ impl Tenants {
         request: impl FnOnce(&Store) -> shared::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         let store = self.store.clone();
-        let (answer, answered) = oneshot::channel();
-        std::thread::Builder::new()
-            .name("shared-tenants".to_owned())
-            .spawn(move || drop(answer.send(request(&store))))
-            .map_err(Error::Thread)?;
-        // A panic was printed where it happened.
-        let answered = answered.await.map_err(std::io::Error::other);
-        Ok(answered.map_err(Error::Thread)??)
+        let answer = sys::on_thread("shared-tenants", move || request(&store)).await;
+        Ok(answer.map_err(Error::Thread)??)
     }
 }
 

@@ -10,10 +10,10 @@ use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
-use super::client::has_code;
 use super::fences::{Error, Listed, failed};
 use crate::api;
 use crate::hub;
+use crate::k8s::client::has_code;
 use crate::model::{Clear, Fence, Fences};
 
 /// How many fences one can repeat (deploy/crds).

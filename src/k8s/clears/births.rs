@@ -26,7 +26,7 @@ use super::fences::{Error, failed};
 const SKEW: Duration = Duration::from_secs(5 * 60);
 
 /// A point in time by the API server's clock.
-pub(super) type ApiTime = Timestamp;
+pub(in crate::k8s) type ApiTime = Timestamp;
 
 /// When a namespace was made.
 pub(super) fn birth(namespace: &PartialObjectMeta<Namespace>) -> Option<ApiTime> {
@@ -56,7 +56,7 @@ pub(super) fn is_older(content: Duration, born: Option<ApiTime>, now: ApiTime) -
 
 /// What the API server's clock says, to the second: the date of an answer. It needs no right that
 /// `clears` does not have.
-pub(super) async fn api_time(client: &Client) -> Result<ApiTime, Error> {
+pub(in crate::k8s) async fn api_time(client: &Client) -> Result<ApiTime, Error> {
     let request = hyper::Request::get("/api/v1/namespaces?limit=1").body(Body::empty());
     let request = request.map_err(|error| Error::Time(error.to_string()))?;
     let answer = client.send(request).await;

@@ -24,7 +24,7 @@ const KEEP: Duration = Duration::from_hours(7 * 24);
 
 /// Why the fences could not be read or made.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(in crate::k8s) enum Error {
     #[error("{what}: {source}")]
     Api {
         what: &'static str,
@@ -43,7 +43,7 @@ pub(super) enum Error {
     Thread(#[source] std::io::Error),
 }
 
-pub(super) fn failed(what: &'static str) -> impl FnOnce(kube::Error) -> Error {
+pub(in crate::k8s) fn failed(what: &'static str) -> impl FnOnce(kube::Error) -> Error {
     move |source| Error::Api {
         what,
         source: Box::new(source),
