@@ -13,11 +13,21 @@ use super::objects::failed;
 use crate::engine::Result;
 use crate::k8s::client::has_code;
 
-/// The API groups and kinds.
+/// The kind of the content of a group.
+pub(super) const OF_GROUP: &str = "VolumeGroupSnapshotContent";
+
+/// The API groups and kinds. If contents of both kinds name an id, that of the last is told.
 const KINDS: [(&str, &str); 2] = [
     ("snapshot.storage.k8s.io", "VolumeSnapshotContent"),
-    ("groupsnapshot.storage.k8s.io", "VolumeGroupSnapshotContent"),
+    ("groupsnapshot.storage.k8s.io", OF_GROUP),
 ];
+
+/// A content that names a snapshot or a group. Contents of a group's members name the group, too.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Content {
+    pub(super) kind: &'static str,
+    pub(super) name: String,
+}
 
 /// How many contents of a live list are in memory at once.
 const PAGE: u32 = 500;
@@ -32,7 +42,12 @@ const HANDLES: [&str; 5] = [
 ];
 
 /// Adds the ids that a content of the driver names. One that is being deleted names none.
-fn add(content: &DynamicObject, driver: &str, named: &mut HashMap<String, String>) {
+fn add(
+    kind: &'static str,
+    content: &DynamicObject,
+    driver: &str,
+    named: &mut HashMap<String, Content>,
+) {
     let data = &content.data;
     let of = data.pointer("/spec/driver").and_then(Value::as_str);
     if of != Some(driver) || content.metadata.deletion_timestamp.is_some() {
@@ -40,12 +55,15 @@ fn add(content: &DynamicObject, driver: &str, named: &mut HashMap<String, String
     }
     let ids = HANDLES.iter().filter_map(|path| data.pointer(path));
     let ids = ids.filter_map(Value::as_str);
-    named.extend(ids.map(|id| (id.to_owned(), content.name_any())));
+    named.extend(ids.map(|id| {
+        let name = content.name_any();
+        (id.to_owned(), Content { kind, name })
+    }));
 }
 
-/// The ids of all snapshots and groups that contents of the driver name, read live, each with the
-/// name of such a content.
-pub(super) async fn named(client: &Client, driver: &str) -> Result<HashMap<String, String>> {
+/// The ids of all snapshots and groups that contents of the driver name, read live, each with such
+/// a content.
+pub(super) async fn named(client: &Client, driver: &str) -> Result<HashMap<String, Content>> {
     let mut named = HashMap::new();
     for (group, kind) in KINDS {
         let found = match discovery::group(client, group).await {
@@ -65,7 +83,8 @@ pub(super) async fn named(client: &Client, driver: &str) -> Result<HashMap<Strin
                 Err(error) if has_code(&error, 404) => break,
                 Err(error) => return Err(failed(&error)),
             };
-            page.iter().for_each(|one| add(one, driver, &mut named));
+            page.iter()
+                .for_each(|one| add(kind, one, driver, &mut named));
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
                 None => break,
@@ -90,14 +109,11 @@ mod tests {
             "{metadata: {deletionTimestamp: '2026-01-01T00:00:00Z'}, spec: {driver: ours}, status: {snapshotHandle: d}}",
         ] {
             let content = serde_saphyr::from_str(text).expect("YAML");
-            add(&content, "ours", &mut named);
+            add("VolumeSnapshotContent", &content, "ours", &mut named);
         }
         let expected = [("a", "one"), ("b", "two"), ("g", "one"), ("h", "three")];
-        assert_eq!(
-            named,
-            expected
-                .map(|(id, name)| (id.to_owned(), name.to_owned()))
-                .into()
-        );
+        let mut named: Vec<_> = named.iter().map(|(id, it)| (&**id, &*it.name)).collect();
+        named.sort_unstable();
+        assert_eq!(named, expected);
     }
 }

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::cluster::{Cluster, deadline, late};
-use super::contents;
+use super::contents::{self, Content};
 use super::decide::{self, Deletion, Taking, refusal};
 use super::lists;
 use crate::api::{Phase, Snapshot, SnapshotSpec, Wanted};
@@ -164,7 +164,7 @@ impl Cluster {
                 if order.spec.group != group {
                     return Ok(());
                 }
-                self.check_unnamed(id).await?;
+                self.check_unnamed(id, group).await?;
                 self.snapshots.make(&order).await?;
                 continue;
             };
@@ -187,7 +187,7 @@ impl Cluster {
                     }
                 }
                 Deletion::Order => {
-                    self.check_unnamed(id).await?;
+                    self.check_unnamed(id, group).await?;
                     let absent = serde_json::json!({ "wanted": Wanted::Absent });
                     self.snapshots.write(&object, absent).await?;
                 }
@@ -198,16 +198,18 @@ impl Cluster {
         }
     }
 
-    /// Refuses to delete a snapshot or a group that a content names which is not being deleted.
-    /// csi-snapshotter deletes only those of contents that are.
-    async fn check_unnamed(&self, id: &str) -> Result<()> {
+    /// Refuses to delete a snapshot or a group that a content of that kind names which is not being
+    /// deleted. csi-snapshotter deletes only those of contents that are.
+    async fn check_unnamed(&self, id: &str, group: bool) -> Result<()> {
         let mut named = contents::named(&self.client, self.driver).await?;
-        let Some(content) = named.remove(id) else {
+        // The contents of a group's members are deleted after it.
+        let is_its = |content: &Content| !group || content.kind == contents::OF_GROUP;
+        let Some(Content { kind, name }) = named.remove(id).filter(is_its) else {
             return Ok(());
         };
         let message = format!(
-            "the data of snapshot {id} stays, because VolumeSnapshotContent {content:?} needs it. \
-             To delete the other content only, set its deletionPolicy to Retain first"
+            "the data of snapshot {id} stays, because {kind} {name:?} needs it. To delete the \
+             other content only, set its deletionPolicy to Retain first"
         );
         Err(refusal(Code::FailedPrecondition, message))
     }
