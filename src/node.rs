@@ -2,8 +2,8 @@
 //! registration with it. `driver` has what all roles share; this file has what a cluster adds, and
 //! the order.
 //!
-//! The driver registers with kubelet when it can serve and has applied the clears that it missed. It
-//! withdraws that first when it ends.
+//! The driver registers with kubelet when it can serve and has applied the clears that it missed.
+//! When it ends, it withdraws that first.
 
 use std::future::Future;
 use std::net::SocketAddr;

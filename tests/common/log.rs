@@ -1,5 +1,5 @@
-//! What is logged, for tests to read: by one thread, or by the whole program through a subscriber of
-//! the test.
+//! What is logged, for tests to read: by one thread, or by the whole program through a subscriber
+//! of the test.
 
 use std::io;
 use std::sync::{Arc, LazyLock};

@@ -97,7 +97,7 @@ async fn the_data_stays_as_long_as_another_persistent_volume_needs_it() {
     // Nothing is.
     delete_claim(&plane, "third").await;
     assert_only(&plane, &BTreeSet::new()).await;
-    // One comes when nothing of the volume is left.
+    // A PersistentVolume names the volume after its data is gone.
     write(&plane, "fourth", &id).await;
     delete_claim(&plane, "fourth").await;
     assert_only(&plane, &BTreeSet::new()).await;
@@ -114,8 +114,8 @@ async fn write_content(plane: &ControlPlane, name: &str, id: &str) {
          metadata: {{name: {name}}}, spec: {{driver: {driver}, deletionPolicy: Delete, \
          source: {{snapshotHandle: {id}}}, \
          volumeSnapshotRef: {{namespace: default, name: {name}}}}}}}\n---\n\
-         {{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {{name: {name}}}, \
-         spec: {{source: {{volumeSnapshotContentName: {name}}}}}}}\n"
+         {{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, \
+         metadata: {{name: {name}}}, spec: {{source: {{volumeSnapshotContentName: {name}}}}}}}\n"
     );
     plane.apply(name, &text);
     ready(plane, name).await;

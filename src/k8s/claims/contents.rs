@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 
-use kube::api::{DynamicObject, ListParams};
+use kube::api::DynamicObject;
 use kube::discovery::{self, Scope};
 use kube::error::DiscoveryError;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::Value;
 
-use super::objects::failed;
+use super::objects::{failed, first_page, page_after};
 use crate::engine::Result;
 use crate::k8s::client::has_code;
 
@@ -28,9 +28,6 @@ pub(super) struct Content {
     pub(super) kind: &'static str,
     pub(super) name: String,
 }
-
-/// How many contents of a live list are in memory at once.
-const PAGE: u32 = 500;
 
 /// Where a content has the id of its snapshot, or of its group.
 const HANDLES: [&str; 5] = [
@@ -75,8 +72,8 @@ pub(super) async fn named(client: &Client, driver: &str) -> Result<HashMap<Strin
             continue;
         };
         let contents: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        let mut params = ListParams::default().limit(PAGE);
-        loop {
+        let mut next = Some(first_page());
+        while let Some(params) = next {
             let page = match contents.list(&params).await {
                 Ok(page) => page,
                 // Its definition was deleted meanwhile.
@@ -85,10 +82,7 @@ pub(super) async fn named(client: &Client, driver: &str) -> Result<HashMap<Strin
             };
             page.iter()
                 .for_each(|one| add(kind, one, driver, &mut named));
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => break,
-            }
+            next = page_after(&page);
         }
     }
     Ok(named)
@@ -102,9 +96,11 @@ mod tests {
     fn contents_name_snapshots_and_groups_unless_they_are_being_deleted() {
         let mut named = HashMap::new();
         for text in [
-            "{metadata: {name: one}, spec: {driver: ours}, status: {snapshotHandle: a, volumeGroupSnapshotHandle: g}}",
+            "{metadata: {name: one}, spec: {driver: ours}, \
+             status: {snapshotHandle: a, volumeGroupSnapshotHandle: g}}",
             "{metadata: {name: two}, spec: {driver: ours, source: {snapshotHandle: b}}}",
-            "{metadata: {name: three}, spec: {driver: ours, source: {groupSnapshotHandles: {volumeGroupSnapshotHandle: h}}}}",
+            "{metadata: {name: three}, spec: {driver: ours, \
+             source: {groupSnapshotHandles: {volumeGroupSnapshotHandle: h}}}}",
             "{metadata: {}, spec: {driver: other}, status: {snapshotHandle: c}}",
             "{metadata: {deletionTimestamp: '2026-01-01T00:00:00Z'}, spec: {driver: ours}, status: {snapshotHandle: d}}",
         ] {

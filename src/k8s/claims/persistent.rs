@@ -12,7 +12,7 @@ use futures_util::{FutureExt as _, Stream};
 use k8s_openapi::api::core::v1::{
     ObjectReference, PersistentVolume, PersistentVolumeStatus, VolumeNodeAffinity,
 };
-use kube::api::{ListParams, ObjectMeta};
+use kube::api::ObjectMeta;
 use kube::runtime::reflector::{self, Store, store::Writer};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Resource, ResourceExt as _};
@@ -22,12 +22,10 @@ use tokio::time::timeout;
 use tonic::Code;
 
 use super::decide::{Candidate, refusal};
-use super::objects::failed;
+use super::objects::{failed, first_page, page_after};
 use crate::engine::Result;
 use crate::model::NODE_LABEL;
 
-/// How many objects of a live list are in memory at once.
-const PAGE: u32 = 500;
 /// How long the API server has for a page. The client's own limit is minutes.
 const ANSWER: Duration = Duration::from_secs(15);
 
@@ -226,8 +224,8 @@ impl Persistent {
     pub(super) async fn list(&self) -> Result<Vec<Named>> {
         let _one_at_a_time = self.listing.lock().await;
         let mut all = Vec::new();
-        let mut params = ListParams::default().limit(PAGE);
-        loop {
+        let mut next = Some(first_page());
+        while let Some(params) = next {
             let page = timeout(ANSWER, self.api.list(&params)).await;
             let late = |_| {
                 let message = "the API server does not list the PersistentVolumes in time";
@@ -235,11 +233,9 @@ impl Persistent {
             };
             let page = page.map_err(late)?.map_err(|error| failed(&error))?;
             all.extend(page.iter().filter_map(|one| Named::of(one, self.driver)));
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => return Ok(all),
-            }
+            next = page_after(&page);
         }
+        Ok(all)
     }
 }
 

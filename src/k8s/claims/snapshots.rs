@@ -198,8 +198,8 @@ impl Cluster {
         }
     }
 
-    /// Refuses to delete a snapshot or a group that a content of that kind names which is not being
-    /// deleted. csi-snapshotter deletes only those of contents that are.
+    /// Refuses to delete a snapshot or a group while a content of its kind names it that is not
+    /// being deleted. csi-snapshotter calls only for a content that is being deleted.
     async fn check_unnamed(&self, id: &str, group: bool) -> Result<()> {
         let mut named = contents::named(&self.client, self.driver).await?;
         // The contents of a group's members are deleted after it.

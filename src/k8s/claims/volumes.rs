@@ -315,7 +315,7 @@ impl Cluster {
         };
         let node = named.node_name(&self.candidates());
         let is_its_own = claim_id(&name_on(&node, &named.name)).as_str() == id;
-        // Its node knows a volume better than a PersistentVolume that was written by hand.
+        // A PersistentVolume that was written by hand may be wrong; the node's report is not.
         if !is_its_own && let Some(order) = self.orphan_volume(id).await? {
             return Ok(Some(order));
         }
