@@ -11,12 +11,9 @@ ARG RUST_IMAGE=docker.io/library/rust:1-slim-bookworm
 FROM ${RUST_IMAGE} AS build
 WORKDIR /src
 COPY . .
-# An explicit --target keeps RUSTFLAGS away from build scripts and procedural macros, which cannot be linked
-# statically.
-RUN target="$(rustc -vV | sed -n 's/^host: //p')" \
- && RUSTFLAGS="-C target-feature=+crt-static" \
-    cargo build --release --locked --bin baggageclaim --target "$target" \
- && cp "target/$target/release/baggageclaim" /baggageclaim \
+# Only the program is linked statically: build scripts and procedural macros cannot be.
+RUN cargo rustc --release --locked --bin baggageclaim -- -C target-feature=+crt-static \
+ && cp target/release/baggageclaim /baggageclaim \
  && ! ldd /baggageclaim 2>/dev/null | grep '=>'
 
 FROM scratch
