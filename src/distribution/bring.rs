@@ -28,7 +28,7 @@ use crate::model::{
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
-const FIRST: Duration = Duration::from_millis(100);
+const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(2);
 /// A question that took longer was held by the controller until something changed.
 const HELD: Duration = Duration::from_millis(500);

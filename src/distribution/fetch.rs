@@ -94,7 +94,7 @@ pub(super) fn fetch_layer(
     let mut pause = PAUSE;
     let mut left = RETRIES;
     loop {
-        let fetched = try_layer(context, sources, wanted, place, moved);
+        let fetched = try_layer(context, sources, wanted, place, moved, false);
         note(&fetched);
         match fetched {
             Ok(fetched) => return Ok(fetched.table),
@@ -111,13 +111,15 @@ pub(super) fn fetch_layer(
     }
 }
 
-/// Asks each of these sources for what is missing of a layer.
+/// Asks each of these sources for what is missing of a layer. `replaces_slow`: also the next one
+/// after a source that is slow.
 pub(super) fn try_layer(
     context: &Context,
     sources: &[&dyn Source],
     (tenant, layer): (&Tenant, &LayerRef),
     place: &LayerPlace<'_>,
     moved: &AtomicU64,
+    replaces_slow: bool,
 ) -> Result<FetchedLayer> {
     let destination = Destination {
         into: place.into,
@@ -127,6 +129,7 @@ pub(super) fn try_layer(
         patience: PATIENCE,
         progress: place.progress,
         moved,
+        replaces_slow,
     };
     let stop = || context.is_stopping() || (place.stop)();
     let fetched = fetch(sources, tenant, layer, destination, &stop);

@@ -104,11 +104,13 @@ pub(super) fn of_peers(
     let mut idle = Duration::ZERO;
     let mut began = Instant::now();
     let mut has_searched = false;
+    // If no other source had it, the slow ones are all there is.
+    let mut is_first = true;
     loop {
         let before = value(place.progress);
         let asked: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
         let wanted = (&name.tenant, layer);
-        let error = match try_layer(context, &asked, wanted, place, moved) {
+        let error = match try_layer(context, &asked, wanted, place, moved, is_first) {
             Ok(fetched) => {
                 // A peer that hung is not waited for again: those that failed are asked last.
                 sources.rotate_left(fetched.source);
@@ -116,6 +118,7 @@ pub(super) fn of_peers(
             }
             Err(error) => error,
         };
+        is_first = false;
         if value(place.progress) > before {
             (idle, next, has_searched) = (Duration::ZERO, PAUSE, false);
         } else {

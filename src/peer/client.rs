@@ -35,7 +35,9 @@ const SNAPSHOT: Duration = Duration::from_secs(30);
 const HOLDINGS: usize = 16;
 /// The least time that a peer has to answer, however long its place was looked for.
 const TO_ANSWER: Duration = Duration::from_secs(1);
-/// The pause before a peer whose content is coming is asked again.
+/// The shortest and the longest pause before a peer whose content is coming is asked again. In
+/// between it is a tenth of the time since the first question.
+const SHORTEST: Duration = Duration::from_millis(5);
 const COMING: Duration = Duration::from_millis(50);
 
 /// The other nodes, as the distribution asks them.
@@ -294,6 +296,7 @@ impl Node {
             return None;
         }
         self.counters.figures.lock().questions += 1;
+        let began = Instant::now();
         loop {
             let request = wire::GetArtifactRequest {
                 ask: Some(messages::ask(name, reader)),
@@ -325,7 +328,7 @@ impl Node {
                 State::Coming if sender.is_closed() || Instant::now() + COMING >= until => {
                     return None;
                 }
-                State::Coming => sleep(COMING).await,
+                State::Coming => sleep((began.elapsed() / 10).clamp(SHORTEST, COMING)).await,
             }
         }
     }

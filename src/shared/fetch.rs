@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -23,6 +24,9 @@ use crate::tree::Stop;
 const WANTS: usize = 4096;
 /// How often a source is asked again after it gave something new and then failed.
 const RETRIES: u32 = 3;
+/// In so much waiting a source must send so much (1 MiB/s), if another one can take its place.
+const SPAN: Duration = Duration::from_secs(5);
+const LEAST: u64 = 5 << 20;
 
 /// Where a layer is made, and how.
 #[derive(Clone, Copy)]
@@ -41,6 +45,8 @@ pub struct Destination<'a> {
     pub progress: &'a AtomicU64,
     /// Bytes are added to this as they come, before they are verified.
     pub moved: &'a AtomicU64,
+    /// Whether the next source takes the place of one that is slow.
+    pub replaces_slow: bool,
 }
 
 /// A layer that was fetched.
@@ -103,13 +109,33 @@ pub fn fetch(
     }))
 }
 
-/// A stream whose bytes are counted as they come.
-struct Counted<'a>(Box<dyn Read + Send>, &'a AtomicU64);
+/// A stream whose bytes are counted as they come. It fails if it is slow and `may_fail`.
+struct Counted<'a> {
+    stream: Box<dyn Read + Send>,
+    moved: &'a AtomicU64,
+    object: String,
+    may_fail: bool,
+    /// The bytes since the span began, and the time that they were waited for.
+    bytes: u64,
+    waited: Duration,
+}
 
 impl Read for Counted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.0.read(into)?;
-        self.1.fetch_add(read as u64, Ordering::Relaxed);
+        let began = Instant::now();
+        let read = self.stream.read(into)?;
+        self.waited += began.elapsed();
+        self.moved.fetch_add(read as u64, Ordering::Relaxed);
+        self.bytes += read as u64;
+        if self.bytes >= LEAST {
+            (self.bytes, self.waited) = (0, Duration::ZERO);
+        } else if self.may_fail && read > 0 && self.waited >= SPAN {
+            let (sent, seconds) = (self.bytes, self.waited.as_secs());
+            let cause = format!(
+                "it sent only {sent} bytes in {seconds} s, and another source may be faster"
+            );
+            return Err(io::Error::other(Error::away(&self.object, cause)));
+        }
         Ok(read)
     }
 }
@@ -125,8 +151,8 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Takes what is missing from one source. After a failure that may pass, the next source is
-    /// asked at once; the last one is asked again.
+    /// Takes what is missing from one source. After a failure that may pass, the next one is asked
+    /// at once; the last one is asked again.
     fn from(&mut self, source: &dyn Source, is_last: bool) -> Result<()> {
         let file = self.temporary()?;
         let content = source.open(self.tenant, self.layer, &file, self.stop)?;
@@ -172,7 +198,14 @@ impl Job<'_> {
                 ..
             } = self.destination;
             let before = progress.load(Ordering::Relaxed);
-            let stream = Counted(frames.stream, moved);
+            let stream = Counted {
+                stream: frames.stream,
+                moved,
+                object: object(),
+                may_fail: self.destination.replaces_slow && !is_last,
+                bytes: 0,
+                waited: Duration::ZERO,
+            };
             let taken = receiver.take(stream, patience, progress, stop);
             let progressed = progress.load(Ordering::Relaxed) - before;
             self.bytes += progressed;

@@ -125,6 +125,8 @@ pub(crate) struct Start {
     pub(crate) store: Option<Store>,
     pub(crate) bandwidth: Option<u64>,
     pub(crate) ground: Ground,
+    /// The part of the pool, in percent, above which content is evicted.
+    pub(crate) high_watermark: Option<u8>,
     /// Where the controller is, if there is one.
     pub(crate) controller: Option<watch::Receiver<Option<Controller>>>,
 }
@@ -143,6 +145,7 @@ impl Default for Start {
             store: None,
             bandwidth: None,
             ground: Ground::ALL[0],
+            high_watermark: None,
             controller: None,
         }
     }
@@ -162,6 +165,7 @@ impl Node {
         let bench = start.ground.bench_with(|config| {
             config.node = Some(id.clone());
             config.notices = Some(notices.clone());
+            config.high_watermark = start.high_watermark.unwrap_or(config.high_watermark);
         });
         let bench = match bench.await {
             Ok(bench) => bench,

@@ -1,4 +1,4 @@
-//! A holder that answers, and then sends a few bytes a second.
+//! A holder that answers, and then sends little.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,18 +21,21 @@ use wire::peer_server::{Peer, PeerServer};
 
 use crate::nodes::{Node, finish_all, introduce, random, read};
 
-/// What a part has, and the pause before it.
-const PART: usize = 4;
+/// The pause before each part.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Bytes of a part: a few, and a quarter of what a holder must send if there is another one.
+const FEW: usize = 4;
+const QUARTER: usize = 64 << 10;
 
 type Chunks = Pin<Box<dyn Stream<Item = Result<wire::Chunk, Status>> + Send>>;
 
-/// A peer that gives what another one has: tables or content in small parts.
+/// A peer that gives what another one has: tables or content in parts of this size.
 #[derive(Debug, Clone)]
 struct Trickle {
     of: PeerClient<Channel>,
-    /// Whether it is the content that trickles.
+    /// Whether it is the content that comes in parts.
     content: bool,
+    part: usize,
     parts: Arc<AtomicU64>,
 }
 
@@ -58,11 +61,11 @@ impl Peer for Trickle {
             return Ok(Response::new(Box::pin(stream)));
         }
         let (sender, receiver) = mpsc::channel(1);
-        let parts = Arc::clone(&self.parts);
+        let (parts, size) = (Arc::clone(&self.parts), self.part);
         tokio::spawn(async move {
             let mut pause = tokio::time::interval(PAUSE);
             while let Ok(Some(chunk)) = stream.message().await {
-                for part in chunk.data.chunks(PART) {
+                for part in chunk.data.chunks(size) {
                     pause.tick().await;
                     let data = part.to_vec().into();
                     if sender.send(Ok(wire::Chunk { data })).await.is_err() {
@@ -84,7 +87,7 @@ impl Peer for Trickle {
 }
 
 /// `to` has it in the place of `from`. Returns how many parts it sent.
-async fn stands_between(from: &Node, to: &Node, content: bool) -> Arc<AtomicU64> {
+async fn stands_between(from: &Node, to: &Node, content: bool, part: usize) -> Arc<AtomicU64> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let key = Key::open(&dir.path().join("key")).expect("a key");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
@@ -97,6 +100,7 @@ async fn stands_between(from: &Node, to: &Node, content: bool) -> Arc<AtomicU64>
     let trickle = Trickle {
         of: PeerClient::new(channel.expect("TLS")),
         content,
+        part,
         parts: Arc::clone(&parts),
     };
     let drain = Drain::new(Duration::from_secs(1));
@@ -132,7 +136,7 @@ async fn the_next_holder_takes_the_place_of_one_that_sends_a_few_bytes_a_second(
         let (copy, reads) = (format!("{kind}-copy"), format!("{kind}-read"));
         c.publish(&copy, &input).await;
         b.known_forgets();
-        let parts = stands_between(a, b, content).await;
+        let parts = stands_between(a, b, content, FEW).await;
         b.knows(c);
         let began = std::time::Instant::now();
         b.publish(&reads, &input).await;
@@ -141,6 +145,55 @@ async fn the_next_holder_takes_the_place_of_one_that_sends_a_few_bytes_a_second(
         // It sent all the time, and was given up after 5 s.
         assert!(parts.load(Ordering::SeqCst) > 5, "{kind}: {parts:?}");
         assert!(took < Duration::from_secs(15), "{kind}: {took:?}");
+        b.end(&reads, Outcome::Failed).await;
+        c.end(&copy, Outcome::Failed).await;
+    }
+    finish_all(nodes).await;
+}
+
+#[tokio::test]
+async fn a_slow_holder_is_replaced_if_there_is_another_one_and_kept_if_not() {
+    let mut nodes = Vec::new();
+    for id in ["a", "b", "c"] {
+        let Some(node) = Node::new(id).await else {
+            return;
+        };
+        nodes.push(node);
+    }
+    introduce(&nodes);
+    let [a, b, c] = &nodes[..] else {
+        unreachable!("three were made");
+    };
+    // At the slow holder's rate the small one takes longer than a slow holder gets, and the large
+    // one a minute.
+    for (size, other) in [(2 << 20, false), (16 << 20, true)] {
+        let name = format!("of-{size}");
+        let output = [("type", "output"), ("name", &*name)];
+        let from = format!("artifact/{name}");
+        let input = [("type", "input"), ("from", &*from)];
+        let made = |target: &std::path::Path| {
+            std::fs::write(target.join("random"), random(size)).expect("write");
+        };
+        a.knows(b);
+        a.commits(&format!("{name}-made"), &output, made).await;
+        let (copy, reads) = (format!("{name}-copy"), format!("{name}-read"));
+        c.publish(&copy, &input).await;
+        b.known_forgets();
+        let parts = stands_between(a, b, true, QUARTER).await;
+        if other {
+            b.knows(c);
+        }
+        let began = std::time::Instant::now();
+        b.publish(&reads, &input).await;
+        let took = began.elapsed();
+        assert!(read(&b.bench.target(&reads)) == read(&c.bench.target(&copy)));
+        let sent = parts.load(Ordering::SeqCst) * QUARTER as u64;
+        if other {
+            assert!(sent > 0 && sent < size as u64 / 2, "{sent} of {size}");
+            assert!(took < Duration::from_secs(30), "{took:?}");
+        } else {
+            assert!(sent >= size as u64, "{sent} of {size}");
+        }
         b.end(&reads, Outcome::Failed).await;
         c.end(&copy, Outcome::Failed).await;
     }

@@ -56,6 +56,32 @@ async fn content_that_is_deleted_while_it_is_sent_still_arrives() {
     b.finish().await;
 }
 
+#[tokio::test]
+async fn a_holder_above_its_high_watermark_gives_what_is_in_use_there() {
+    let a = Node::with("a", |start| start.high_watermark = Some(0)).await;
+    let (Some(a), Some(b)) = (a, Node::new("b").await) else {
+        return;
+    };
+    a.knows(&b);
+    b.knows(&a);
+    a.publish("made", &OUTPUT).await;
+    write(&a.bench.target("made"), "made on a full node");
+    // The input is there before the content is, so it cannot be evicted.
+    tokio::join!(
+        a.publish("in-use", &INPUT),
+        a.end("made", Outcome::Succeeded)
+    );
+    b.publish("read", &INPUT).await;
+    assert_eq!(
+        read(&b.bench.target("read")),
+        read(&a.bench.target("in-use"))
+    );
+    b.end("read", Outcome::Failed).await;
+    a.end("in-use", Outcome::Failed).await;
+    a.finish().await;
+    b.finish().await;
+}
+
 /// The file of this content in the pool's layers.
 fn find(dir: &Path, content: &[u8]) -> Option<PathBuf> {
     for entry in fs::read_dir(dir).expect("list") {

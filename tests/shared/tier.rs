@@ -221,6 +221,7 @@ pub(crate) fn down(
         patience: Patience(Duration::from_secs(60)),
         moved: &std::sync::atomic::AtomicU64::new(0),
         progress: &AtomicU64::new(0),
+        replaces_slow: false,
     };
     fetch(sources, &tenant(), layer, destination, &never)
 }

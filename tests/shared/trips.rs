@@ -349,6 +349,7 @@ fn what_one_source_does_not_give_the_next_one_does() {
         patience: baggageclaim::archive::toc::Patience(std::time::Duration::from_secs(9)),
         moved: &std::sync::atomic::AtomicU64::new(0),
         progress: &AtomicU64::new(0),
+        replaces_slow: false,
     };
     let refused = baggageclaim::shared::fetch(
         &[&bucket(&tier.store)],

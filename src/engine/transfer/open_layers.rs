@@ -109,10 +109,14 @@ pub(in crate::engine) fn open_layers(
     };
     let mut layers = Vec::with_capacity(artifact.layers.len());
     for layer in &artifact.layers {
-        let Some(layer) = open_layer(inner, *layer)? else {
+        let Some(open) = open_layer(inner, *layer)? else {
+            // A peer asks again every few milliseconds.
+            if !inner.collector.tables.is_awaited(layer) {
+                inner.collector.tables.wait_for(*layer);
+            }
             return Ok(None);
         };
-        layers.push(layer);
+        layers.push(open);
     }
     Ok(Some(OpenArtifact {
         artifact,
