@@ -41,7 +41,7 @@ impl Handle {
     #[must_use]
     pub fn keep_within(&self, namespace: &Tenant, limits: &Limits) -> Used {
         let now = self.0.now();
-        let mut state = self.0.state.lock();
+        let state = self.0.state.lock();
         let time = state.clock.time(now);
         let within = state.catalog.within(namespace, limits, time);
         for session in &within.sessions {

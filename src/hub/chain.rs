@@ -2,7 +2,6 @@
 //! each stream has of it. `model::Fences` decides what a fence does; `k8s` makes and reads them.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
@@ -71,13 +70,19 @@ impl Handle {
         self.0.chain.send_replace(());
     }
 
-    /// Fences up to this number are deleted, because all nodes have applied them.
+    /// Fences up to this number are deleted, because all nodes have applied them. The nodes forget
+    /// them, too.
     pub fn forget_fences(&self, up_to: u64) {
         let now = self.0.now();
         let mut state = self.0.state.lock();
         if up_to > state.catalog.fences().forgotten() {
             let changes = state.catalog.forget_fences(up_to);
             self.0.follow(&mut state, &changes, now);
+            // A stream may live for months. The others get the number with their first Welcome.
+            state.send_all(messages::to_node(To::Welcome(wire::Welcome {
+                forgotten: up_to,
+                usage_ms: 0,
+            })));
         }
     }
 
@@ -147,13 +152,8 @@ impl State {
         let mut fences = std::mem::take(&mut self.unsent);
         fences.sort_by_key(|fence| fence.number);
         // The others get them before their Welcome.
-        let streams = self.streams.iter().filter(|(_, stream)| stream.is_welcome);
-        let sessions: Vec<SessionId> = streams.map(|(session, _)| *session).collect();
         for fence in fences {
-            let message = Arc::new(messages::to_node(To::Fence(messages::fence(&fence))));
-            for session in &sessions {
-                self.send(*session, Arc::clone(&message));
-            }
+            self.send_all(messages::to_node(To::Fence(messages::fence(&fence))));
         }
     }
 }

@@ -149,15 +149,13 @@ fn received(told: wire::Generation) -> Result<Generation, String> {
     let parent = parent.map_err(|error| format!("parent: {error}"))?;
     let uid = some(told.pod_uid).map(|uid| uid.parse()).transpose();
     let uid = uid.map_err(|error| format!("pod uid: {error}"))?;
-    let made_by = uid.map(|uid| Maker {
-        pod: Pod {
+    let made_by = uid.map(|uid| {
+        let pod = Pod {
             uid,
             name: told.pod,
             service_account: some(told.service_account),
-        },
-        images: told.images,
-        node,
-        parent,
+        };
+        Maker::new(pod, told.images, node).of_fork(parent)
     });
     Ok(Generation {
         id,

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 /// The largest message of either side.
 pub(super) const MOST_MESSAGE: usize = 1 << 20;
-/// The largest Hello, which has the node's fences: those of a week, some 100 bytes each.
+/// The largest Hello, which has the node's fences: some 160,000 of 100 bytes. They are those of a
+/// week, because nodes forget a fence when it is deleted.
 pub(super) const MOST_HELLO: usize = 16 << 20;
 /// How often a node measures the controller's time.
 pub(super) const BEAT: Duration = Duration::from_secs(10);

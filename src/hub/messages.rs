@@ -6,7 +6,7 @@ use crate::catalog::{Author, Entry, NameHash, Report, State, Supersede, ToldCach
 use crate::engine::NameState;
 use crate::model::{
     ArtifactId, Bucket, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name, NameError, NameKind,
-    NamespaceUsage, Reference, Tenant, Timestamp,
+    NamespaceUsage, NodeId, Reference, Tenant, Timestamp,
 };
 use crate::proto::hub::v1 as wire;
 
@@ -53,13 +53,17 @@ pub(super) fn entry(name: &Name, state: &NameState) -> wire::Entry {
             entry.fence = content.fence;
             if let Reference::TaskCache(_) = name.reference {
                 entry.used = content.used.0;
+                // The controller takes no other text. One that is long could make the report too
+                // large, and no stream would reach its end.
+                let sent = |text: Option<&str>| -> String {
+                    text.and_then(object_name).unwrap_or_default().into()
+                };
                 let maker = content.made_by.as_deref();
                 let pod = maker.map(|maker| &maker.pod);
-                let account = pod.and_then(|pod| pod.service_account.clone());
-                entry.service_account = account.unwrap_or_default();
-                entry.pod = pod.map(|pod| pod.name.clone()).unwrap_or_default();
+                entry.service_account = sent(pod.and_then(|pod| pod.service_account.as_deref()));
+                entry.pod = sent(pod.map(|pod| pod.name.as_str()));
                 let node = maker.and_then(|maker| maker.node.as_ref());
-                entry.node = node.map(|it| it.as_str().to_owned()).unwrap_or_default();
+                entry.node = sent(node.map(NodeId::as_str));
             }
         }
         NameState::Coming { fence } => {
@@ -348,7 +352,10 @@ pub(super) fn say(status: &tonic::Status) -> String {
 mod tests {
     use super::*;
     use crate::engine::NamedContent;
-    use crate::model::{CacheKind, Maker, NodeId, Pod};
+    use prost::Message as _;
+
+    use super::super::limits::{MOST_MESSAGE, SENT_ENTRIES};
+    use crate::model::{CacheKey, CacheKind, Maker, Pod};
 
     fn name(reference: &str) -> Name {
         Name {
@@ -401,6 +408,32 @@ mod tests {
         assert_eq!(odd("a", "x\u{1b}[2J"), None);
         assert_eq!(odd("a", &"x".repeat(254)), None);
         assert_eq!(odd("A B", "pod").expect("a pod").account, None);
+    }
+
+    #[test]
+    fn a_report_fits_in_a_message_whatever_the_text_in_records() {
+        let name = Name {
+            tenant: "t".repeat(63).parse().expect("a label"),
+            reference: format!("task-cache/{}", "k".repeat(CacheKey::MAX_LEN))
+                .parse()
+                .expect("a reference"),
+        };
+        for bytes in [253, 1 << 20] {
+            let NameState::Durable(mut content) = content() else {
+                panic!("content");
+            };
+            let maker = content.made_by.as_mut().expect("it is known");
+            maker.pod.name = "p".repeat(bytes);
+            maker.pod.service_account = Some("a".repeat(bytes));
+            maker.node = NodeId::new("n".repeat(256)).ok();
+            let entry = entry(&name, &NameState::Durable(content));
+            assert_eq!(entry.pod.len(), if bytes == 253 { 253 } else { 0 });
+            let report = wire::Report {
+                put: vec![entry; SENT_ENTRIES],
+                ..wire::Report::default()
+            };
+            assert!(report.encoded_len() < MOST_MESSAGE, "{bytes}");
+        }
     }
 
     #[test]

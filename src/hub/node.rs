@@ -288,8 +288,7 @@ impl Stream<'_> {
                     if welcome.usage_ms > 0 {
                         self.usage = Duration::from_millis(welcome.usage_ms.into());
                     }
-                    let forgotten = self.engine.forget_fences(welcome.forgotten).await;
-                    forgotten.map_err(|error| Status::internal(error.to_string()))?;
+                    self.forget(&welcome).await?;
                     return self.say_applied().await;
                 }
                 To::Policies(part) => self.heard_policies(part)?,
@@ -313,6 +312,12 @@ impl Stream<'_> {
                 "names that were cleared in the cluster could not be cleared here: {error}"
             ))),
         }
+    }
+
+    /// Forgets the fences that are deleted.
+    async fn forget(&self, welcome: &wire::Welcome) -> Result<(), Status> {
+        let forgotten = self.engine.forget_fences(welcome.forgotten).await;
+        forgotten.map_err(|error| Status::internal(error.to_string()))
     }
 
     async fn say_applied(&self) -> Result<(), Status> {
@@ -430,8 +435,10 @@ impl Stream<'_> {
             Some(To::RollBack(order)) => {
                 rollbacks::obey(self.engine, self.tier, &self.to, order);
             }
+            // More fences are deleted.
+            Some(To::Welcome(welcome)) => self.forget(&welcome).await?,
             // Of a later version.
-            Some(To::Welcome(_)) | None => {}
+            None => {}
         }
         Ok(())
     }

@@ -67,12 +67,8 @@ impl Handle {
         };
         state.policies = Some(now);
         // The others get them with their Welcome.
-        let streams = state.streams.iter().filter(|(_, stream)| stream.is_welcome);
-        let sessions: Vec<SessionId> = streams.map(|(session, _)| *session).collect();
         for message in messages {
-            for session in &sessions {
-                state.send(*session, Arc::clone(&message));
-            }
+            state.send_all(message);
         }
     }
 }

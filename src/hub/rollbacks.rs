@@ -91,7 +91,7 @@ impl Handle {
     /// dates it, and not later than `stamp`.
     pub fn withdraw_older(&self, name: &Name, stamp: Timestamp, artifact: ArtifactId) {
         let tie = messages::tie(artifact);
-        let mut state = self.0.state.lock();
+        let state = self.0.state.lock();
         let mut durable = state.catalog.on_nodes(name);
         durable.retain(|of| of.entry.state == State::Durable);
         let of_commit = durable.iter().map(|of| of.entry.version);

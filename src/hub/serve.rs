@@ -209,14 +209,28 @@ impl Inner {
     }
 }
 
+impl Way {
+    /// Sends an order to the node. The stream of one that does not read ends: it reports again.
+    fn send(&self, order: Arc<wire::ToNode>) {
+        if self.orders.try_send(Ok(order)).is_err() {
+            self.ends.cancel();
+        }
+    }
+}
+
 impl State {
-    /// Sends an order to a node. The stream of one that does not read ends: it reports again.
-    pub(super) fn send(&mut self, session: SessionId, order: impl Into<Arc<wire::ToNode>>) {
-        let Some(stream) = self.streams.get(&session) else {
-            return;
-        };
-        if stream.orders.try_send(Ok(order.into())).is_err() {
-            stream.ends.cancel();
+    /// Sends an order to a node.
+    pub(super) fn send(&self, session: SessionId, order: impl Into<Arc<wire::ToNode>>) {
+        if let Some(stream) = self.streams.get(&session) {
+            stream.send(order.into());
+        }
+    }
+
+    /// Sends an order to all nodes that have got the fences that they lacked.
+    pub(super) fn send_all(&self, order: impl Into<Arc<wire::ToNode>>) {
+        let order = order.into();
+        for stream in self.streams.values().filter(|it| it.is_welcome) {
+            stream.send(Arc::clone(&order));
         }
     }
 }

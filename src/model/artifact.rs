@@ -157,21 +157,41 @@ impl Digests {
     }
 }
 
-/// The origin of an artifact, only for display. No decision uses it.
+/// The origin of an artifact, only for display. No decision uses it. [`Maker::new`] makes each, also
+/// one of a record: other nodes and the tier may tell text of any size, and reports have it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", from = "Unbounded")]
 pub struct Maker {
-    /// The pod whose volume was sealed.
+    /// The pod whose volume was sealed. Its name is empty if it was too long.
     pub pod: Pod,
     /// The images of the pod's containers that were known at the seal.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
     /// The node that sealed it. Older records lack it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// The artifact that the volume was a fork of. Older records and copies of peers lack it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<ArtifactId>,
+}
+
+/// A maker as a record has it.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Unbounded {
+    pod: Pod,
+    #[serde(default)]
+    images: Vec<String>,
+    #[serde(default)]
+    node: Option<NodeId>,
+    #[serde(default)]
+    parent: Option<ArtifactId>,
+}
+
+impl From<Unbounded> for Maker {
+    fn from(read: Unbounded) -> Self {
+        Self::new(read.pod, read.images, read.node).of_fork(read.parent)
+    }
 }
 
 impl Maker {
@@ -179,10 +199,18 @@ impl Maker {
     const MOST_IMAGES: usize = 16;
     /// The longest image name in bytes. A longer one is omitted: cut, it names another image.
     const LONGEST_IMAGE: usize = 512;
+    /// The longest name of a pod or service account in Kubernetes, in bytes. A longer one is
+    /// omitted.
+    const LONGEST_NAME: usize = 253;
 
     /// The origin for a pod with these container images.
     #[must_use]
-    pub fn new(pod: Pod, images: Vec<String>, node: Option<NodeId>) -> Self {
+    pub fn new(mut pod: Pod, images: Vec<String>, node: Option<NodeId>) -> Self {
+        let fits = |name: &String| name.len() <= Self::LONGEST_NAME;
+        if !fits(&pod.name) {
+            pod.name = String::new();
+        }
+        pod.service_account = pod.service_account.filter(fits);
         Self {
             pod,
             images: Self::bounded(images),
@@ -407,6 +435,47 @@ mod tests {
         assert_eq!(Maker::bounded(images), ["a", "b"]);
         let many = (0..1000).map(|number| format!("image-{number}"));
         assert_eq!(Maker::bounded(many).len(), 16);
+    }
+
+    #[test]
+    fn text_in_a_record_of_another_machine_cannot_make_a_maker_large() {
+        let read = |name: usize, account: usize, images: usize| {
+            let record = serde_json::json!({
+                "pod": {
+                    "uid": "u",
+                    "name": "p".repeat(name),
+                    "serviceAccount": "a".repeat(account),
+                },
+                "images": vec!["i".repeat(images), "small".to_owned()],
+                "node": "node-1",
+                "parent": ArtifactId::from_bits(7),
+            });
+            serde_json::from_value::<Maker>(record).expect("it is valid")
+        };
+        let whole = read(253, 253, 512);
+        assert_eq!(whole.pod.name.len(), 253);
+        assert_eq!(
+            whole.pod.service_account.as_ref().map(String::len),
+            Some(253)
+        );
+        assert_eq!(whole.images.len(), 2);
+        let bounded = read(254, 254, 513);
+        let expected = Maker {
+            pod: Pod {
+                name: String::new(),
+                service_account: None,
+                ..whole.pod.clone()
+            },
+            images: vec!["small".to_owned()],
+            ..whole.clone()
+        };
+        assert_eq!(bounded, expected);
+        // What is written is read as it was.
+        for maker in [whole, bounded] {
+            let record = serde_json::to_vec(&maker).expect("JSON");
+            let read: Maker = serde_json::from_slice(&record).expect("it is valid");
+            assert_eq!(read, maker);
+        }
     }
 
     #[test]

@@ -380,6 +380,34 @@ mod tests {
     }
 
     #[test]
+    fn a_manifest_cannot_bring_a_large_name_of_a_pod() {
+        let id = (ArtifactId::from_bits(1), ObjectId::from_bits(2));
+        let digest = "ab".repeat(32);
+        let object = ObjectId::from_bits(3);
+        let manifest = serde_json::json!({
+            "format": 1,
+            "tenant": "ci",
+            "reference": "task-cache/k",
+            "artifact": id.0,
+            "publication": id.1,
+            "layers": [{
+                "digest": format!("sha256:{digest}"),
+                "upload": object,
+                "bytes": 9,
+                "tail": 8,
+                "content": 7,
+                "table": 6,
+            }],
+            "made": 5,
+            "madeBy": {"pod": {"uid": "u", "name": "x".repeat(900_000)}},
+        });
+        let bytes = serde_json::to_vec(&manifest).expect("JSON");
+        let read = Manifest::parse("x", &bytes, &tenant("ci"), id, None).expect("it is valid");
+        let maker = read.made_by.expect("it is known");
+        assert_eq!((maker.pod.uid.as_str(), &*maker.pod.name), ("u", ""));
+    }
+
+    #[test]
     fn records_of_others_of_newer_formats_and_without_sense_are_refused() {
         let other: Reference = "task-cache/other".parse().expect("a reference");
         let parse = |bytes: &[u8], of: &str, reference| {

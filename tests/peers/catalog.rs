@@ -925,6 +925,26 @@ async fn a_new_controller_sends_what_a_node_lacks_and_a_deleted_fence_clears_all
     finish(hub, nodes).await;
 }
 
+/// A stream may live for months. Else the node's next Hello would have all fences of that time.
+#[tokio::test]
+async fn a_node_forgets_a_deleted_fence_while_its_stream_goes_on() {
+    let (mut hub, nodes) = cluster!("a", "b");
+    let [deleted, kept] = [(), ()].map(|()| hub.clear(task()));
+    hub.is_applied(&kept, 2).await;
+    hub.handle().forget_fences(deleted.number);
+    eventually("the nodes have forgotten it", || {
+        nodes.iter().all(|node| {
+            let fences = node.bench.engine.fences();
+            fences.forgotten() == deleted.number && fences.all().eq([&kept])
+        })
+    })
+    .await;
+    // They apply later ones.
+    let last = hub.clear(task());
+    hub.is_applied(&last, 2).await;
+    finish(hub, nodes).await;
+}
+
 #[tokio::test]
 async fn after_an_older_etcd_what_nodes_have_cleared_is_cleared_again() {
     let (mut hub, nodes) = cluster!("a", "b");
