@@ -20,7 +20,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::client::has_code;
 
-/// How many objects of a list are in memory as the API server has them: an object has up to 1.5 MiB.
+/// How many objects of a list are in memory as the API server has them. An object has up to
+/// 1.5 MiB.
 const PAGE: u32 = 100;
 
 /// All namespaces, without their content.

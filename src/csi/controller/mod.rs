@@ -4,9 +4,10 @@
 //! Each RPC parses, calls the store and renders. The store chooses the node of a volume; this
 //! module limits the attachments of a node.
 //!
-//! CreateVolume returns ABORTED or UNAVAILABLE only while it runs, or may run on a node. After these
-//! codes the provisioner assumes that a volume may be coming: it keeps the claim's node, and deletes
-//! the volume if the claim is deleted. After others it forgets the claim ([`Failure::not_begun`]).
+//! CreateVolume returns ABORTED or UNAVAILABLE only while it runs, or may run on a node. After
+//! these codes the provisioner assumes that a volume may be coming: it keeps the claim's node, and
+//! deletes the volume if the claim is deleted. After others it forgets the claim
+//! ([`Failure::not_begun`]).
 
 pub(super) mod parse;
 #[cfg(test)]

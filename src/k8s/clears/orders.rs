@@ -268,8 +268,8 @@ impl Done {
     }
 }
 
-/// Gives each `Cache` its finalizer, until it is dropped. A user can make thousands of them at once,
-/// so no clear waits for this.
+/// Gives each `Cache` its finalizer, until it is dropped. A user can make thousands of them at
+/// once, so no clear waits for this.
 pub(super) async fn enlist_all(client: Client, caches: Watched<Cache>) {
     let mut changes = caches.changes();
     loop {
