@@ -27,6 +27,9 @@ const FREEZES: usize = 8;
 /// of them for the write-back of one pool.
 const CLOSES: usize = 8;
 
+/// How many persistent volumes are copied at a time, for a clone or a snapshot.
+const COPIES: usize = 2;
+
 /// How many exports and imports run at a time; further ones wait for their turn.
 const TRANSFERS: usize = 4;
 
@@ -37,6 +40,8 @@ pub(super) struct ThreadPools {
     pub(super) calls: Threads,
     /// Ends volumes.
     pub(super) seals: Threads,
+    /// Copies the content of persistent volumes.
+    pub(super) copies: Threads,
     /// Lets the kernel release unmounted filesystems, and deletes volumes that nothing was written
     /// to.
     pub(super) freezes: Threads,
@@ -63,6 +68,7 @@ impl ThreadPools {
         Ok(Self {
             calls: Threads::start("calls", calls.max(1))?,
             seals: Threads::start("seals", 2)?,
+            copies: Threads::start("copies", COPIES)?,
             freezes: Threads::start("freezes", FREEZES)?,
             closes: Threads::start("closes", CLOSES)?,
             syncs: Threads::start("syncs", 1)?,
@@ -80,6 +86,7 @@ impl ThreadPools {
         for threads in [
             &self.calls,
             &self.seals,
+            &self.copies,
             &self.freezes,
             &self.closes,
             &self.syncs,

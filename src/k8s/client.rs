@@ -181,6 +181,24 @@ pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, UserEr
     Ok(Client::try_from(config)?)
 }
 
+/// A client of an API server that answers with this status and body; `None`: it never answers.
+#[cfg(test)]
+pub(super) fn client_of(
+    answer: impl Fn(&hyper::Request<kube::client::Body>) -> Option<(u16, Value)> + Send + 'static,
+) -> Client {
+    let service = tower::service_fn(move |request| {
+        let answer = answer(&request);
+        async move {
+            let Some((status, body)) = answer else {
+                return std::future::pending().await;
+            };
+            let body = kube::client::Body::from(body.to_string().into_bytes());
+            hyper::Response::builder().status(status).body(body)
+        }
+    });
+    Client::new(service, "default")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

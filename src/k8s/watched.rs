@@ -20,6 +20,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::client::has_code;
 
+/// How many objects of a list are in memory as the API server has them. An object has up to
+/// 1.5 MiB.
+const PAGE: u32 = 100;
+
 /// All namespaces, without their content.
 pub type Namespaces = Watched<PartialObjectMeta<Namespace>>;
 
@@ -50,12 +54,19 @@ impl<K> Watched<K>
 where
     K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    /// The objects, and the task that fills them. `what` is their plural, for the log.
+    /// The objects without their annotations and owners, and the task that fills them. `what` is
+    /// their plural, for the log.
     pub fn open(
         client: Client,
         what: &'static str,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        Self::over(events(Api::all(client), what))
+        let events = events(Api::all(client), what);
+        // Users may write up to 256 KiB of annotations into each object, and nothing reads them.
+        Self::over(events.modify(|object: &mut K| {
+            let meta = object.meta_mut();
+            meta.annotations = None;
+            meta.owner_references = None;
+        }))
     }
 
     /// The objects of a watch, and the task that fills them.
@@ -176,11 +187,61 @@ pub(super) fn quiet_events<K>(
 where
     K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static,
 {
-    let events = watcher(all, watcher::Config::default()).default_backoff();
+    let config = watcher::Config::default().page_size(PAGE);
+    let events = watcher(all, config).default_backoff();
     // Nothing reads who wrote which field, and that is half of an object.
     events.modify(|object| object.meta_mut().managed_fields = None)
 }
 
 fn is_not_found(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(error) if has_code(error, 404))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::Cache;
+    use crate::k8s::client::client_of;
+
+    #[tokio::test]
+    async fn objects_are_listed_in_small_pages_and_what_nothing_reads_is_not_kept() {
+        let client = client_of(|request| {
+            let query = request.uri().query().unwrap_or_default();
+            if query.contains("watch=true") {
+                return None;
+            }
+            assert!(query.contains("limit=100"), "{query}");
+            let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "2"});
+            let cache = json!({
+                "metadata": {
+                    "name": "go", "namespace": "ci", "uid": "1",
+                    "annotations": {"example.org/long": "x".repeat(200_000)},
+                    "finalizers": [crate::api::CLEAR],
+                    "labels": {crate::api::MIRRORED: "true"},
+                    "managedFields": [{"manager": "kubectl"}],
+                    "ownerReferences": [owner],
+                },
+                "spec": {"key": "go"},
+            });
+            let list = json!({"metadata": {"resourceVersion": "1"}, "items": [cache]});
+            Some((200, list))
+        });
+        let (caches, fill) = Watched::<Cache>::open(client, "Caches");
+        tokio::spawn(fill);
+        let listed = tokio::time::timeout(Duration::from_secs(30), caches.listed());
+        listed.await.expect("a list");
+        let [cache] = &caches.all()[..] else {
+            panic!("not one Cache");
+        };
+        assert!(cache.orders() && cache.is_mirrored());
+        assert_eq!(cache.uid().as_deref(), Some("1"));
+        let meta = &cache.metadata;
+        assert_eq!(meta.annotations, None);
+        assert_eq!(meta.owner_references, None);
+        assert_eq!(meta.managed_fields, None);
+    }
 }

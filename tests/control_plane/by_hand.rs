@@ -16,7 +16,7 @@ use crate::standard::{
 use crate::{await_pools, eventually};
 
 /// Makes a PersistentVolume that csi-provisioner deletes like its own, and a claim of it.
-async fn write(plane: &ControlPlane, name: &str, id: &str) {
+async fn write(plane: &ControlPlane, name: &str, id: &str, node: &str) {
     let driver = "baggageclaim.csi.concourse-ci.org";
     let text = format!(
         "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: {name}, \
@@ -24,7 +24,7 @@ async fn write(plane: &ControlPlane, name: &str, id: &str) {
          spec: {{accessModes: [ReadWriteOnce], capacity: {{storage: 1Mi}}, \
          persistentVolumeReclaimPolicy: Delete, claimRef: {{namespace: default, name: {name}}}, \
          nodeAffinity: {{required: {{nodeSelectorTerms: [{{matchExpressions: [{{\
-         key: topology.{driver}/node, operator: In, values: [node-1]}}]}}]}}}}, \
+         key: topology.{driver}/node, operator: In, values: [{node}]}}]}}]}}}}, \
          csi: {{driver: {driver}, volumeHandle: {id}}}}}}}\n---\n\
          {{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: {name}}}, \
          spec: {{accessModes: [ReadWriteOnce], storageClassName: '', volumeName: {name}, \
@@ -36,12 +36,17 @@ async fn write(plane: &ControlPlane, name: &str, id: &str) {
 
 /// Waits until csi-provisioner could not delete a PersistentVolume, since another needs the data.
 async fn is_refused(plane: &ControlPlane, volume: &str, needed_by: &str) {
+    let why = format!("because PersistentVolume \"{needed_by}\" needs it");
+    is_refused_because(plane, volume, &why).await;
+}
+
+/// Waits until csi-provisioner could not delete a PersistentVolume for this reason.
+async fn is_refused_because(plane: &ControlPlane, volume: &str, why: &str) {
     let of = format!("involvedObject.name={volume},reason=VolumeFailedDelete");
     let get = ["get", "events", "--field-selector", &of];
     let message = [&get[..], &["-o=jsonpath={.items[*].message}"]].concat();
-    let told = format!("because PersistentVolume \"{needed_by}\" needs it");
-    let is_told = async || plane.kubectl(&message).contains(&told);
-    eventually(&format!("{volume}: {told}"), is_told).await;
+    let is_told = async || plane.kubectl(&message).contains(why);
+    eventually(&format!("{volume}: {why}"), is_told).await;
 }
 
 #[tokio::test]
@@ -79,7 +84,7 @@ async fn the_data_stays_as_long_as_another_persistent_volume_needs_it() {
     };
 
     // The claim that the volume was made for is in use.
-    write(&plane, "second", &id).await;
+    write(&plane, "second", &id, "node-1").await;
     delete_claim(&plane, "second").await;
     is_refused(&plane, "second", &first).await;
     is_kept().await;
@@ -89,7 +94,7 @@ async fn the_data_stays_as_long_as_another_persistent_volume_needs_it() {
     is_kept().await;
 
     // Only another is in use.
-    write(&plane, "third", &id).await;
+    write(&plane, "third", &id, "node-1").await;
     delete_claim(&plane, "first").await;
     is_refused(&plane, &first, "third").await;
     is_kept().await;
@@ -98,9 +103,19 @@ async fn the_data_stays_as_long_as_another_persistent_volume_needs_it() {
     delete_claim(&plane, "third").await;
     assert_only(&plane, &BTreeSet::new()).await;
     // A PersistentVolume names the volume after its data is gone.
-    write(&plane, "fourth", &id).await;
+    write(&plane, "fourth", &id, "node-1").await;
     delete_claim(&plane, "fourth").await;
     assert_only(&plane, &BTreeSet::new()).await;
+    // One names a node without a driver. Nothing would answer an order to that node.
+    plane.apply(
+        "node-2",
+        "{apiVersion: v1, kind: Node, metadata: {name: node-2}}",
+    );
+    write(&plane, "fifth", &id, "node-2").await;
+    delete_claim(&plane, "fifth").await;
+    is_refused_because(&plane, "fifth", "names no node with a driver").await;
+    let orders = plane.kubectl(&["get", "volumes", "-o=name"]);
+    assert_eq!(orders, "", "an order that nothing answers");
     drop(one);
     let left = held(&lab.dir("one")).await;
     assert!(left.is_empty(), "{left:?}");

@@ -300,6 +300,28 @@ fn the_controller_is_admitted_reached_and_told_to_end_in_time() {
 }
 
 #[test]
+fn a_driver_writes_of_its_own_node_only_in_whichever_namespace_it_runs() {
+    let [policy, binding] = &objects("controller/admission.yaml")[..] else {
+        panic!("a policy and its binding");
+    };
+    assert_eq!(policy["spec"]["failurePolicy"], "Fail");
+    assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+    assert_eq!(binding["spec"]["validationActions"], json!(["Deny"]));
+    // kustomize changes the namespace of the account, and no expression.
+    let driver = object("node/daemonset.yaml");
+    let account = driver["spec"]["template"]["spec"]["serviceAccountName"].as_str();
+    let conditions = json!([{
+        "name": "by-a-driver",
+        "expression": format!(
+            "request.userInfo.username.startsWith(\"system:serviceaccount:\") && \
+             request.userInfo.username.endsWith(\":{}\")",
+            account.expect("a name")
+        ),
+    }]);
+    assert_eq!(policy["spec"]["matchConditions"], conditions);
+}
+
+#[test]
 fn only_the_controllers_account_may_make_persistent_volumes_where_the_component_says_so() {
     let [policy, binding] = &objects("components/provisioned-only/persistent-volumes.yaml")[..]
     else {

@@ -4,8 +4,9 @@
 //! Each RPC parses, calls the store and renders. The store chooses the node of a volume; this
 //! module limits the attachments of a node.
 //!
-//! CreateVolume returns ABORTED or UNAVAILABLE only while it runs. After these codes the
-//! provisioner assumes that a volume may be coming and keeps the claim's node
+//! CreateVolume returns ABORTED or UNAVAILABLE only while it runs, or may run on a node. After
+//! these codes the provisioner assumes that a volume may be coming: it keeps the claim's node, and
+//! deletes the volume if the claim is deleted. After others it forgets the claim
 //! ([`Failure::not_begun`]).
 
 pub(super) mod parse;
@@ -129,13 +130,14 @@ fn capabilities(features: Features) -> Vec<rpc::Type> {
 }
 
 /// The failure of CreateVolume after an error of the store. If only the source is busy, the volume
-/// was not begun.
+/// was not begun. In a cluster, a node may be making the volume. The cluster's codes say that
+/// ([`engine::Error::Remote`]).
 fn not_created(error: engine::Error, source: Option<&ClaimSource>) -> Failure {
     let begun = match (&error, source) {
         (engine::Error::Busy(id), Some(ClaimSource::Snapshot(from) | ClaimSource::Claim(from))) => {
             id != from
         }
-        (engine::Error::Busy(_), None) => true,
+        (engine::Error::Busy(_), None) | (engine::Error::Remote { .. }, _) => true,
         _ => false,
     };
     let failure = Failure::from(error);
@@ -152,7 +154,11 @@ impl Controller for Service {
         note(rpc.as_ref(), "volume.name", &request.get_ref().name);
         answer(async {
             let wanted = parse::create(request.into_inner())?;
-            let claims = self.claims().map_err(Failure::not_begun)?;
+            let claims = self.claims().map_err(|failure| match failure {
+                // A node may be making it since before the controller started.
+                Failure::Listing => failure,
+                other => other.not_begun(),
+            })?;
             let source = wanted.claim.source.clone();
             let created = claims.create_claim(wanted.claim, &wanted.at).await;
             let claim = created.map_err(|error| not_created(error, source.as_ref()))?;

@@ -97,7 +97,7 @@ pub(super) async fn freeze(
         Ok(freezing)
     };
     let frozen = if long {
-        inner.threads.seals.run(job).await?
+        inner.threads.copies.run(job).await?
     } else {
         inner.threads.calls.run(job).await?
     };
@@ -572,7 +572,9 @@ impl Drop for Freezing {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::mpsc;
+    use std::time::Duration;
 
     use super::*;
     use crate::backend::BackendKind;
@@ -580,14 +582,12 @@ mod tests {
     use crate::engine::{Config, Engine, guard};
     use crate::model::{ClaimParameters, MutableParameters};
 
-    #[tokio::test]
-    async fn a_freeze_that_nobody_commits_is_taken_back_on_no_thread_of_the_runtime() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
+    /// An engine that copies, with one thread for calls, and a claim with content.
+    async fn engine_with_a_claim(folder: &Path) -> (Engine, PersistentVolume) {
+        let mut config = Config::new(folder.join("pool"));
         config.backend = Some(BackendKind::Copy);
         config.threads = 1;
         let engine = Engine::open(config).await.expect("it opens");
-        let inner = &engine.inner;
         let request = CreateClaim {
             name: "claim".to_owned(),
             required_bytes: 0,
@@ -597,7 +597,40 @@ mod tests {
             source: None,
         };
         let claim = engine.create_claim(request).await.expect("made");
-        data_dir::make(inner, &claim).expect("its content");
+        data_dir::make(&engine.inner, &claim).expect("its content");
+        (engine, claim)
+    }
+
+    #[tokio::test]
+    async fn a_copy_does_not_take_the_threads_of_seals() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (engine, claim) = engine_with_a_claim(folder.path()).await;
+        let inner = &engine.inner;
+        let (go_on, told) = mpsc::channel::<()>();
+        let told = Arc::new(parking_lot::Mutex::new(told));
+        let busy: Vec<_> = (0..16)
+            .map(|_| told.clone())
+            .map(|told| inner.threads.seals.run(move || told.lock().recv()))
+            .collect();
+        let guard = lookup::take(inner, &claim.id, guard::deadline()).await;
+        let guards = vec![guard.expect("nobody has it")];
+        let freezing = freeze(inner, guards, vec![claim.id.clone()], Moment::AsItCan);
+        let freezing = tokio::time::timeout(Duration::from_secs(30), freezing).await;
+        let freezing = freezing.expect("it waits for a seal").expect("frozen");
+        assert_eq!(freezing.layers().count(), 1, "a copy");
+        drop(freezing);
+        drop(go_on);
+        for busy in busy {
+            busy.await.expect("it ran").expect_err("nothing was told");
+        }
+        engine.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn a_freeze_that_nobody_commits_is_taken_back_on_no_thread_of_the_runtime() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (engine, claim) = engine_with_a_claim(folder.path()).await;
+        let inner = &engine.inner;
         let take = || lookup::take(inner, &claim.id, guard::deadline());
         let guards = vec![take().await.expect("nobody has it")];
         let ids = vec![claim.id.clone()];

@@ -319,16 +319,17 @@ impl Cluster {
         if !is_its_own && let Some(order) = self.orphan_volume(id).await? {
             return Ok(Some(order));
         }
-        if node.is_empty() {
+        if !node.is_empty() && self.is_given_up(&node).await? {
+            return Ok(None);
+        }
+        // No driver would ever answer the order.
+        if node.is_empty() || (!is_its_own && self.pools.get(&node).await?.is_none()) {
             let message = format!(
-                "volume {id} has no Volume object, and PersistentVolume {:?} names no node where \
-                 it may be; add a nodeAffinity to the PersistentVolume, or delete it",
+                "volume {id} has no Volume object, and PersistentVolume {:?} names no node with a \
+                 driver; add a nodeAffinity to the PersistentVolume, or delete it",
                 named.name
             );
             return Err(refusal(Code::FailedPrecondition, message));
-        }
-        if self.is_given_up(&node).await? {
-            return Ok(None);
         }
         let spec = VolumeSpec {
             name: named.name,

@@ -3,7 +3,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `orders` | carries out orders to clear |
+//! | `orders` | carries out orders to clear, and gives `Cache` objects their finalizer |
 //! | `fences` | the chain of `Fence` objects: which can be read, which may be deleted |
 //! | `fencer` | reads and makes the `Fence` objects |
 //! | `ended` | clears namespaces that have ended, each once |
@@ -33,7 +33,7 @@ use tokio::sync::{mpsc, watch};
 use super::client::{deletion_of, has_code};
 use super::mirror::{self, Mirror};
 use super::watched::{self, Namespaces, Watched};
-use crate::api::{self, Cache};
+use crate::api;
 use crate::hub::{self, ClearOrder};
 use crate::model::Tenant;
 use crate::shared::{self, Store};
@@ -41,7 +41,7 @@ use births::{birth, births, is_older};
 use ended::Ended;
 use fencer::Fencer;
 use fences::may_go;
-use orders::{Deleted, Orders, enlist};
+use orders::{Deleted, Orders, enlist_all};
 use tenants::Tenants;
 
 pub(in crate::k8s) use births::{ApiTime, api_time};
@@ -98,12 +98,12 @@ pub async fn keep(
         Tenants::new(store, fencer, ended, namespaces.clone())
     });
     let tenants = OptionFuture::from(tenants.map(Tenants::run));
+    let enlisted = enlist_all(client.clone(), caches);
     let keeper = Keeper {
         client,
         fencer,
         ended,
         pools,
-        caches,
         namespaces,
         known: BTreeMap::new(),
         // By then the nodes have reported, and the cluster's time is known.
@@ -114,6 +114,7 @@ pub async fn keep(
         watch_caches,
         mirror,
         orders.run(),
+        enlisted,
         tenants,
         keeper.run(fences_changed)
     );
@@ -124,7 +125,6 @@ struct Keeper {
     fencer: Arc<Fencer>,
     ended: Arc<Ended>,
     pools: Pools,
-    caches: Watched<Cache>,
     namespaces: Namespaces,
     /// The namespaces that exist, with their uids, as far as this process has seen.
     known: BTreeMap<String, String>,
@@ -134,11 +134,10 @@ struct Keeper {
 
 impl Keeper {
     async fn run(mut self, mut fences: watch::Receiver<()>) {
-        let (mut caches, mut namespaces) = (self.caches.changes(), self.namespaces.changes());
+        let mut namespaces = self.namespaces.changes();
         let mut owed = self.fencer.catalog.owed_changes();
         loop {
             fences.mark_unchanged();
-            caches.mark_unchanged();
             namespaces.mark_unchanged();
             owed.mark_unchanged();
             let again = tokio::time::sleep(AGAIN);
@@ -150,7 +149,6 @@ impl Keeper {
             }
             tokio::select! {
                 _ = fences.changed() => {}
-                _ = caches.changed() => {}
                 _ = namespaces.changed() => {}
                 _ = owed.changed() => {}
                 () = tokio::time::sleep(LOOK) => {}
@@ -165,9 +163,6 @@ impl Keeper {
         let objects = self.fencer.read().await?;
         // One object that cannot be changed must not keep the others waiting.
         let mut failure = self.fencer.mend().await.err();
-        for cache in self.caches.all() {
-            failure = enlist(&self.client, &cache).await.err().or(failure);
-        }
         failure = self.look_at_namespaces().await.err().or(failure);
         failure = self.look_at_content().await.err().or(failure);
         failure = self.delete_oldest(objects).await.err().or(failure);
@@ -257,5 +252,106 @@ impl Keeper {
             objects.retain(|object| object.metadata.uid != uid);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use k8s_openapi::api::core::v1::Namespace;
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+
+    use super::*;
+    use crate::distribution::roster::Members;
+    use crate::k8s::client::client_of;
+    use crate::model::{NodeId, Sha256};
+
+    #[derive(Debug)]
+    struct NoNode;
+
+    impl Members for NoNode {
+        fn named(&self, _: &Sha256) -> Option<NodeId> {
+            None
+        }
+
+        fn zone(&self, _: &NodeId) -> String {
+            String::new()
+        }
+
+        fn expected(&self) -> Option<BTreeSet<String>> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn a_namespace_is_cleared_while_the_api_server_is_slow_with_caches_of_another_one() {
+        let (wanted, mut to_be_enlisted) = mpsc::unbounded_channel();
+        let (ordered, mut cleared) = mpsc::unbounded_channel();
+        let listed = |kind: &str, items: serde_json::Value| {
+            let metadata = json!({"resourceVersion": "1"});
+            let group = "baggageclaim.concourse-ci.org/v1alpha1";
+            json!({"apiVersion": group, "kind": kind, "metadata": metadata, "items": items})
+        };
+        let client = client_of(move |request| {
+            let (path, query) = (
+                request.uri().path(),
+                request.uri().query().unwrap_or_default(),
+            );
+            if request.method() == "POST" && path.ends_with("/fences") {
+                ordered.send(()).expect("the test runs");
+            } else if path.ends_with("/caches/slow") {
+                wanted.send(()).expect("the test runs");
+            } else if path.ends_with("/namespaces/gone") {
+                return Some((
+                    404,
+                    json!({"kind": "Status", "code": 404, "reason": "NotFound"}),
+                ));
+            } else if path.ends_with("/fences") && !query.contains("watch") {
+                return Some((200, listed("FenceList", json!([]))));
+            } else if path.ends_with("/caches") && !query.contains("watch") {
+                let metadata = json!({"name": "slow", "namespace": "ci"});
+                let cache = json!({"metadata": metadata, "spec": {"key": "go"}});
+                return Some((200, listed("CacheList", json!([cache]))));
+            }
+            None
+        });
+        let namespace: PartialObjectMeta<Namespace> = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gone", "uid": "1"},
+        }))
+        .expect("a namespace");
+        let begin = [
+            Event::Init,
+            Event::InitApply(namespace.clone()),
+            Event::InitDone,
+        ];
+        let end = async move {
+            to_be_enlisted.recv().await;
+            Ok(Event::Delete(namespace))
+        };
+        let events = stream::iter(begin.map(Ok)).chain(stream::once(end));
+        let (namespaces, fill) = Watched::over(events.chain(stream::pending()));
+        tokio::spawn(fill);
+        namespaces.listed().await;
+
+        let listen = "127.0.0.1:0".parse().expect("an address");
+        let hub = hub::Hub::open(listen, Arc::new(NoNode), LOOK).await;
+        let catalog = hub.expect("it opens").handle();
+        let (clears, orders) = mpsc::channel(1);
+        let mirror = Mirror {
+            catalog: catalog.clone(),
+            most: 0,
+            clears,
+        };
+        let pools: Pools = Box::new(|| None);
+        let keeping = keep(client, catalog, pools, orders, mirror, namespaces, None);
+        let done = async {
+            tokio::select! {
+                () = keeping => None,
+                done = cleared.recv() => done,
+            }
+        };
+        let done = tokio::time::timeout(Duration::from_secs(30), done).await;
+        assert_eq!(done, Ok(Some(())), "no fence is made");
     }
 }

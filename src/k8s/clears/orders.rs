@@ -1,7 +1,8 @@
-//! Orders to clear: those of people who ask the controller itself, and deleted `Cache` objects.
+//! Orders to clear: those of people who ask the controller itself, and deleted `Cache` objects. New
+//! `Cache` objects get the finalizer that makes their deletion an order.
 //!
-//! They have a task of their own. So an order waits for no other work of the controller, except for
-//! one list or one creation of a `Fence`.
+//! Orders have a task of their own, and finalizers another one. So an order waits for no other work
+//! of the controller, except for one list or one creation of a `Fence`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -153,11 +154,7 @@ impl Deleted {
 
     async fn look_at_all(&self, caches: Vec<Arc<Cache>>) -> Result<(), Error> {
         let looks = caches.into_iter();
-        let looks = looks.map(|cache| async move { self.look_at(&cache).await });
-        let looks = futures_util::stream::iter(looks).buffer_unordered(PARALLEL);
-        let failures = looks.filter_map(|done| std::future::ready(done.err()));
-        let failures: Vec<Error> = failures.collect().await;
-        failures.into_iter().next().map_or(Ok(()), Err)
+        do_all(looks.map(|cache| async move { self.look_at(&cache).await })).await
     }
 
     fn needs(&self, cache: &Cache) -> Need {
@@ -231,11 +228,9 @@ impl Deleted {
 
     /// The uid of a namespace that is being deleted.
     fn ending(&self, name: &str) -> Option<String> {
-        let all = self.namespaces.all();
-        let mut ending = all
-            .iter()
-            .filter(|it| it.name_any() == name && it.metadata.deletion_timestamp.is_some());
-        ending.next().and_then(|it| it.uid())
+        let namespace = self.namespaces.get(name);
+        let ending = namespace.filter(|it| it.metadata.deletion_timestamp.is_some());
+        ending.and_then(|it| it.uid())
     }
 }
 
@@ -273,22 +268,57 @@ impl Done {
     }
 }
 
-/// Gives a `Cache` its finalizer, so that its deletion is an order.
-pub(super) async fn enlist(client: &Client, seen: &Cache) -> Result<(), Error> {
-    // The mirror makes its own with the finalizer, and takes it away to delete them.
-    let needs_it = |cache: &Cache| !cache.orders() && !is_deleted(cache) && !cache.is_mirrored();
-    if !needs_it(seen) {
-        return Ok(());
+/// Gives each `Cache` its finalizer, until it is dropped. A user can make thousands of them at
+/// once, so no clear waits for this.
+pub(super) async fn enlist_all(client: Client, caches: Watched<Cache>) {
+    let mut changes = caches.changes();
+    loop {
+        changes.mark_unchanged();
+        let new = caches
+            .all()
+            .into_iter()
+            .filter(|cache| needs_finalizer(cache));
+        let client = &client;
+        let enlisted = new.map(|cache| async move { enlist(client, &cache).await });
+        if let Err(error) = do_all(enlisted).await {
+            tracing::warn!(%error, "the deletion of a Cache would clear nothing yet; retrying");
+            tokio::time::sleep(AGAIN).await;
+            continue;
+        }
+        tokio::time::sleep(MOMENT).await;
+        tokio::select! {
+            _ = changes.changed() => {}
+            () = tokio::time::sleep(LOOK) => {}
+        }
     }
+}
+
+/// Whether the deletion of a `Cache` would be no order yet. The mirror makes its own with the
+/// finalizer, and takes it away to delete them.
+fn needs_finalizer(cache: &Cache) -> bool {
+    !cache.orders() && !is_deleted(cache) && !cache.is_mirrored()
+}
+
+async fn enlist(client: &Client, seen: &Cache) -> Result<(), Error> {
     let namespace = seen.namespace().unwrap_or_default();
     let caches: Api<Cache> = Api::namespaced(client.clone(), &namespace);
     let found = read(&caches, &seen.name_any()).await?;
-    let Some(cache) = found.filter(needs_it) else {
+    let Some(cache) = found.filter(needs_finalizer) else {
         return Ok(());
     };
     let mut finalizers = cache.finalizers().to_vec();
     finalizers.push(CLEAR.to_owned());
     set_finalizers(&caches, &cache, &finalizers).await
+}
+
+/// Does several things at once. One that fails does not keep the others waiting.
+async fn do_all(
+    all: impl Iterator<Item = impl Future<Output = Result<(), Error>>>,
+) -> Result<(), Error> {
+    let done = futures_util::stream::iter(all).buffer_unordered(PARALLEL);
+    let failures = done.filter_map(|done| std::future::ready(done.err()));
+    let failures: Vec<Error> = failures.collect().await;
+    failures.into_iter().next().map_or(Ok(()), Err)
 }
 
 fn is_deleted(cache: &Cache) -> bool {

@@ -131,6 +131,26 @@ async fn a_creation_that_did_not_begin_never_answers_as_if_it_ran() {
 }
 
 #[tokio::test]
+async fn a_creation_that_a_node_goes_on_with_is_never_forgotten() {
+    let fake: Arc<Fake> = Arc::default();
+    let in_a_cluster = service(&fake, ALL);
+    for code_of_it in [Code::Aborted, Code::Unavailable, Code::ResourceExhausted] {
+        fake.fail(engine::Error::Remote {
+            code: code_of_it.into(),
+            message: "node b has not made the clone yet".to_owned(),
+        });
+        let answer = in_a_cluster.create_volume(Request::new(create("a"))).await;
+        let status = answer.expect_err("it fails");
+        assert_eq!(status.code(), code_of_it);
+        assert_eq!(status.message(), "node b has not made the clone yet");
+    }
+    let listing: FindClaims = Arc::new(|| Err(Failure::Listing));
+    let restarted = Service::new(ALL, listing);
+    let answer = restarted.create_volume(Request::new(create("a"))).await;
+    assert_eq!(code(answer), Code::Unavailable);
+}
+
+#[tokio::test]
 async fn while_the_pool_is_being_opened_nothing_is_parked() {
     let nobody: FindClaims = Arc::new(|| Err(Failure::Recovering));
     let service = Service::new(ALL, nobody);
