@@ -1,5 +1,5 @@
-//! How a layer of a stack says in an archive what it deletes: by records of our own between nodes,
-//! by names that begin with `.wh.` towards OCI registries (image-spec, layer.md, "Whiteouts").
+//! How a layer of a stack says in an archive what it deletes: by records of our own, or by names
+//! that begin with `.wh.` towards OCI registries (image-spec, layer.md, "Whiteouts").
 //!
 //! Only the words are here. `pack` and `unpack::layer` write and obey them.
 

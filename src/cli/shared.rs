@@ -71,7 +71,8 @@ Example:
     ///
     /// Checks the digest of each manifest, and of each layer the length, the index and the digest
     /// of its table. Does not read the content, which is verified whenever it is fetched. Exits
-    /// with 1 if something is damaged. A node that has the content mends it with its next commit.
+    /// with 1 if something is damaged. It changes nothing. A node that reads a damaged object
+    /// reports it, and a node that has the content uploads it again.
     #[command(after_long_help = "\
 Example:
   baggageclaim shared verify --shared s3://ci-cache/prod -n ci")]

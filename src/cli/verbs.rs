@@ -39,7 +39,7 @@ Exit codes:
   0  success
   1  failure; `check`: there are findings
   2  wrong command line
-  3  no driver answers
+  3  no driver answers, or no controller
 
 docs/cli.md and docs/on-disk.md of the source describe the commands and the formats.";
 
@@ -135,15 +135,18 @@ Example:
   baggageclaim node --pool /var/lib/baggageclaim --node-id \"$NODE_NAME\"")]
     Node(Box<config::Node>),
 
-    /// Serve the persistent volumes of a whole Kubernetes cluster
+    /// Serve a whole Kubernetes cluster: persistent volumes, catalog, policies
     ///
     /// Serves the CSI services Identity, Controller and GroupController for the sidecars
     /// csi-provisioner, csi-snapshotter and csi-resizer in the same pod. Asks the nodes by the
-    /// objects Volume, Snapshot and Pool; each node runs `baggageclaim node --cluster on`. Needs no
-    /// pool and no privilege.
+    /// objects Volume, Snapshot and Pool; each node runs `baggageclaim node --cluster on`.
+    ///
+    /// With `--hub-listen` it keeps the catalog of the content of all nodes, and carries out cache
+    /// policies, clears and rollbacks. With `--shared` it collects the garbage of the shared tier.
+    /// With `--webhook-listen` it serves the webhook for locality. Needs no pool and no privilege.
     #[command(after_long_help = "\
 Example:
-  baggageclaim controller --socket /csi/csi.sock")]
+  baggageclaim controller --socket /run/csi/csi.sock")]
     Controller(Box<config::Controller>),
 
     /// Print the definitions of the objects for Kubernetes, as in deploy/crds
@@ -182,9 +185,10 @@ Example:
     /// shares with its parent. Listing starts new measurements in the background where SIZE is `-`
     /// or old: list again to see them.
     ///
-    /// STATE is preparing, published (mounted for a pod), unpublished (the same pod may mount it
-    /// again), awaiting-outcome (the pod is done, its outcome is unknown), in-use (the pod is done,
-    /// but a process still has files open), or sealing.
+    /// STATE is preparing, fetching (the publish waits for content of a peer or the shared tier),
+    /// published (mounted for a pod), unpublished (the same pod may mount it again),
+    /// awaiting-outcome (the pod is done, its outcome is unknown), in-use (the pod is done, but a
+    /// process still has files open), or sealing.
     Volumes(List),
 
     /// List the artifacts: sealed content, and the names that point at it
@@ -281,12 +285,16 @@ Examples:
     /// artifact, dated now. Nothing is copied. It ends when the new artifact is durable. A resource
     /// cache keeps its first content, and is refused.
     ///
-    /// Nodes with content of a task cache use their own, and steps that run may commit the content
-    /// that you want to leave behind. So in a cluster first run `clear` for the name (the earlier
-    /// artifact stays), and then this on the node that has it.
+    /// Without `--cluster` it works on this node alone. Nodes that have content of a task cache use
+    /// their own. Steps that run may commit the content that you want to leave behind.
+    ///
+    /// In a cluster whose nodes are peers, use `--cluster`: all nodes then lose the later content.
+    /// Do not run `clear` first. It deletes earlier artifacts that no volume uses, and `--cluster`
+    /// refuses what was cleared.
     #[command(after_long_help = "\
-Example:
-  baggageclaim rollback task-cache/go-build --to 4f0c2a -n ci")]
+Examples:
+  baggageclaim rollback task-cache/go-build --to 4f0c2a -n ci
+  baggageclaim rollback --cluster task-cache/go-build --to 4f0c2a -n ci")]
     Rollback(generations::Rollback),
 
     /// Write an artifact, a cache or a volume as an archive

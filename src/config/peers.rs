@@ -18,10 +18,10 @@ const DEFAULT_KEY: &str = "/etc/baggageclaim/peer.key";
 #[command(next_help_heading = "Peers")]
 pub struct Peers {
     /// Ask these other nodes for content that is not on this one, and give them what they ask for.
-    /// The file has a line NAME HOST:PORT sha256:DIGITS for each node, and perhaps NAMESPACE,… to
-    /// which the line is limited. `baggageclaim peer-key` prints the key of a node. The line of
-    /// this node is passed over, so all nodes can have the same file. It is read at the start
-    /// [default: no peers]
+    /// The file has a line NAME HOST:PORT sha256:DIGITS for each node. After that may come
+    /// NAMESPACE,… to which the line is limited, and zone=ZONE. `baggageclaim peer-key` prints the
+    /// key of a node. The line of this node is passed over, so all nodes can have the same file. It
+    /// is read at the start [default: no peers]
     #[arg(long, value_name = "FILE", env = "BAGGAGECLAIM_PEERS",
         value_parser = super::common::path_or_empty())]
     pub peers: Option<PathBuf>,

@@ -16,8 +16,8 @@ use crate::model::{Tenant, VolumeId, VolumeSpec};
 
 /// How old a measurement may be before it is made again.
 const MEASURED_FOR: Duration = Duration::from_secs(60);
-/// How many volumes wait to be measured at most because of a list: garbage collection
-/// waits behind them.
+/// How many volumes wait to be measured at most because of a list: measurements of layers wait
+/// behind them.
 const MEASURED_TOGETHER: usize = 16;
 
 impl Measured {

@@ -1,8 +1,8 @@
 //! Scrub: runs `fsck` periodically in the background, and reports findings in the log and in a
 //! metric.
 //!
-//! It runs on the thread for walks, where measuring and merging wait for it. So it runs seldom, and
-//! ends at once when the engine does.
+//! It runs on the thread for walks, where measuring waits for it. So it runs seldom, and ends at
+//! once when the engine does.
 
 use std::collections::HashSet;
 use std::sync::Arc;

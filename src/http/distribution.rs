@@ -77,7 +77,7 @@ fn of_tier(metrics: &Metrics, registry: &mut Registry) {
             ),
             (
                 "shared_uploads_refused",
-                "Artifacts that stay on this node because the name was taken or cleared",
+                "Artifacts that stay on this node because their name was cleared or has other content",
                 metrics.uploads_refused,
             ),
             (

@@ -66,7 +66,8 @@ pub struct Sharing {
     /// The number with which its name in the tier showed it. `None`: it is not in the tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub number: Option<u64>,
-    /// The tier refused it for good: an older resource cache has the name, or the name was cleared.
+    /// The tier refused it for good: an older resource cache or a newer commit has the name, or the
+    /// name was cleared.
     #[serde(skip_serializing_if = "is_false")]
     pub refused: bool,
     /// It came from a peer, and was not in the tier then. Only its maker uploads it.

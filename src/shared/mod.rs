@@ -14,6 +14,7 @@
 //! runtime. Nothing here knows of volumes, pools or the engine.
 
 mod budget;
+mod client;
 mod clock;
 mod cluster_uid;
 mod clusters;
@@ -24,7 +25,6 @@ mod error;
 mod fetch;
 mod file;
 mod keys;
-mod later;
 mod lease;
 mod object;
 mod patient;

@@ -62,7 +62,7 @@ pub enum NameState {
         publication: ObjectId,
         /// SHA-256 of the manifest's bytes.
         manifest: Sha256,
-        /// How long the name lives after `committed`. `None`: no limit.
+        /// How long the name lives after the storage wrote the record. `None`: no limit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ttl_seconds: Option<u64>,
     },

@@ -17,6 +17,7 @@ use object_store::{
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
+use super::client::Client;
 use super::decide::PUBLISH_WITHIN;
 use super::error::{Error, Result};
 use crate::model::Timestamp;
@@ -76,9 +77,9 @@ pub struct Item {
 /// A bucket, or a directory of a shared filesystem. A clone shares the connections.
 #[derive(Clone)]
 pub struct Store {
-    objects: Arc<dyn ObjectStore>,
-    /// The same, with a client that sends each request once.
-    once: Arc<dyn ObjectStore>,
+    client: Client,
+    /// The same, but it sends each request once.
+    once: Client,
     prefix: Path,
     /// As messages may show it.
     name: Arc<str>,
@@ -108,9 +109,21 @@ impl Store {
         runtime: Handle,
         times: Times,
     ) -> Self {
+        let client = Client::new(move || Ok(Arc::clone(&objects)));
+        Self::over([client.clone(), client], prefix, name, runtime, times)
+    }
+
+    /// The second client sends each request once.
+    pub(super) fn over(
+        [client, once]: [Client; 2],
+        prefix: &str,
+        name: &str,
+        runtime: Handle,
+        times: Times,
+    ) -> Self {
         Self {
-            once: Arc::clone(&objects),
-            objects,
+            client,
+            once,
             prefix: prefix.trim_matches('/').into(),
             name: name.trim_end_matches('/').into(),
             runtime,
@@ -118,9 +131,11 @@ impl Store {
         }
     }
 
-    /// With the store whose client sends each request once.
-    pub(super) fn with_once(self, once: Arc<dyn ObjectStore>) -> Self {
-        Self { once, ..self }
+    /// Opens the clients now. Asks nothing of the storage.
+    pub(super) fn open(&self) -> Result<()> {
+        let opened = self.client.get().and_then(|_| self.once.get());
+        let failed = |error| Error::of_store(&self.name, &error);
+        opened.map(drop).map_err(failed)
     }
 
     fn path(&self, key: &str) -> Path {
@@ -152,7 +167,7 @@ impl Store {
     pub(super) fn get(&self, key: &str, most: u64) -> Result<Option<(Bytes, Version)>> {
         let path = self.path(key);
         let request = async {
-            let answer = self.objects.get(&path).await?;
+            let answer = self.client.get()?.get(&path).await?;
             let version = version_of(&answer);
             let length = answer.meta.size;
             if length > most {
@@ -184,9 +199,9 @@ impl Store {
         for keys in keys.chunks(AT_ONCE) {
             let reads = keys.iter().map(|key| async move {
                 let limit = self.times.request;
-                let read = tokio::time::timeout(limit, self.objects.get(&self.path(key))).await;
+                let request = async { self.client.get()?.get(&self.path(key)).await };
                 let shown = self.shown(key);
-                let answer = match read {
+                let answer = match tokio::time::timeout(limit, request).await {
                     Err(_) => return Some(Err(Error::away(shown, "no answer in time"))),
                     Ok(Err(object_store::Error::NotFound { .. })) => return None,
                     Ok(Err(error)) => return Some(Err(Error::of_store(&shown, &error))),
@@ -214,7 +229,7 @@ impl Store {
     pub(super) fn range(&self, key: &str, range: Range<u64>) -> Result<Bytes> {
         let path = self.path(key);
         let wanted = range.end - range.start;
-        let request = self.objects.get_range(&path, range);
+        let request = async { self.client.get()?.get_range(&path, range).await };
         let bytes = self.wait(key, self.times.transfer, request)?;
         if bytes.len() as u64 != wanted {
             return Err(Error::corrupt(
@@ -247,15 +262,14 @@ impl Store {
         } else {
             self.times.transfer
         };
-        let request = self
-            .objects
-            .put_opts(&path, PutPayload::from(bytes), options);
+        let payload = PutPayload::from(bytes);
+        let request = async { self.client.get()?.put_opts(&path, payload, options).await };
         self.wait(key, most, request).map(|_| ())
     }
 
     /// Deletes an object; that it does not exist is no error.
     pub(super) fn delete(&self, key: &str) -> Result<()> {
-        self.delete_by(&self.objects, key)
+        self.delete_by(&self.client, key)
     }
 
     /// Deletes an object with one request. A client that sends it again after an error could delete
@@ -264,9 +278,10 @@ impl Store {
         self.delete_by(&self.once, key)
     }
 
-    fn delete_by(&self, objects: &Arc<dyn ObjectStore>, key: &str) -> Result<()> {
+    fn delete_by(&self, client: &Client, key: &str) -> Result<()> {
         let path = self.path(key);
-        match self.wait(key, self.times.request, objects.delete(&path)) {
+        let request = async { client.get()?.delete(&path).await };
+        match self.wait(key, self.times.request, request) {
             Err(Error::Missing { .. }) => Ok(()),
             result => result,
         }
@@ -275,7 +290,8 @@ impl Store {
     /// When an object was last written, by the storage's clock.
     pub(super) fn modified(&self, key: &str) -> Result<Timestamp> {
         let path = self.path(key);
-        let meta = self.wait(key, self.times.request, self.objects.head(&path))?;
+        let request = async { self.client.get()?.head(&path).await };
+        let meta = self.wait(key, self.times.request, request)?;
         Ok(timestamp(meta.last_modified.timestamp_millis()))
     }
 
@@ -286,7 +302,8 @@ impl Store {
         each: &mut dyn FnMut(Item) -> Result<()>,
     ) -> Result<()> {
         let path = self.path(prefix);
-        let mut items = self.objects.list(Some(&path));
+        let failed = |error| Error::of_store(&self.shown(prefix), &error);
+        let mut items = self.client.get().map_err(failed)?.list(Some(&path));
         loop {
             let next = async { items.next().await.transpose() };
             let Some(meta) = self.wait(prefix, self.times.transfer, next)? else {
@@ -307,7 +324,7 @@ impl Store {
     /// The names directly below a prefix that have something below them.
     pub(super) fn children(&self, prefix: &str) -> Result<Vec<String>> {
         let path = self.path(prefix);
-        let request = self.objects.list_with_delimiter(Some(&path));
+        let request = async { self.client.get()?.list_with_delimiter(Some(&path)).await };
         let listed = self.wait(prefix, self.times.transfer, request)?;
         let names = listed.common_prefixes.iter();
         Ok(names
@@ -319,7 +336,7 @@ impl Store {
     pub(super) fn multipart(&self, key: &str) -> Result<Box<dyn MultipartUpload>> {
         let path = self.path(key);
         let options = PutMultipartOptions::default();
-        let request = self.objects.put_multipart_opts(&path, options);
+        let request = async { self.client.get()?.put_multipart_opts(&path, options).await };
         self.wait(key, self.times.request, request)
     }
 
@@ -462,7 +479,7 @@ impl Job {
             range: Some(self.range.clone().into()),
             ..GetOptions::default()
         };
-        let request = self.store.objects.get_opts(&self.path, options);
+        let request = async { self.store.client.get()?.get_opts(&self.path, options).await };
         let answer = tokio::time::timeout(most, request)
             .await
             .map_err(late)?

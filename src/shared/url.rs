@@ -13,9 +13,9 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use tokio::runtime::Handle;
 
-use super::error::{Error, Result};
+use super::client::Client;
+use super::error::Result;
 use super::file;
-use super::later::Later;
 use super::patient::Patient;
 use super::store::{Store, Times};
 
@@ -154,13 +154,9 @@ impl Url {
 
     /// Opens the tier. Asks nothing of it yet.
     pub fn open(&self, runtime: Handle, times: Times) -> Result<Store> {
-        let patient = Patient::default();
-        let open = |retry| {
-            let objects = self.objects(retry, patient.clone());
-            objects.map_err(|error| Error::of_store(&self.to_string(), &error))
-        };
-        let store = self.store(open(retry())?, runtime, times);
-        Ok(store.with_once(open(once())?))
+        let store = self.open_later(runtime, times);
+        store.open()?;
+        Ok(store)
     }
 
     /// The tier, which its first request opens. If that fails, the request does, and the next one
@@ -168,20 +164,19 @@ impl Url {
     #[must_use]
     pub fn open_later(&self, runtime: Handle, times: Times) -> Store {
         let patient = Patient::default();
-        let later = |retry| Arc::new(Later::new(self.clone(), retry, patient.clone()));
-        let store = self.store(later(retry()), runtime, times);
-        store.with_once(later(once()))
-    }
-
-    fn store(&self, objects: Arc<dyn ObjectStore>, runtime: Handle, times: Times) -> Store {
+        let client = |retry: RetryConfig| {
+            let (url, patient) = (self.clone(), patient.clone());
+            Client::new(move || url.objects(retry.clone(), patient.clone()))
+        };
         let prefix = match self.scheme {
             Scheme::File => "",
             Scheme::S3 | Scheme::Gs | Scheme::Az => &self.path,
         };
-        Store::new(objects, prefix, &self.to_string(), runtime, times)
+        let clients = [client(retry()), client(once())];
+        Store::over(clients, prefix, &self.to_string(), runtime, times)
     }
 
-    pub(super) fn objects(
+    fn objects(
         &self,
         retry: RetryConfig,
         patient: Patient,
@@ -308,6 +303,7 @@ impl fmt::Display for Url {
 
 #[cfg(test)]
 mod tests {
+    use super::super::error::Error;
     use super::super::patient::WAITS;
     use super::*;
 
