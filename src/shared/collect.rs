@@ -155,9 +155,10 @@ impl<'a> Collector<'a> {
             taken => taken?,
         };
         let mut done = match self.collect(&keys, (now, clock), stop) {
-            Err(Error::Stopped) => {
+            // Only a failure that would come again makes others wait for the end of the lease.
+            Err(error) if matches!(error, Error::Stopped) || error.is_temporary() => {
                 drop(lease::end(store, &keys, self.id, End::Stopped));
-                return Err(Error::Stopped);
+                return Err(error);
             }
             done => done?,
         };

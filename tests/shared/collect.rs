@@ -650,6 +650,7 @@ fn the_lease_and_a_storage_that_fails() {
     // A collector that dies with the lease: the next one waits for its end.
     let (dies, _) = tier.failing(|op, path| match op {
         Op::List if path.ends_with("layers") => Fault::Status(500),
+        Op::Replace if path.ends_with("/gc") => Fault::Status(500),
         _ => Fault::None,
     });
     let error = Collector::new(&dies, &tenant(), id())
@@ -670,8 +671,18 @@ fn the_lease_and_a_storage_that_fails() {
         "{error:?}"
     );
     let later = Timestamp(now().0 + 3 * 3_600_000);
-    let done = Collector::new(&tier.store, &tenant(), id())
+    // One that fails gives the lease back.
+    let (fails, _) = tier.failing(|op, path| match op {
+        Op::List if path.ends_with("layers") => Fault::Status(500),
+        _ => Fault::None,
+    });
+    let error = Collector::new(&fails, &tenant(), id())
         .run(later, &never)
+        .expect_err("it fails");
+    assert!(matches!(error, Error::Away { .. }), "{error:?}");
+    let soon = Timestamp(now().0 + 2000);
+    let done = Collector::new(&tier.store, &tenant(), id())
+        .run(soon, &never)
         .expect("collect");
     assert_eq!(done.condemned, 1);
     // A stale list shows too little. Nothing is lost by that.
