@@ -8,6 +8,7 @@
 //! | `any` | what the protocol needs of a storage, on any kind of it |
 //! | `trips` | layers up and down, resumed, from the next source |
 //! | `frames` | frames in another order, twice, of another layer, cut; a tier that stalls |
+//! | `hangs` | connections to the server that hang |
 //! | `names` | two writers, lost acknowledgements, clears |
 //! | `corrupt` | damage in every part of every object |
 //! | `cli` | the verb `shared` as a process |
@@ -43,6 +44,8 @@ mod deletions;
 mod failing;
 #[path = "shared/frames.rs"]
 mod frames;
+#[path = "shared/hangs.rs"]
+mod hangs;
 #[path = "shared/names.rs"]
 mod names;
 #[path = "shared/server.rs"]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::budget::{Budget, Shown, TierUse};
+use super::budget::{Budget, RECENT, Shown, TierUse};
 use super::commit::check_format;
 use super::decide::{self, GRACE, LIST_WITHIN, NameVerdict, Seen, Verdict};
 use super::error::{Error, Result};
@@ -155,9 +155,10 @@ impl<'a> Collector<'a> {
             taken => taken?,
         };
         let mut done = match self.collect(&keys, (now, clock), stop) {
-            Err(Error::Stopped) => {
+            // Only a failure that would come again makes others wait for the end of the lease.
+            Err(error) if matches!(error, Error::Stopped) || error.is_temporary() => {
                 drop(lease::end(store, &keys, self.id, End::Stopped));
-                return Err(Error::Stopped);
+                return Err(error);
             }
             done => done?,
         };
@@ -197,9 +198,9 @@ impl<'a> Collector<'a> {
         let lists = self.lists_in_time(keys, clock, &mut done, stop)?;
         // First what makes room: a full storage refuses the writes.
         self.objects(&lists, Pass::Delete, clock, &mut done, stop)?;
-        self.names(&lists, now, &mut done, stop)?;
+        self.names(&lists, (now, clock), &mut done, stop)?;
         if let Some(budget) = self.budget {
-            self.evict(&lists, budget, now, &mut done, stop)?;
+            self.evict(&lists, budget, (now, clock), &mut done, stop)?;
         }
         self.objects(&lists, Pass::Condemn, clock, &mut done, stop)?;
         Ok(done)
@@ -418,7 +419,7 @@ impl<'a> Collector<'a> {
     fn names(
         &self,
         lists: &Lists,
-        now: Timestamp,
+        (now, clock): (Timestamp, Timestamp),
         done: &mut Collected,
         stop: Stop<'_>,
     ) -> Result<()> {
@@ -439,11 +440,17 @@ impl<'a> Collector<'a> {
                 }
                 continue;
             }
-            // A commit may have come meanwhile.
-            let read = self.read_again(key)?;
-            let Some((record, version)) = read.filter(|(record, _)| record.write == *write) else {
+            let Some((record, version)) = self.read_again(key)? else {
                 continue;
             };
+            // A commit may have come since the list, which told the age of the record before it.
+            let is_due = match *fence {
+                0 => decide::judge_name(&record, clock.since(version.modified())) == *verdict,
+                _ => record.write == *write,
+            };
+            if !is_due {
+                continue;
+            }
             match (verdict, &record.state) {
                 (NameVerdict::Expire, NameState::Content { .. }) => {
                     let is_done = match *fence {
@@ -469,7 +476,7 @@ impl<'a> Collector<'a> {
         &self,
         lists: &Lists,
         budget: Budget,
-        now: Timestamp,
+        (now, clock): (Timestamp, Timestamp),
         done: &mut Collected,
         stop: Stop<'_>,
     ) -> Result<()> {
@@ -481,8 +488,10 @@ impl<'a> Collector<'a> {
             let is_evicted = self.dry_run
                 || match self.read_again(&name.key)? {
                     Some((record, version)) => match record.content() {
+                        // The list may have told the age of a record before this one.
                         Some((artifact, publication, _))
-                            if (artifact, publication) == name.manifest =>
+                            if (artifact, publication) == name.manifest
+                                && clock.since(version.modified()) >= RECENT =>
                         {
                             evict(self.store, record, &version, self.id, now)?
                         }

@@ -68,57 +68,56 @@ impl Directory {
             }),
         }
     }
+}
 
-    /// The content and the version of a small object.
-    async fn small(&self, location: &Path) -> Result<Option<(Bytes, ObjectMeta)>> {
-        let answer = self.inner.get(location).await?;
-        let mut meta = answer.meta.clone();
-        if meta.size > SMALL {
-            return Ok(None);
-        }
-        let bytes = answer.bytes().await?;
-        meta.e_tag = Some(etag(&bytes));
-        Ok(Some((bytes, meta)))
+/// The content and the version of a small object.
+async fn small(inner: &LocalFileSystem, location: &Path) -> Result<Option<(Bytes, ObjectMeta)>> {
+    let answer = inner.get(location).await?;
+    let mut meta = answer.meta.clone();
+    if meta.size > SMALL {
+        return Ok(None);
     }
+    let bytes = answer.bytes().await?;
+    meta.e_tag = Some(etag(&bytes));
+    Ok(Some((bytes, meta)))
+}
 
-    async fn put_locked(
-        &self,
-        location: &Path,
-        payload: PutPayload,
-        options: PutOptions,
-    ) -> Result<PutResult> {
-        let _lock = self.lock().await?;
-        if let PutMode::Update(UpdateVersion { e_tag, .. }) = &options.mode {
-            let current = match self.small(location).await {
-                Ok(current) => current.and_then(|(_, meta)| meta.e_tag),
-                Err(Error::NotFound { .. }) => None,
-                Err(error) => return Err(error),
-            };
-            if current.is_none() || current != *e_tag {
-                return Err(Error::Precondition {
-                    path: location.to_string(),
-                    source: "there is another version".into(),
-                });
-            }
-        }
-        let mode = match options.mode {
-            PutMode::Create => PutMode::Create,
-            PutMode::Update(_) | PutMode::Overwrite => PutMode::Overwrite,
+/// Writes an object. The caller has the lock.
+async fn put_locked(
+    inner: &LocalFileSystem,
+    location: &Path,
+    payload: PutPayload,
+    options: PutOptions,
+) -> Result<PutResult> {
+    if let PutMode::Update(UpdateVersion { e_tag, .. }) = &options.mode {
+        let current = match small(inner, location).await {
+            Ok(current) => current.and_then(|(_, meta)| meta.e_tag),
+            Err(Error::NotFound { .. }) => None,
+            Err(error) => return Err(error),
         };
-        let length = payload.content_length() as u64;
-        let e_tag = (length <= SMALL).then(|| {
-            let bytes: Vec<u8> = payload
-                .iter()
-                .flat_map(|part| part.iter().copied())
-                .collect();
-            etag(&bytes)
-        });
-        let put = self
-            .inner
-            .put_opts(location, payload, PutOptions::from(mode))
-            .await?;
-        Ok(PutResult { e_tag, ..put })
+        if current.is_none() || current != *e_tag {
+            return Err(Error::Precondition {
+                path: location.to_string(),
+                source: "there is another version".into(),
+            });
+        }
     }
+    let mode = match options.mode {
+        PutMode::Create => PutMode::Create,
+        PutMode::Update(_) | PutMode::Overwrite => PutMode::Overwrite,
+    };
+    let length = payload.content_length() as u64;
+    let e_tag = (length <= SMALL).then(|| {
+        let bytes: Vec<u8> = payload
+            .iter()
+            .flat_map(|part| part.iter().copied())
+            .collect();
+        etag(&bytes)
+    });
+    let put = inner
+        .put_opts(location, payload, PutOptions::from(mode))
+        .await?;
+    Ok(PutResult { e_tag, ..put })
 }
 
 fn etag(bytes: &[u8]) -> String {
@@ -147,7 +146,15 @@ impl ObjectStore for Directory {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        self.put_locked(location, payload, options).await
+        let lock = self.lock().await?;
+        let (inner, location) = (self.inner.clone(), location.clone());
+        // A caller may give up, but a write to a file that has begun goes on. So it keeps the lock
+        // until its end: the next writer's condition must see it.
+        let put = tokio::spawn(async move {
+            let _lock = lock;
+            put_locked(&inner, &location, payload, options).await
+        });
+        put.await.unwrap_or_else(|error| Err(error.into()))
     }
 
     async fn put_multipart_opts(
@@ -160,7 +167,7 @@ impl ObjectStore for Directory {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let whole = options.range.is_none() && !options.head;
-        if whole && let Some((bytes, meta)) = self.small(location).await? {
+        if whole && let Some((bytes, meta)) = small(&self.inner, location).await? {
             options.check_preconditions(&meta)?;
             let range = 0..meta.size;
             let stream = futures_util::stream::once(async { Ok(bytes) }).boxed();
@@ -198,4 +205,54 @@ impl ObjectStore for Directory {
 /// The store of a directory.
 pub(super) fn open(path: &std::path::Path) -> Result<Arc<dyn ObjectStore>> {
     Ok(Arc::new(Directory::open(path)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::shared::{Error, Times, Url};
+
+    #[test]
+    fn a_write_that_its_caller_gave_up_keeps_the_lock_until_its_end() {
+        let runtime = |blocking| {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .max_blocking_threads(blocking)
+                .enable_all()
+                .build()
+                .expect("a runtime")
+        };
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let url: Url = format!("file://{}", directory.path().display())
+            .parse()
+            .expect("a URL");
+        let brief = Times {
+            request: Duration::from_millis(100),
+            ..Times::default()
+        };
+        let (stalled, other) = (runtime(1), runtime(4));
+        let late = url.open(stalled.handle().clone(), brief).expect("open");
+        let next = url.open(other.handle().clone(), Times::default());
+        let next = next.expect("open");
+        // Its writes wait for the only thread, as those of a filesystem that does not answer.
+        let (release, held) = mpsc::channel::<()>();
+        stalled.spawn_blocking(move || held.recv());
+        let error = late.write("key", b"older".to_vec());
+        let error = error.expect_err("nothing can be written");
+        assert!(matches!(error, Error::Away { .. }), "{error:?}");
+        let root = Dir::open(directory.path()).expect("open");
+        assert!(
+            root.try_lock(LOCK).expect("lock").is_none(),
+            "it is not free"
+        );
+        std::thread::scope(|scope| {
+            let newer = scope.spawn(|| next.write("key", b"newer".to_vec()));
+            release.send(()).expect("it waits");
+            newer.join().expect("no panic").expect("write");
+        });
+        let (bytes, _) = next.get("key", 9).expect("read").expect("an object");
+        assert_eq!(bytes, b"newer".as_slice());
+    }
 }

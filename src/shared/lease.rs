@@ -17,7 +17,7 @@ const LEASE: Duration = Duration::from_hours(2);
 pub(super) enum End {
     /// It is complete.
     Complete,
-    /// It was stopped: the next collector need not wait, and repeats it.
+    /// It was stopped, or the storage failed: the next collector need not wait, and repeats it.
     Stopped,
 }
 

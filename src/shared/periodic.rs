@@ -1,7 +1,8 @@
 //! The collector of all tenants, for a process that runs all the time. When a tenant was collected
 //! last is known from its lease, so a restart, a second process and `baggageclaim shared gc` save
-//! each other's work. A collection that failed or was killed does not give its lease back: it is
-//! repeated when the time of the lease is over. One collection is in `collect`.
+//! each other's work. A collection that was killed, or met what does not pass by itself, does not
+//! give its lease back: it is repeated when the time of the lease is over. One collection is in
+//! `collect`.
 //!
 //! A tenant with a budget is also collected for that: only this process knows the budget, so it
 //! remembers in memory when it last kept the tenant within it.

@@ -25,9 +25,9 @@ use crate::model::Timestamp;
 /// How long requests may take, the crate's own retries included.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
-    /// A request with a small answer.
+    /// A request with a small answer, or the next bytes of a download.
     pub request: Duration,
-    /// A part of an upload, or the next bytes of a download.
+    /// A part of an upload with its answer, or the next part of a list.
     pub transfer: Duration,
     /// How often a download that was cut is taken up again without any new byte.
     pub retries: u32,
@@ -468,7 +468,7 @@ impl Job {
 
     /// Sends what comes. [`Error::Stopped`]: the reader is gone.
     async fn attempt(&mut self) -> Result<()> {
-        let most = self.store.times.transfer;
+        let most = self.store.times.request;
         let object = self.object.clone();
         let late = |_| Error::away(&object, "no answer in time");
         let failed = |error| Error::of_store(&object, &error);

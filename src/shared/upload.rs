@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use hyper::body::Bytes;
 use object_store::{MultipartUpload, PutPayload};
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::error::{Error, Result};
 use super::keys::Keys;
@@ -182,7 +182,8 @@ struct Parts<'a> {
     how: Upload<'a>,
     buffer: Vec<u8>,
     upload: Option<Box<dyn MultipartUpload>>,
-    running: VecDeque<JoinHandle<object_store::Result<()>>>,
+    /// A part that is given up ends, or it would keep its connection.
+    running: VecDeque<AbortOnDropHandle<object_store::Result<()>>>,
 }
 
 impl Parts<'_> {
@@ -198,7 +199,8 @@ impl Parts<'_> {
             none => none.insert(self.store.multipart(self.key)?),
         };
         let part = upload.put_part(PutPayload::from(Bytes::from(bytes)));
-        self.running.push_back(self.store.runtime().spawn(part));
+        let part = self.store.runtime().spawn(part);
+        self.running.push_back(AbortOnDropHandle::new(part));
         Ok(())
     }
 
@@ -260,9 +262,7 @@ impl Write for Parts<'_> {
 
 impl Drop for Parts<'_> {
     fn drop(&mut self) {
-        for part in &self.running {
-            part.abort();
-        }
+        self.running.clear();
         if let Some(mut upload) = self.upload.take() {
             // If the abort fails, the lifecycle rule of the bucket removes the parts.
             let _aborted = self

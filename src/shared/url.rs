@@ -198,8 +198,8 @@ impl Url {
         let _chosen = rustls::crypto::ring::default_provider().install_default();
         ClientOptions::new()
             .with_connect_timeout(Duration::from_secs(5))
-            .with_read_timeout(Duration::from_secs(20))
-            // A download may take longer than any limit on all of it; `Store` limits each wait.
+            // A transfer may take longer than any limit on all of it, and the client's limit on a
+            // read begins before the request's body is sent. `Store` limits each wait.
             .with_timeout_disabled()
             .with_allow_http(self.allow_http)
     }

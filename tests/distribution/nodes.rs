@@ -61,7 +61,7 @@ impl Shared {
         let failing = Failing::new(Arc::clone(&self.objects), plan);
         let prefix = self.server.as_ref().map_or("", |_| "some/prefix");
         let times = Times {
-            request: Duration::from_secs(1),
+            request: Duration::from_secs(3),
             transfer: Duration::from_secs(20),
             retries: 1,
             pause: Duration::from_millis(1),

@@ -532,6 +532,84 @@ fn a_name_that_is_committed_during_a_collection_does_not_expire() {
     assert!(shows(&tier, "task-cache/x"));
 }
 
+/// The tier, on which this happens after the list of the names and before the first read of this
+/// one.
+fn between_list_and_read(
+    tier: &Tier,
+    name: &'static str,
+    happens: impl Fn(&Store) + Send + Sync + 'static,
+) -> Store {
+    let (direct, has_happened) = (tier.store.clone(), AtomicBool::new(false));
+    let (store, _) = tier.failing(move |op, path| {
+        let is_first = op == Op::Get
+            && path.ends_with(&format!("names/{name}"))
+            && !has_happened.swap(true, Ordering::SeqCst);
+        if is_first {
+            std::thread::scope(|scope| scope.spawn(|| happens(&direct)).join()).expect("no panic");
+        }
+        Fault::None
+    });
+    store
+}
+
+#[test]
+fn a_record_that_is_written_between_the_list_and_its_read_is_judged_by_its_own_age() {
+    let lab = require_lab!(Fs::Ext4);
+    let Some(tier) = Tier::s3() else { return };
+    let (held, ci) = (small(&lab, "x"), tenant());
+    let run = |store: &Store| Collector::new(store, &ci, id()).run(now(), &never);
+    // Another collector marks a record that can be deleted.
+    let marked = "task-cache/marked";
+    expired(&tier, marked, &held);
+    let (killed, _) = tier.failing(|op, path| match op {
+        Op::Delete if path.contains("names/") => Fault::Status(500),
+        _ => Fault::None,
+    });
+    let store = between_list_and_read(&tier, marked, move |_| {
+        // It takes the lease, as if that were over.
+        let later = Timestamp(now().0 + 3 * 3_600_000);
+        let killed = Collector::new(&killed, &tenant(), id()).run(later, &never);
+        killed.expect_err("the deletion fails");
+    });
+    assert_eq!(run(&store).expect("collect").deleted_names, 0);
+    assert!(
+        record_of(&tier, marked).deleting,
+        "its own collector deletes it"
+    );
+    // A commit with a time to live over one whose time is over.
+    let name = "task-cache/again";
+    publish_but(&tier, name, &held, |it| it.ttl_seconds = Some(3600));
+    let found = bucket(&tier.store).resolve(&ci, &reference(name), None);
+    let Resolved::Found(found) = found.expect("resolve") else {
+        panic!("{name}")
+    };
+    age(&tier, 2 * HOUR);
+    let layer = found.manifest.layers[0];
+    let store = between_list_and_read(&tier, name, move |direct| {
+        let publication = Publication::begin(direct, &tenant(), id()).expect("begin");
+        let mut commit = commit(name, vec![layer]);
+        commit.ttl_seconds = Some(3600);
+        publication.commit(commit, now()).expect("commit");
+    });
+    assert_eq!(run(&store).expect("collect").expired, 0);
+    assert!(shows(&tier, name));
+    // A clear of content that was written longer ago than a clear is remembered.
+    let name = "task-cache/cleared";
+    publish(&tier.store, name, &[&held]).expect("publish");
+    age(&tier, 31 * 24 * HOUR);
+    let store = between_list_and_read(&tier, name, |direct| {
+        let cleared = clear(direct, &tenant(), &reference(name), 0, id(), now());
+        cleared.expect("clear");
+    });
+    assert_eq!(
+        run(&store).expect("collect").deleted_names,
+        1,
+        "the marked one"
+    );
+    let record = record_of(&tier, name);
+    assert!(record.cleared > 0 && !record.deleting, "{record:?}");
+}
+
 #[test]
 fn a_condemned_layer_is_not_found_and_one_that_is_shown_again_lives() {
     let lab = require_lab!(Fs::Ext4);
@@ -572,6 +650,7 @@ fn the_lease_and_a_storage_that_fails() {
     // A collector that dies with the lease: the next one waits for its end.
     let (dies, _) = tier.failing(|op, path| match op {
         Op::List if path.ends_with("layers") => Fault::Status(500),
+        Op::Replace if path.ends_with("/gc") => Fault::Status(500),
         _ => Fault::None,
     });
     let error = Collector::new(&dies, &tenant(), id())
@@ -592,8 +671,18 @@ fn the_lease_and_a_storage_that_fails() {
         "{error:?}"
     );
     let later = Timestamp(now().0 + 3 * 3_600_000);
-    let done = Collector::new(&tier.store, &tenant(), id())
+    // One that fails gives the lease back.
+    let (fails, _) = tier.failing(|op, path| match op {
+        Op::List if path.ends_with("layers") => Fault::Status(500),
+        _ => Fault::None,
+    });
+    let error = Collector::new(&fails, &tenant(), id())
         .run(later, &never)
+        .expect_err("it fails");
+    assert!(matches!(error, Error::Away { .. }), "{error:?}");
+    let soon = Timestamp(now().0 + 2000);
+    let done = Collector::new(&tier.store, &tenant(), id())
+        .run(soon, &never)
         .expect("collect");
     assert_eq!(done.condemned, 1);
     // A stale list shows too little. Nothing is lost by that.

@@ -192,7 +192,7 @@ fn a_tier_that_stalls_within_a_layer_meets_the_limit_and_what_came_stays() {
         }
     });
     let times = Times {
-        transfer: Duration::from_millis(300),
+        request: Duration::from_millis(300),
         ..TIMES
     };
     let handle = tier.runtime.handle().clone();

@@ -84,17 +84,23 @@ impl Server {
     }
 
     pub(crate) fn store(&self) -> Arc<dyn ObjectStore> {
-        let _chosen = rustls::crypto::ring::default_provider().install_default();
-        let store = AmazonS3Builder::new()
-            .with_bucket_name("bucket")
-            .with_endpoint(&self.endpoint)
-            .with_region("us-east-1")
-            .with_access_key_id(KEY)
-            .with_secret_access_key(SECRET)
-            .with_client_options(ClientOptions::new().with_allow_http(true))
-            .build();
-        Arc::new(store.expect("a store"))
+        store_at(&self.endpoint)
     }
+}
+
+/// The bucket of the server, which is also at this endpoint. The client has no limit of its own.
+pub(crate) fn store_at(endpoint: &str) -> Arc<dyn ObjectStore> {
+    let _chosen = rustls::crypto::ring::default_provider().install_default();
+    let options = ClientOptions::new().with_allow_http(true);
+    let store = AmazonS3Builder::new()
+        .with_bucket_name("bucket")
+        .with_endpoint(endpoint)
+        .with_region("us-east-1")
+        .with_access_key_id(KEY)
+        .with_secret_access_key(SECRET)
+        .with_client_options(options.with_timeout_disabled())
+        .build();
+    Arc::new(store.expect("a store"))
 }
 
 /// Whether the server takes connections, before it ends or 20 seconds are over. No event tells when
