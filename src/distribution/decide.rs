@@ -140,10 +140,10 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
     Decision { discard, step }
 }
 
-/// Whether the tier lost the content on this node, and neither a clear nor a budget took it away.
+/// What happens to content on this node that no pod asks about. `UseAndShare`: the tier lost it.
 /// What a budget took away is uploaded again when a pod uses it: else it would come back each day.
-pub(super) fn is_lost(here: &Here, there: There) -> bool {
-    decide(Want::Number, Some(here), there).step == Step::UseAndShare
+pub(super) fn check(here: &Here, there: There) -> Decision {
+    decide(Want::Number, Some(here), there)
 }
 
 /// Whether the tier lost exactly this content: its bucket was wiped, or the next record of the name
@@ -401,8 +401,14 @@ mod tests {
             let decision = decide(TASK, Some(&here), there);
             assert_eq!(decision, Decision { discard, step }, "{here:?} {there:?}");
         }
-        assert!(is_lost(&shared, nothing(6, 5)));
-        assert!(!is_lost(&shared, evicted(6, 5)), "no pod uses it");
+        let checked = |there| {
+            let decision = check(&shared, there);
+            (decision.discard, decision.step == Step::UseAndShare)
+        };
+        assert_eq!(checked(nothing(6, 5)), (None, true));
+        assert_eq!(checked(evicted(6, 5)), (None, false), "no pod uses it");
+        assert_eq!(checked(nothing(6, 6)), (Some(6), false));
+        assert_eq!(checked(content(9, 6, OTHER)), (Some(6), false));
         let decision = decide(Want::Input, Some(&shared), nothing(6, 6));
         assert_eq!((decision.discard, decision.step), (Some(6), Step::Wait));
     }

@@ -446,13 +446,21 @@ async fn a_node_mends_outputs_and_resource_caches_that_its_pods_do_not_ask_about
     let asked = a.questions();
     eventually("both are checked again", || a.questions() >= asked + 4).await;
     assert_eq!(uploads(), settled, "whole content is not uploaded again");
-    // A clear is no loss.
-    for name in ["artifact/built", "resource-cache/git"] {
+    // A clear is no loss, and no pod asks about it.
+    let names = ["artifact/built", "resource-cache/git"];
+    for name in names {
         let cleared = b.distribution.clear(&tenant("ci"), &reference(name)).await;
         cleared.expect("the tier is there");
     }
-    let asked = a.questions();
-    eventually("both are checked again", || a.questions() >= asked + 4).await;
+    eventually("it loses its names", || {
+        names.iter().all(|name| a.bench.artifact(name).is_none())
+    })
+    .await;
+    // The tier forgets a clear after 30 days. Then the node has nothing left to upload again.
+    for record in files(&tier.files.join("v1/ci/names")) {
+        fs::remove_file(record).expect("remove");
+    }
+    assert_eq!(a.sees("r-2", &RESOURCE).await, None);
     a.shared().await;
     assert_eq!(uploads(), settled, "cleared content does not come back");
     a.finish().await;
