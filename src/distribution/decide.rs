@@ -162,6 +162,12 @@ fn is_newer(here: &Here, number: u64, artifact: ArtifactId) -> bool {
     !is_last && (here.sharing.refused || is_older)
 }
 
+/// Whether content that this node fetches takes the name from the content that has it by now.
+/// Commits of this node may have come since the volume's question.
+pub(super) fn is_replaced(here: &Here, there: There) -> bool {
+    decide(Want::Input, Some(here), there).step == Step::Fetch
+}
+
 /// Whether content that the tier refused as cleared loses its name on this node. Without a known
 /// number an output keeps it: a step of this node may wait for it, and it is in no other place.
 pub(super) fn loses_name(reference: &Reference, sharing: &Sharing, cleared: u64) -> bool {
@@ -186,18 +192,20 @@ pub(super) fn base(here: Option<&Here>, there: There, fence: u64) -> Option<u64>
 }
 
 /// The time of making with which the engine enters fetched content. The engine orders commits by
-/// it, and the clock of the other node may be wrong: it is never later than now, and later than the
-/// content that it replaces.
+/// it, and the clock of the other node may be wrong: it is never later than now, later than the
+/// content that it replaces, and earlier than content that keeps the name. `here`: the time of the
+/// content that has the name, and whether it is replaced.
 pub(super) fn created(
     reference: &Reference,
     made: Timestamp,
-    replaces: Option<Timestamp>,
+    here: Option<(Timestamp, bool)>,
     now: Timestamp,
 ) -> Timestamp {
     let made = made.min(now);
-    match replaces {
-        Some(older) if !reference.first_writer_wins() => made.max(Timestamp(older.0 + 1)),
-        _ => made,
+    match here.filter(|_| !reference.first_writer_wins()) {
+        None => made,
+        Some((older, true)) => made.max(Timestamp(older.0 + 1)),
+        Some((newer, false)) => made.min(Timestamp(newer.0.saturating_sub(1))),
     }
 }
 
@@ -451,20 +459,33 @@ mod tests {
     #[test]
     fn a_wrong_clock_elsewhere_neither_hides_fetched_content_nor_later_commits() {
         let (first, last) = ("resource-cache/x", "task-cache/x");
-        for (reference, made, replaces, expected) in [
+        for (reference, made, here, expected) in [
             (last, 50, None, 50),
             (last, 500, None, 100),
-            (last, 50, Some(70), 71),
-            (last, 80, Some(70), 80),
-            (last, 500, Some(70), 100),
-            (first, 50, Some(70), 50),
+            (last, 50, Some((70, true)), 71),
+            (last, 80, Some((70, true)), 80),
+            (last, 500, Some((70, true)), 100),
+            (last, 50, Some((70, false)), 50),
+            (last, 80, Some((70, false)), 69),
+            (first, 50, Some((70, true)), 50),
+            (first, 80, Some((70, false)), 80),
             (first, 500, None, 100),
         ] {
             let reference: Reference = reference.parse().expect("a reference");
-            let replaces = replaces.map(Timestamp);
-            let found = created(&reference, Timestamp(made), replaces, Timestamp(100));
+            let here = here.map(|(time, is_replaced)| (Timestamp(time), is_replaced));
+            let found = created(&reference, Timestamp(made), here, Timestamp(100));
             assert_eq!(found, Timestamp(expected));
         }
+    }
+
+    #[test]
+    fn fetched_content_takes_no_name_from_a_commit_that_came_meanwhile() {
+        let shows = content(6, 0, OTHER);
+        assert!(is_replaced(&here(Some(4), Some(5)), shows), "it was here");
+        assert!(!is_replaced(&here(Some(4), None), shows), "it waits");
+        assert!(!is_replaced(&here(Some(4), Some(7)), shows), "the last one");
+        // The tier refuses that commit: its step began before a clear.
+        assert!(is_replaced(&here(Some(4), None), content(6, 5, OTHER)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::{Context, value};
-use super::decide;
+use super::decide::{self, Here, There, is_replaced};
 use super::flight::Flights;
 use super::health::Access;
 use super::offered::Offered;
@@ -285,13 +285,22 @@ impl Fetcher {
     /// One attempt to receive all layers that this node lacks.
     fn receive(&self, name: &Name, found: &Offered, running: &Running) -> Result<(), Failure> {
         let (context, manifest) = (&self.context, &found.manifest);
-        // The tier has numbered the content, so it replaces what is here whatever the clocks say.
-        // Content that only peers have keeps its time, so that all nodes agree which is newest.
-        let created = if found.sharing.number.is_some() {
-            let here = context.engine.local(&name.tenant, &name.reference);
-            let replaces = here.map(|here| here.created);
+        // The tier has numbered the content, so the clocks do not decide what it replaces. Content
+        // that only peers have keeps its time, so that all nodes agree which is newest.
+        let created = if let Some(number) = found.sharing.number {
+            let there = There::Content {
+                number,
+                cleared: found.record.cleared,
+                artifact: manifest.artifact,
+            };
+            let local = context.engine.local(&name.tenant, &name.reference);
+            let here = local.map(|local| {
+                let here = Here::of(&local);
+                let there = here.of_tier(there, context.engine.covering(name));
+                (local.created, is_replaced(&here, there))
+            });
             let now = context.engine.now();
-            decide::created(&name.reference, manifest.made, replaces, now)
+            decide::created(&name.reference, manifest.made, here, now)
         } else {
             manifest.made
         };
