@@ -209,6 +209,23 @@ pub(super) fn created(
     }
 }
 
+/// How far a fetch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// Bytes that came, of tables and of packed content.
+    pub(super) moved: u64,
+    /// Content that was verified, of so much.
+    pub(super) bytes: u64,
+    pub(super) of: u64,
+}
+
+/// Whether a fetch brought nothing between two looks at it, and something has yet to come. The node
+/// may take its time to write and sync what came. `None`: it waits for its place.
+pub(super) fn has_stalled(before: Option<Progress>, after: Option<Progress>) -> bool {
+    let has_come = |it: Progress| it.bytes > 0 && it.bytes >= it.of;
+    before == after && !after.is_some_and(has_come)
+}
+
 /// What an error means for the queue of uploads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UploadRetry {
@@ -486,6 +503,35 @@ mod tests {
         assert!(!is_replaced(&here(Some(4), Some(7)), shows), "the last one");
         // The tier refuses that commit: its step began before a clear.
         assert!(is_replaced(&here(Some(4), None), content(6, 5, OTHER)));
+    }
+
+    #[test]
+    fn a_fetch_stalls_while_nothing_comes_that_has_to_come() {
+        let at = |moved, bytes| {
+            let of = 100;
+            Some(Progress { moved, bytes, of })
+        };
+        for (before, after, stalled) in [
+            (None, None, true),
+            (None, at(0, 0), false),
+            (at(0, 0), at(0, 0), true),
+            // A table comes, and content that is not verified yet.
+            (at(0, 0), at(10, 0), false),
+            (at(10, 0), at(20, 0), false),
+            (at(50, 40), at(50, 40), true),
+            (at(90, 100), at(90, 100), false),
+            // It begins again.
+            (at(90, 100), at(90, 0), false),
+            (at(90, 0), at(90, 0), true),
+        ] {
+            assert_eq!(has_stalled(before, after), stalled, "{before:?} {after:?}");
+        }
+        let empty = Some(Progress {
+            moved: 0,
+            bytes: 0,
+            of: 0,
+        });
+        assert!(has_stalled(empty, empty), "its table has to come");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::{Context, value};
-use super::decide::{self, Here, There, is_replaced};
+use super::decide::{self, Here, Progress, There, has_stalled, is_replaced};
 use super::flight::Flights;
 use super::health::Access;
 use super::offered::Offered;
@@ -63,10 +63,20 @@ struct Running {
     since: Timestamp,
     of: AtomicU64,
     bytes: AtomicU64,
-    /// Packed bytes that came.
+    /// Bytes that came, of tables and of packed content.
     moved: AtomicU64,
     /// From where, as a message says it.
     from: String,
+}
+
+impl Running {
+    fn progress(&self) -> Progress {
+        Progress {
+            moved: value(&self.moved),
+            bytes: value(&self.bytes),
+            of: value(&self.of),
+        }
+    }
 }
 
 /// Removes a fetch from the running ones.
@@ -204,16 +214,16 @@ impl Fetcher {
         moving
     }
 
-    /// Waits until the fetch of an artifact brought no byte for this time.
+    /// Waits until the fetch of an artifact brought no byte for this time, and lacks some.
     pub(super) async fn stalls(&self, artifact: ArtifactId, limit: Duration) {
-        let moved = || {
+        let progress = || {
             let running = self.running.lock();
-            running.get(&artifact).map(|it| value(&it.moved))
+            running.get(&artifact).map(|it| it.progress())
         };
         loop {
-            let before = moved();
+            let before = progress();
             tokio::time::sleep(limit).await;
-            if moved() == before {
+            if has_stalled(before, progress()) {
                 return;
             }
         }
