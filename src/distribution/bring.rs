@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::Context;
-use super::decide::{Decision, Here, Step, There, Want, base, decide, is_asked};
+use super::decide::{Here, Step, There, Want, base, decide, is_asked};
 use super::decoy::{decoy, none_key};
 use super::fetch::{Fetched, Fetcher};
 use super::flight::Flights;
@@ -180,18 +180,6 @@ impl Bringer {
         let local = self.context.engine.local(&name.tenant, &name.reference);
         local.as_ref().map(Here::of)
     }
-
-    /// Takes a name from content that the tier cleared.
-    async fn discard(&self, name: &Name, decision: Decision) -> engine::Result<()> {
-        if let Some(cleared) = decision.discard {
-            tracing::info!(
-                tenant = %name.tenant, reference = %name.reference, cleared,
-                "the name was cleared in the shared tier; this node's content loses the name"
-            );
-            self.context.engine.discard_cleared(name, cleared).await?;
-        }
-        Ok(())
-    }
 }
 
 /// Caches.
@@ -228,7 +216,7 @@ impl Bringer {
             let there = option.answer.there();
             let there = here.map_or(there, |here| here.of_tier(there, covering));
             let decision = decide(want, here, there);
-            self.discard(name, decision).await?;
+            self.context.discard(name, decision).await?;
             match decision.step {
                 Step::Use => return Ok(true),
                 Step::UseAndShare => {

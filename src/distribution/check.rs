@@ -1,13 +1,13 @@
 //! Checks that the tier still has the outputs and resource caches that this node uploaded or
-//! fetched. Their pods do not ask the tier, so no question tells this node of a loss. A task cache
-//! needs no check: its next pod asks.
+//! fetched. Their pods do not ask the tier, so no question tells this node of a loss or of a clear.
+//! A task cache needs no check: its next pod asks.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::ask::{Asker, Detail};
 use super::context::{Context, random};
-use super::decide::{Here, is_lost};
+use super::decide::{Here, Step, check};
 use super::queue::Queue;
 use super::work::Workers;
 use crate::engine::ArtifactRow;
@@ -93,7 +93,13 @@ impl Checker {
         let detail = Detail::Manifest(Some(here.artifact));
         let answer = self.asker.ask(name, detail).await;
         let covering = self.context.engine.covering(name);
-        if is_lost(&here, here.of_tier(answer.there(), covering)) {
+        let decision = check(&here, here.of_tier(answer.there(), covering));
+        // The record of a clear is deleted some day. Then the content here would look lost.
+        if let Err(error) = self.context.discard(name, decision).await {
+            tracing::warn!(tenant = %name.tenant, reference = %name.reference, %error,
+                "the name was cleared in the shared tier; this node's content keeps it for now");
+        }
+        if decision.step == Step::UseAndShare {
             self.queue.share_again(name, here.artifact).await;
         }
     }

@@ -92,7 +92,6 @@ struct Run {
     /// What it waits for, in words. Empty: content comes.
     waits: Mutex<String>,
     bytes: AtomicU64,
-    moved: AtomicU64,
     of: AtomicU64,
     done: watch::Sender<Option<(Instant, Outcome)>>,
 }
@@ -104,7 +103,6 @@ impl Run {
             stop: CancellationToken::new(),
             waits: Mutex::new("that node is asked".to_owned()),
             bytes: AtomicU64::new(0),
-            moved: AtomicU64::new(0),
             of: AtomicU64::new(0),
             done: watch::Sender::new(None),
         }
@@ -326,18 +324,19 @@ impl Cloner {
             stop: &stop,
             ..*place
         };
+        let moved = AtomicU64::new(0);
         let mut source = Arc::clone(&frozen.source);
         let mut failed: Option<Instant> = None;
         loop {
-            let moved = value(&run.moved);
+            let before = value(&run.bytes);
             let sources = [&*source];
             let wanted = (&of_no_tenant(), layer);
-            let fetched = fetch_layer(&self.context, &sources, wanted, place, &run.moved, |_| {});
+            let fetched = fetch_layer(&self.context, &sources, wanted, place, &moved, |_| {});
             let error = match fetched {
                 Ok(table) => return Ok(table),
                 Err(error) => error,
             };
-            if value(&run.moved) > moved {
+            if value(&run.bytes) > before {
                 failed = None;
             }
             let since = *failed.get_or_insert_with(Instant::now);

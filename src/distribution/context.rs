@@ -11,12 +11,13 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::decide::Decision;
 use super::flight::Flights;
 use super::health::Health;
 use super::peers::Peers;
 use super::types::{Metrics, Settings};
 use super::work::Workers;
-use crate::engine::Engine;
+use crate::engine::{self, Engine};
 use crate::model::{Name, Reference, Tenant};
 use crate::shared::{Bucket, NameRecord, ObjectId, Publication, Result, Store, now};
 use crate::sys;
@@ -151,6 +152,18 @@ impl Context {
     /// The number with which this node last cleared a name.
     pub(super) fn cleared(&self, name: &Name) -> Option<u64> {
         self.cleared.lock().get(name).copied()
+    }
+
+    /// Takes a name from content that the tier cleared.
+    pub(super) async fn discard(&self, name: &Name, decision: Decision) -> engine::Result<()> {
+        if let Some(cleared) = decision.discard {
+            tracing::info!(
+                tenant = %name.tenant, reference = %name.reference, cleared,
+                "the name was cleared in the shared tier; this node's content loses the name"
+            );
+            self.engine.discard_cleared(name, cleared).await?;
+        }
+        Ok(())
     }
 
     /// Reads the version of a tenant's layout, once in the life of this process. Blocks.

@@ -140,10 +140,10 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
     Decision { discard, step }
 }
 
-/// Whether the tier lost the content on this node, and neither a clear nor a budget took it away.
+/// What happens to content on this node that no pod asks about. `UseAndShare`: the tier lost it.
 /// What a budget took away is uploaded again when a pod uses it: else it would come back each day.
-pub(super) fn is_lost(here: &Here, there: There) -> bool {
-    decide(Want::Number, Some(here), there).step == Step::UseAndShare
+pub(super) fn check(here: &Here, there: There) -> Decision {
+    decide(Want::Number, Some(here), there)
 }
 
 /// Whether the tier lost exactly this content: its bucket was wiped, or the next record of the name
@@ -160,6 +160,12 @@ fn is_newer(here: &Here, number: u64, artifact: ArtifactId) -> bool {
     let follows = here.sharing.follows();
     let is_older = follows.map_or(here.sharing.copied, |it| number > it);
     !is_last && (here.sharing.refused || is_older)
+}
+
+/// Whether content that this node fetches takes the name from the content that has it by now.
+/// Commits of this node may have come since the volume's question.
+pub(super) fn is_replaced(here: &Here, there: There) -> bool {
+    decide(Want::Input, Some(here), there).step == Step::Fetch
 }
 
 /// Whether content that the tier refused as cleared loses its name on this node. Without a known
@@ -186,19 +192,38 @@ pub(super) fn base(here: Option<&Here>, there: There, fence: u64) -> Option<u64>
 }
 
 /// The time of making with which the engine enters fetched content. The engine orders commits by
-/// it, and the clock of the other node may be wrong: it is never later than now, and later than the
-/// content that it replaces.
+/// it, and the clock of the other node may be wrong: it is never later than now, later than the
+/// content that it replaces, and earlier than content that keeps the name. `here`: the time of the
+/// content that has the name, and whether it is replaced.
 pub(super) fn created(
     reference: &Reference,
     made: Timestamp,
-    replaces: Option<Timestamp>,
+    here: Option<(Timestamp, bool)>,
     now: Timestamp,
 ) -> Timestamp {
     let made = made.min(now);
-    match replaces {
-        Some(older) if !reference.first_writer_wins() => made.max(Timestamp(older.0 + 1)),
-        _ => made,
+    match here.filter(|_| !reference.first_writer_wins()) {
+        None => made,
+        Some((older, true)) => made.max(Timestamp(older.0 + 1)),
+        Some((newer, false)) => made.min(Timestamp(newer.0.saturating_sub(1))),
     }
+}
+
+/// How far a fetch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// Bytes that came, of tables and of packed content.
+    pub(super) moved: u64,
+    /// Content that was verified, of so much.
+    pub(super) bytes: u64,
+    pub(super) of: u64,
+}
+
+/// Whether a fetch brought nothing between two looks at it, and something has yet to come. The node
+/// may take its time to write and sync what came. `None`: it waits for its place.
+pub(super) fn has_stalled(before: Option<Progress>, after: Option<Progress>) -> bool {
+    let has_come = |it: Progress| it.bytes > 0 && it.bytes >= it.of;
+    before == after && !after.is_some_and(has_come)
 }
 
 /// What an error means for the queue of uploads.
@@ -401,8 +426,14 @@ mod tests {
             let decision = decide(TASK, Some(&here), there);
             assert_eq!(decision, Decision { discard, step }, "{here:?} {there:?}");
         }
-        assert!(is_lost(&shared, nothing(6, 5)));
-        assert!(!is_lost(&shared, evicted(6, 5)), "no pod uses it");
+        let checked = |there| {
+            let decision = check(&shared, there);
+            (decision.discard, decision.step == Step::UseAndShare)
+        };
+        assert_eq!(checked(nothing(6, 5)), (None, true));
+        assert_eq!(checked(evicted(6, 5)), (None, false), "no pod uses it");
+        assert_eq!(checked(nothing(6, 6)), (Some(6), false));
+        assert_eq!(checked(content(9, 6, OTHER)), (Some(6), false));
         let decision = decide(Want::Input, Some(&shared), nothing(6, 6));
         assert_eq!((decision.discard, decision.step), (Some(6), Step::Wait));
     }
@@ -445,20 +476,62 @@ mod tests {
     #[test]
     fn a_wrong_clock_elsewhere_neither_hides_fetched_content_nor_later_commits() {
         let (first, last) = ("resource-cache/x", "task-cache/x");
-        for (reference, made, replaces, expected) in [
+        for (reference, made, here, expected) in [
             (last, 50, None, 50),
             (last, 500, None, 100),
-            (last, 50, Some(70), 71),
-            (last, 80, Some(70), 80),
-            (last, 500, Some(70), 100),
-            (first, 50, Some(70), 50),
+            (last, 50, Some((70, true)), 71),
+            (last, 80, Some((70, true)), 80),
+            (last, 500, Some((70, true)), 100),
+            (last, 50, Some((70, false)), 50),
+            (last, 80, Some((70, false)), 69),
+            (first, 50, Some((70, true)), 50),
+            (first, 80, Some((70, false)), 80),
             (first, 500, None, 100),
         ] {
             let reference: Reference = reference.parse().expect("a reference");
-            let replaces = replaces.map(Timestamp);
-            let found = created(&reference, Timestamp(made), replaces, Timestamp(100));
+            let here = here.map(|(time, is_replaced)| (Timestamp(time), is_replaced));
+            let found = created(&reference, Timestamp(made), here, Timestamp(100));
             assert_eq!(found, Timestamp(expected));
         }
+    }
+
+    #[test]
+    fn fetched_content_takes_no_name_from_a_commit_that_came_meanwhile() {
+        let shows = content(6, 0, OTHER);
+        assert!(is_replaced(&here(Some(4), Some(5)), shows), "it was here");
+        assert!(!is_replaced(&here(Some(4), None), shows), "it waits");
+        assert!(!is_replaced(&here(Some(4), Some(7)), shows), "the last one");
+        // The tier refuses that commit: its step began before a clear.
+        assert!(is_replaced(&here(Some(4), None), content(6, 5, OTHER)));
+    }
+
+    #[test]
+    fn a_fetch_stalls_while_nothing_comes_that_has_to_come() {
+        let at = |moved, bytes| {
+            let of = 100;
+            Some(Progress { moved, bytes, of })
+        };
+        for (before, after, stalled) in [
+            (None, None, true),
+            (None, at(0, 0), false),
+            (at(0, 0), at(0, 0), true),
+            // A table comes, and content that is not verified yet.
+            (at(0, 0), at(10, 0), false),
+            (at(10, 0), at(20, 0), false),
+            (at(50, 40), at(50, 40), true),
+            (at(90, 100), at(90, 100), false),
+            // It begins again.
+            (at(90, 100), at(90, 0), false),
+            (at(90, 0), at(90, 0), true),
+        ] {
+            assert_eq!(has_stalled(before, after), stalled, "{before:?} {after:?}");
+        }
+        let empty = Some(Progress {
+            moved: 0,
+            bytes: 0,
+            of: 0,
+        });
+        assert!(has_stalled(empty, empty), "its table has to come");
     }
 
     #[test]

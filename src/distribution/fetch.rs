@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::{Context, value};
-use super::decide;
+use super::decide::{self, Here, Progress, There, has_stalled, is_replaced};
 use super::flight::Flights;
 use super::health::Access;
 use super::offered::Offered;
@@ -63,10 +63,20 @@ struct Running {
     since: Timestamp,
     of: AtomicU64,
     bytes: AtomicU64,
-    /// Packed bytes that came.
+    /// Bytes that came, of tables and of packed content.
     moved: AtomicU64,
     /// From where, as a message says it.
     from: String,
+}
+
+impl Running {
+    fn progress(&self) -> Progress {
+        Progress {
+            moved: value(&self.moved),
+            bytes: value(&self.bytes),
+            of: value(&self.of),
+        }
+    }
 }
 
 /// Removes a fetch from the running ones.
@@ -207,16 +217,16 @@ impl Fetcher {
         moving
     }
 
-    /// Waits until the fetch of an artifact brought no byte for this time.
+    /// Waits until the fetch of an artifact brought no byte for this time, and lacks some.
     pub(super) async fn stalls(&self, artifact: ArtifactId, limit: Duration) {
-        let moved = || {
+        let progress = || {
             let running = self.running.lock();
-            running.get(&artifact).map(|it| value(&it.moved))
+            running.get(&artifact).map(|it| it.progress())
         };
         loop {
-            let before = moved();
+            let before = progress();
             tokio::time::sleep(limit).await;
-            if moved() == before {
+            if has_stalled(before, progress()) {
                 return;
             }
         }
@@ -288,13 +298,22 @@ impl Fetcher {
     /// One attempt to receive all layers that this node lacks.
     fn receive(&self, name: &Name, found: &Offered, running: &Running) -> Result<(), Failure> {
         let (context, manifest) = (&self.context, &found.manifest);
-        // The tier has numbered the content, so it replaces what is here whatever the clocks say.
-        // Content that only peers have keeps its time, so that all nodes agree which is newest.
-        let created = if found.sharing.number.is_some() {
-            let here = context.engine.local(&name.tenant, &name.reference);
-            let replaces = here.map(|here| here.created);
+        // The tier has numbered the content, so the clocks do not decide what it replaces. Content
+        // that only peers have keeps its time, so that all nodes agree which is newest.
+        let created = if let Some(number) = found.sharing.number {
+            let there = There::Content {
+                number,
+                cleared: found.record.cleared,
+                artifact: manifest.artifact,
+            };
+            let local = context.engine.local(&name.tenant, &name.reference);
+            let here = local.map(|local| {
+                let here = Here::of(&local);
+                let there = here.of_tier(there, context.engine.covering(name));
+                (local.created, is_replaced(&here, there))
+            });
             let now = context.engine.now();
-            decide::created(&name.reference, manifest.made, replaces, now)
+            decide::created(&name.reference, manifest.made, here, now)
         } else {
             manifest.made
         };

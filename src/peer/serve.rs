@@ -2,14 +2,16 @@
 //! whether that peer may have this content. `proto/peer.proto` has the protocol.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::Stream;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -30,8 +32,10 @@ use crate::server::Drain;
 use wire::get_artifact_response::State;
 use wire::get_layer_request::Part;
 
-/// How many streams are sent at once, and how many artifacts are opened at once.
+/// How many streams are sent at once, and how many of them to one peer.
 const SERVES: u32 = 8;
+const TO_ONE: usize = SERVES as usize / 2;
+/// How many artifacts are opened at once.
 const OPENS: u32 = 4;
 /// How many reports of damage are looked at, at once.
 const REPORTS: usize = 16;
@@ -64,6 +68,8 @@ pub(super) struct Inner {
     strangers: Refusals,
     drain: Drain,
     serves: Arc<Semaphore>,
+    /// The places of each peer that has a stream, or waits for one.
+    to_one: Mutex<HashMap<NodeId, Arc<Semaphore>>>,
     pub(super) opens: Arc<Semaphore>,
     reports: Arc<Semaphore>,
 }
@@ -89,6 +95,7 @@ impl Service {
             strangers: Refusals::of_strangers(),
             drain,
             serves: Arc::new(Semaphore::new(SERVES as usize)),
+            to_one: Mutex::default(),
             opens: Arc::new(Semaphore::new(OPENS as usize)),
             reports: Arc::new(Semaphore::new(REPORTS)),
         }))
@@ -189,6 +196,28 @@ impl Inner {
             return Err(gone());
         }
         Ok(Sent::Artifact(open))
+    }
+
+    /// A place among the streams of a peer, and one among all streams. A peer that reads next to
+    /// nothing, on purpose or not, must not keep the others from content for hours.
+    async fn turn(&self, peer: &NodeId) -> Result<[OwnedSemaphorePermit; 2], Status> {
+        let to_one = {
+            let mut all = self.to_one.lock();
+            all.retain(|_, places| Arc::strong_count(places) > 1);
+            let places = all.entry(peer.clone());
+            Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(TO_ONE))))
+        };
+        let to_all = Arc::clone(&self.serves);
+        let turn = async {
+            let one = to_one.acquire_owned().await?;
+            Ok::<_, AcquireError>([one, to_all.acquire_owned().await?])
+        };
+        if let Ok(Ok(places)) = tokio::time::timeout(TURN, turn).await {
+            return Ok(places);
+        }
+        self.counters.figures.lock().busy += 1;
+        let why = "this node sends as many streams as it may, to all peers or to this one";
+        Err(Status::resource_exhausted(why))
     }
 
     /// Opens an artifact, on a thread that may block, and keeps it.
@@ -326,13 +355,7 @@ impl wire::peer_server::Peer for Service {
         let layers = content.layers().iter();
         let mut layers = layers.map(|layer| layer.table.digest().sha256);
         let place = layers.position(is_it).ok_or_else(gone)?;
-        let turn = Arc::clone(&inner.serves).acquire_owned();
-        let permit = tokio::time::timeout(TURN, turn).await;
-        let Ok(Ok(permit)) = permit else {
-            inner.counters.figures.lock().busy += 1;
-            let why = "this node sends to as many peers as it may";
-            return Err(Status::resource_exhausted(why));
-        };
+        let places = inner.turn(&peer).await?;
         let (sender, receiver) = mpsc::channel(WAITING);
         let sending = Sending {
             service: self.clone(),
@@ -348,7 +371,7 @@ impl wire::peer_server::Peer for Service {
         let sends = Sends::begin(&inner.counters);
         let thread = std::thread::Builder::new().name("peer-serve".to_owned());
         let started = thread.spawn(move || {
-            let _held = (permit, sends);
+            let _held = (places, sends);
             sending.run(wants.as_deref());
         });
         started

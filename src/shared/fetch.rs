@@ -2,6 +2,7 @@
 //! transfer that was cut goes on, and the next source is asked for what the last one did not give.
 //! Single flight is the caller's: two fetches into one directory at once are not allowed.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub struct Destination<'a> {
     pub patience: Patience,
     /// Verified bytes are added to this.
     pub progress: &'a AtomicU64,
-    /// Bytes are added to this as they come, before they are verified.
+    /// Bytes of tables and content are added to this as they come, before they are verified.
     pub moved: &'a AtomicU64,
     /// Whether the next source takes the place of one that is slow.
     pub replaces_slow: bool,
@@ -155,7 +156,15 @@ impl Job<'_> {
     /// at once; the last one is asked again.
     fn from(&mut self, source: &dyn Source, is_last: bool) -> Result<()> {
         let file = self.temporary()?;
-        let content = source.open(self.tenant, self.layer, &file, self.stop)?;
+        // A source asks before each read of the table.
+        let came = Cell::new(0);
+        let stop = || {
+            let length = rustix::fs::fstat(&file).map_or(0, |found| found.st_size.unsigned_abs());
+            let new = length.saturating_sub(came.replace(length));
+            self.destination.moved.fetch_add(new, Ordering::Relaxed);
+            (self.stop)()
+        };
+        let content = source.open(self.tenant, self.layer, &file, &stop)?;
         let (layer, stop) = (self.layer, self.stop);
         let object = || format!("layer {} of {}", layer.digest, source.name());
         let wrong = |error: archive::Error| match ours(error) {

@@ -446,13 +446,21 @@ async fn a_node_mends_outputs_and_resource_caches_that_its_pods_do_not_ask_about
     let asked = a.questions();
     eventually("both are checked again", || a.questions() >= asked + 4).await;
     assert_eq!(uploads(), settled, "whole content is not uploaded again");
-    // A clear is no loss.
-    for name in ["artifact/built", "resource-cache/git"] {
+    // A clear is no loss, and no pod asks about it.
+    let names = ["artifact/built", "resource-cache/git"];
+    for name in names {
         let cleared = b.distribution.clear(&tenant("ci"), &reference(name)).await;
         cleared.expect("the tier is there");
     }
-    let asked = a.questions();
-    eventually("both are checked again", || a.questions() >= asked + 4).await;
+    eventually("it loses its names", || {
+        names.iter().all(|name| a.bench.artifact(name).is_none())
+    })
+    .await;
+    // The tier forgets a clear after 30 days. Then the node has nothing left to upload again.
+    for record in files(&tier.files.join("v1/ci/names")) {
+        fs::remove_file(record).expect("remove");
+    }
+    assert_eq!(a.sees("r-2", &RESOURCE).await, None);
     a.shared().await;
     assert_eq!(uploads(), settled, "cleared content does not come back");
     a.finish().await;
@@ -554,6 +562,49 @@ async fn an_older_cache_on_this_node_is_used_if_the_newer_one_cannot_be_fetched(
     }
     mode.store(WELL, Ordering::SeqCst);
     eventually_sees(&b, "second").await;
+    a.finish().await;
+    b.finish().await;
+}
+
+/// The bytes of a table count as those of content do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_table_is_waited_for_while_it_comes() {
+    const STALL: Duration = Duration::from_secs(1);
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    a.share("t-1", &TASK, "first").await;
+    let read = Arc::new(AtomicU8::new(0));
+    let reads = Arc::clone(&read);
+    let store = tier.failing(move |op, path| {
+        if op != Op::Get || !path.contains("/layers/") {
+            return Fault::None;
+        }
+        // The table of an object of more than 16 MiB is read first. A read that is cut goes on.
+        match reads.fetch_add(1, Ordering::SeqCst) {
+            1..=10 => {
+                std::thread::sleep(STALL * 3 / 10);
+                Fault::Cut(64 << 10)
+            }
+            _ => Fault::None,
+        }
+    });
+    let b = require!(Node::with(&store, |settings| settings.stall = STALL).await);
+    assert_eq!(b.sees("older", &TASK).await, text("first"));
+    assert_eq!(read.load(Ordering::SeqCst), 1, "it is a small object");
+    a.publish("t-2", &TASK).await;
+    let target = a.bench.target("t-2");
+    fs::write(target.join("noise"), Random::new(1).bytes(17 << 20)).expect("write");
+    for number in 0..8000 {
+        let random = Random::new(number).bytes(200).into_iter();
+        let name: String = random.map(|byte| char::from(b'a' + byte % 26)).collect();
+        fs::File::create(target.join(name)).expect("create");
+    }
+    write(&target, "second");
+    a.end("t-2", Outcome::Succeeded).await;
+    a.shared().await;
+    let began = Instant::now();
+    assert_eq!(b.sees("newer", &TASK).await, text("second"));
+    assert!(began.elapsed() > 2 * STALL, "{:?}", began.elapsed());
     a.finish().await;
     b.finish().await;
 }

@@ -151,6 +151,67 @@ async fn an_upload_ends_when_a_newer_commit_takes_the_name() {
     b.finish().await;
 }
 
+/// A node fetches four artifacts at once, and a step ends while another pod waits for its turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_keeps_its_name_when_older_content_comes_late() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    let held = Arc::new(AtomicBool::new(true));
+    let holds = Arc::clone(&held);
+    let store = tier.failing(move |op, path| match op {
+        Op::Get if path.contains("/layers/") && holds.load(Ordering::SeqCst) => Fault::Status(500),
+        // Its commit gets no number.
+        Op::Put => Fault::Status(500),
+        _ => Fault::None,
+    });
+    let b = require!(Node::new(&store).await);
+    b.publish("runs", &TASK).await;
+    write(&b.bench.target("runs"), "newer");
+    a.share("older", &TASK, "older").await;
+    let outputs = ["o-0", "o-1", "o-2", "o-3"];
+    for name in outputs {
+        let attributes = [("type", "output"), ("name", name)];
+        a.share(name, &attributes, name).await;
+    }
+    let inputs = join_all(outputs.map(|name| {
+        let b = &b;
+        async move {
+            let from = format!("artifact/{name}");
+            let attributes = [("type", "input"), ("from", &*from)];
+            b.publish(&format!("reads-{name}"), &attributes).await;
+        }
+    }));
+    let waits = async {
+        let all = || b.distribution.fetching().len() == outputs.len();
+        eventually("all places are taken", all).await;
+        let asked = b.questions();
+        let ends = async {
+            eventually("it is asked for", || b.questions() > asked).await;
+            b.end("runs", Outcome::Succeeded).await;
+            let made = b.bench.artifact("task-cache/go").expect("it is there").id;
+            held.store(false, Ordering::SeqCst);
+            made
+        };
+        let (_, made) = tokio::join!(b.publish("waits", &TASK), ends);
+        made
+    };
+    let (_, made) = tokio::join!(inputs, waits);
+    assert_eq!(b.fetches(), 5, "the older one has come, too");
+    let named = b.bench.artifact("task-cache/go").expect("it is there").id;
+    assert_eq!(named, made);
+    let seen = fs::read_to_string(b.bench.target("waits").join("text"));
+    assert_eq!(seen.ok(), text("newer"));
+    b.end("waits", Outcome::Failed).await;
+    for name in outputs {
+        b.end(&format!("reads-{name}"), Outcome::Failed).await;
+    }
+    let b = Node::start(b.stop().await, &tier.store, |_| {});
+    b.shared().await;
+    assert_eq!(a.sees("look", &TASK).await, text("newer"));
+    a.finish().await;
+    b.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_uploads_what_waits_within_its_limit() {
     let tier = Shared::file();

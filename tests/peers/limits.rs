@@ -2,11 +2,16 @@
 
 use std::fs;
 
+use baggageclaim::link;
 use baggageclaim::model::Outcome;
+use baggageclaim::proto::peer::v1 as wire;
 use futures_util::future::join_all;
+use tonic::Code;
+use wire::get_layer_request::Part;
+use wire::peer_client::PeerClient;
 
 use crate::common::bench::eventually;
-use crate::nodes::{Node, introduce, random, text};
+use crate::nodes::{Node, finish_all, introduce, peers, random, text};
 
 /// How many artifacts a node fetches at once, and how many streams it sends.
 const FETCHES: usize = 4;
@@ -113,4 +118,74 @@ async fn a_holder_that_sends_as_much_as_it_may_refuses_and_the_content_comes_all
     for node in nodes {
         node.finish().await;
     }
+}
+
+/// More than travels before a peer reads it.
+const LARGE: usize = 16 << 20;
+
+/// It was taken over, or hangs. Its streams last for half a minute, or hours if it reads a little.
+#[tokio::test]
+async fn a_peer_that_does_not_read_leaves_half_of_the_streams_to_others() {
+    let [holder, greedy, reader] = peers!("holder", "greedy", "reader");
+    holder
+        .commits("makes-large", &output("large"), |target| {
+            fs::write(target.join("random"), random(LARGE)).expect("write");
+        })
+        .await;
+    holder
+        .commit("makes-small", &output("small"), "small")
+        .await;
+    let channel = link::connect(&greedy.key, holder.key.name(), holder.address.to_string());
+    let mut client = PeerClient::new(channel.expect("TLS"));
+    let ask = Some(wire::Ask {
+        tenant: "ci".to_owned(),
+        reference: "artifact/large".to_owned(),
+        pod: "p".to_owned(),
+        pod_uid: "p".to_owned(),
+        pod_namespace: String::new(),
+        clone: None,
+    });
+    let found = loop {
+        let request = wire::GetArtifactRequest { ask: ask.clone() };
+        let answer = client.get_artifact(request).await.expect("an answer");
+        if let Some(artifact) = answer.into_inner().artifact {
+            break artifact;
+        }
+        holder.bench.engine.content_changed().await;
+    };
+    let wants = vec![wire::Want {
+        count: 1,
+        ..wire::Want::default()
+    }];
+    let request = wire::GetLayerRequest {
+        ask,
+        artifact: found.id,
+        layer: found.layers[0].digest.clone(),
+        part: Some(Part::Content(wire::Content { wants })),
+    };
+    let all = (0..STREAMS).map(|_| {
+        let (mut client, request) = (client.clone(), request.clone());
+        async move { client.get_layer(request).await }
+    });
+    let (given, refused): (Vec<_>, Vec<_>) =
+        join_all(all).await.into_iter().partition(Result::is_ok);
+    for refused in &refused {
+        let code = refused.as_ref().err().map(tonic::Status::code);
+        assert_eq!(code, Some(Code::ResourceExhausted));
+    }
+    assert_eq!(refused.len() as u64, STREAMS / 2);
+    let figures = holder.figures();
+    assert_eq!((figures.sending, figures.busy), (STREAMS / 2, STREAMS / 2));
+
+    reads(&reader, "small").await;
+    assert_eq!(seen(&reader, "small"), text("small"));
+    let is_left = || holder.figures().sending == STREAMS / 2;
+    eventually("the other streams are left", is_left).await;
+    assert_eq!(holder.figures().busy, STREAMS / 2);
+    drop((given, client));
+    ends(&reader, "small").await;
+    // Its places are free again, for itself, too.
+    reads(&greedy, "large").await;
+    ends(&greedy, "large").await;
+    finish_all([holder, greedy, reader]).await;
 }
