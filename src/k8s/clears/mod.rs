@@ -334,8 +334,8 @@ mod tests {
         tokio::spawn(fill);
         namespaces.listed().await;
 
-        let listen = "127.0.0.1:0".parse().expect("an address");
-        let hub = hub::Hub::open(listen, Arc::new(NoNode), LOOK).await;
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let hub = hub::Hub::open(address, Arc::new(NoNode), LOOK).await;
         let catalog = hub.expect("it opens").handle();
         let (clears, orders) = mpsc::channel(1);
         let mirror = Mirror {
@@ -351,7 +351,7 @@ mod tests {
                 done = cleared.recv() => done,
             }
         };
-        let done = tokio::time::timeout(Duration::from_secs(30), done).await;
+        let done = tokio::time::timeout(Duration::from_secs(30), Box::pin(done)).await;
         assert_eq!(done, Ok(Some(())), "no fence is made");
     }
 }
