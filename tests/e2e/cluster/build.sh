@@ -57,12 +57,14 @@ fits() {
 }
 made() { printf '%s\n' "$2" > "$1.key"; say "made ${1#"$home/"}"; }
 
+# hash_of FILE...: of what a product is made of. One of these is the function that makes it, so a
+# change of another one does not make it again.
 hash_of() { cat "$@" | sha256sum | cut -c 1-16; }
 
 # etcd, Kubernetes and kubectl, from their Go modules: one program under several names.
 components() {
   local name key version modules=$here/components
-  key=$(hash_of "$modules"/*.go "$modules"/go.mod "$modules"/go.sum "$here/build.sh")-$(go env GOVERSION)
+  key=$(hash_of "$modules"/*.go "$modules"/go.mod "$modules"/go.sum <(declare -f components))-$(go env GOVERSION)
   if ! fits "$bin/components" "$key"; then
     version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' "$modules/go.mod")
     say "building Kubernetes $version from source; cold, this takes all processors for some minutes"
@@ -84,7 +86,7 @@ components() {
 # versitygw, an S3 server for the cases about the shared tier: the program of `make test`.
 storage() {
   local key modules=$repository/tests/s3-server
-  key=$(hash_of "$modules/go.mod" "$modules/go.sum" "$here/build.sh")-$(go env GOVERSION)
+  key=$(hash_of "$modules/go.mod" "$modules/go.sum" <(declare -f storage))-$(go env GOVERSION)
   fits "$bin/versitygw" "$key" && return
   patiently env -C "$modules" CGO_ENABLED=0 nice -n 10 \
     go build -trimpath -buildvcs=false -mod=readonly -o "$bin/versitygw" github.com/versity/versitygw/cmd/versitygw
@@ -99,7 +101,7 @@ sidecars() {
   local pair program key package modules
   for pair in $sidecar_programs; do
     program=${pair%:*} modules=$here/sidecars/${pair#*:}
-    key=$(hash_of "$modules/go.mod" "$modules/go.sum" "$here/build.sh")-$(go env GOVERSION)
+    key=$(hash_of "$modules/go.mod" "$modules/go.sum" <(declare -f sidecars))-$(go env GOVERSION)
     fits "$bin/$program" "$key" && continue
     package=$(awk '$1 == "require" { print $2 }' "$modules/go.mod")
     say "building $program $(sidecar_version "${pair#*:}") from source"
@@ -109,7 +111,7 @@ sidecars() {
   done
   # The definitions of snapshots and of groups of them, which belong to the cluster, too.
   modules=$here/sidecars/snapshotter
-  key=$(hash_of "$modules/go.mod" "$modules/go.sum" "$here/build.sh")
+  key=$(hash_of "$modules/go.mod" "$modules/go.sum" <(declare -f sidecars))
   fits "$bin/snapshot-crds.yaml" "$key" && return
   package=$(env -C "$modules" go list -mod=readonly -m -f '{{.Dir}}' github.com/kubernetes-csi/external-snapshotter/client/v8)
   cat "$package"/config/crd/*_*.yaml > "$bin/snapshot-crds.yaml"
@@ -164,7 +166,7 @@ image_of_pause() {
 add_pause() { install "$bin/pause" "$1/pause"; }
 
 image_of_busybox() {
-  local key; key=$(hash_of "$(command -v busybox)" "$here/image.sh" "$here/build.sh")
+  local key; key=$(hash_of "$(command -v busybox)" "$here/image.sh" <(declare -f image_of_busybox add_busybox))
   fits "$images/busybox.tar" "$key" && return
   image busybox docker.io/library/busybox:1 '{"Cmd": ["sh"], "Env": ["PATH=/bin"]}' add_busybox
   made "$images/busybox.tar" "$key"
@@ -180,7 +182,7 @@ add_busybox() {
 
 # The programs that deploy/overlays/loop takes from Debian's image: a shell, mkfs.ext4 and mount.
 image_of_debian() {
-  local key; key=$(hash_of "$(command -v mkfs.ext4)" "$(command -v mount)" "$(command -v busybox)" "$here/image.sh" "$here/build.sh")
+  local key; key=$(hash_of "$(command -v mkfs.ext4)" "$(command -v mount)" "$(command -v busybox)" "$here/image.sh" <(declare -f image_of_debian add_debian add_busybox))
   fits "$images/debian.tar" "$key" && return
   image debian docker.io/library/debian:12-slim '{"Cmd": ["sh"], "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]}' add_debian
   made "$images/debian.tar" "$key"
