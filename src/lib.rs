@@ -36,7 +36,7 @@
 //! | [`admin`] | the commands of users, over the pool's own socket |
 //! | [`server`] | what every gRPC server here shares: sockets, spans, codes |
 //! | [`driver`] | what a role with a pool does, from start to end; roles: [`standalone`], [`node`] |
-//! | [`controller`] | the role without a pool: persistent volumes, catalog and policies of a cluster |
+//! | [`controller`] | the role without a pool: a cluster's persistent volumes, catalog, policies |
 //! | [`kubelet_double`] | a client that calls the driver as kubelet does, for tests, bench and demo |
 //!
 //! Imports point down: `tests/architecture.rs` fails on one that does not.

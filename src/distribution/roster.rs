@@ -137,3 +137,23 @@ pub trait Members: fmt::Debug + Send + Sync {
     /// The nodes that report what they have; `None`: not known yet.
     fn expected(&self) -> Option<BTreeSet<String>>;
 }
+
+/// A cluster without nodes.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct NoNode;
+
+#[cfg(test)]
+impl Members for NoNode {
+    fn named(&self, _: &Sha256) -> Option<NodeId> {
+        None
+    }
+
+    fn zone(&self, _: &NodeId) -> String {
+        String::new()
+    }
+
+    fn expected(&self) -> Option<BTreeSet<String>> {
+        None
+    }
+}

@@ -178,14 +178,12 @@ fn rule(rule: wire::Rule) -> Result<Rule, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::catalog::Hello;
-    use crate::distribution::roster::Members;
+    use crate::distribution::roster::NoNode;
     use crate::hub::limits::{MOST_MESSAGE, USAGE};
     use crate::hub::serve::{Inner, Order, Way};
     use crate::model::{Fences, NodeId, Sha256};
@@ -275,23 +273,6 @@ mod tests {
         ];
         assert_eq!(changed, expected);
         assert_eq!(changes(&now, &now), []);
-    }
-
-    #[derive(Debug)]
-    struct NoNode;
-
-    impl Members for NoNode {
-        fn named(&self, _: &Sha256) -> Option<NodeId> {
-            None
-        }
-
-        fn zone(&self, _: &NodeId) -> String {
-            String::new()
-        }
-
-        fn expected(&self) -> Option<BTreeSet<String>> {
-            None
-        }
     }
 
     /// A stream that reads nothing of what it is sent.

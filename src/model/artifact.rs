@@ -158,8 +158,9 @@ impl Digests {
     }
 }
 
-/// The origin of an artifact, only for display. No decision uses it. [`Maker::new`] makes each, also
-/// one of a record: other nodes and the tier may tell text of any size, and reports have it.
+/// The origin of an artifact, only for display. No decision uses it. [`Maker::new`] makes each one,
+/// also that of a record. It bounds the text: records of other nodes and of the tier may have text
+/// of any size, and this node's reports repeat it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", from = "Unbounded")]
 pub struct Maker {

@@ -15,7 +15,6 @@ mod client;
 mod clones;
 mod counters;
 mod damage;
-mod flow;
 mod lease;
 mod list;
 mod messages;
@@ -23,6 +22,7 @@ mod refusals;
 mod sent;
 mod serve;
 mod source;
+mod speed;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;

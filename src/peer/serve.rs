@@ -16,11 +16,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::counters::{Counters, Sends};
-use super::flow::Speed;
 use super::lease::Leases;
 use super::messages;
 use super::refusals::Refusals;
 use super::sent::Sent;
+use super::speed::Speed;
 use crate::archive::toc::{Packing, Want};
 use crate::distribution::Pace;
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};

@@ -11,15 +11,16 @@ use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
 use super::client::{Client, Node, SILENT, say};
-use super::flow::Flow;
 use super::messages;
 use crate::archive::toc::{Table, Want};
 use crate::model::{ArtifactId, NodeId, Reference, Tenant};
 use crate::proto::peer::v1 as wire;
-use crate::shared::{Content, Error, Frames, LayerRef, Resolved, Result, Source};
+use crate::shared::{Content, Error, Flow, Frames, LayerRef, Resolved, Result, Source};
 use crate::tree::Stop;
 use wire::get_layer_request::Part;
 
+/// What a peer must send in 5 s of waiting. A peer that sends nothing is given up by then, too.
+const LEAST: u64 = 32 << 10;
 /// How many artifacts that a peer had damaged are remembered.
 const REMEMBERED: usize = 4096;
 
@@ -89,7 +90,7 @@ impl PeerSource {
             node,
             layer: *layer,
             stream: stream.into_inner(),
-            flow: Flow::default(),
+            flow: Flow::new(LEAST),
             rest: Bytes::new(),
         })
     }
@@ -247,11 +248,8 @@ impl Read for Incoming {
                     let bytes = chunk.data.len() as u64;
                     self.node.counters.figures.lock().received_bytes += bytes;
                     self.rest = chunk.data;
-                    let late = self.flow.came(bytes, began.elapsed());
-                    late.map_err(|(bytes, time)| {
-                        let seconds = time.as_secs();
-                        self.away(format!("it sent only {bytes} bytes in {seconds} s"))
-                    })?;
+                    let flow = self.flow.came(bytes, began.elapsed());
+                    flow.map_err(|cause| self.away(cause))?;
                 }
                 Ok(Ok(None)) => return Ok(0),
                 Ok(Err(status)) => {

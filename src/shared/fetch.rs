@@ -7,11 +7,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 
 use super::error::{Error, Result, is_of_the_source};
+use super::flow::Flow;
 use super::record::LayerRef;
 use super::source::Source;
 use super::upload::ours;
@@ -25,8 +26,7 @@ use crate::tree::Stop;
 const WANTS: usize = 4096;
 /// How often a source is asked again after it gave something new and then failed.
 const RETRIES: u32 = 3;
-/// In so much waiting a source must send so much (1 MiB/s), if another one can take its place.
-const SPAN: Duration = Duration::from_secs(5);
+/// What a source must send in 5 s of waiting, if another one can take its place: 1 MiB/s.
 const LEAST: u64 = 5 << 20;
 
 /// Where a layer is made, and how.
@@ -110,32 +110,25 @@ pub fn fetch(
     }))
 }
 
-/// A stream whose bytes are counted as they come. It fails if it is slow and `may_fail`.
+/// A stream whose bytes are counted as they come.
 struct Counted<'a> {
     stream: Box<dyn Read + Send>,
     moved: &'a AtomicU64,
     object: String,
-    may_fail: bool,
-    /// The bytes since the span began, and the time that they were waited for.
-    bytes: u64,
-    waited: Duration,
+    /// The stream fails if it is slow. `None`: it may be slow.
+    flow: Option<Flow>,
 }
 
 impl Read for Counted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let began = Instant::now();
         let read = self.stream.read(into)?;
-        self.waited += began.elapsed();
         self.moved.fetch_add(read as u64, Ordering::Relaxed);
-        self.bytes += read as u64;
-        if self.bytes >= LEAST {
-            (self.bytes, self.waited) = (0, Duration::ZERO);
-        } else if self.may_fail && read > 0 && self.waited >= SPAN {
-            let (sent, seconds) = (self.bytes, self.waited.as_secs());
-            let cause = format!(
-                "it sent only {sent} bytes in {seconds} s, and another source may be faster"
-            );
-            return Err(io::Error::other(Error::away(&self.object, cause)));
+        if let Some(flow) = self.flow.as_mut().filter(|_| read > 0) {
+            flow.came(read as u64, began.elapsed()).map_err(|slow| {
+                let cause = format!("{slow}, and another source may be faster");
+                io::Error::other(Error::away(&self.object, cause))
+            })?;
         }
         Ok(read)
     }
@@ -211,9 +204,7 @@ impl Job<'_> {
                 stream: frames.stream,
                 moved,
                 object: object(),
-                may_fail: self.destination.replaces_slow && !is_last,
-                bytes: 0,
-                waited: Duration::ZERO,
+                flow: (self.destination.replaces_slow && !is_last).then(|| Flow::new(LEAST)),
             };
             let taken = receiver.take(stream, patience, progress, stop);
             let progressed = progress.load(Ordering::Relaxed) - before;

@@ -24,6 +24,7 @@ pub mod decide;
 mod error;
 mod fetch;
 mod file;
+mod flow;
 mod keys;
 mod lease;
 mod object;
@@ -46,6 +47,7 @@ pub use commit::{
 };
 pub use error::{Error, Result};
 pub use fetch::{Destination, Fetched, fetch};
+pub use flow::Flow;
 pub use keys::Keys;
 pub use object::{Footer, Index};
 pub use periodic::{Budgets, Catalog, Periodic};

@@ -414,8 +414,8 @@ fn build(names: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     // with it all would be built again.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        let is_ours = ["CARGO_PKG_", "CARGO_MANIFEST_", "OUT_DIR"];
-        if is_ours.iter().any(|start| text.starts_with(start)) {
+        let set_by_cargo = ["CARGO_PKG_", "CARGO_MANIFEST_", "OUT_DIR"];
+        if set_by_cargo.iter().any(|start| text.starts_with(start)) {
             command.env_remove(&name);
         }
     }

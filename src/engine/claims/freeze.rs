@@ -613,7 +613,7 @@ mod tests {
             .map(|told| inner.threads.seals.run(move || told.lock().recv()))
             .collect();
         let guard = lookup::take(inner, &claim.id, guard::deadline()).await;
-        let guards = vec![guard.expect("nobody has it")];
+        let guards = vec![guard.expect("it is free")];
         let freezing = freeze(inner, guards, vec![claim.id.clone()], Moment::AsItCan);
         let freezing = tokio::time::timeout(Duration::from_secs(30), freezing).await;
         let freezing = freezing.expect("it waits for a seal").expect("frozen");
@@ -632,7 +632,7 @@ mod tests {
         let (engine, claim) = engine_with_a_claim(folder.path()).await;
         let inner = &engine.inner;
         let take = || lookup::take(inner, &claim.id, guard::deadline());
-        let guards = vec![take().await.expect("nobody has it")];
+        let guards = vec![take().await.expect("it is free")];
         let ids = vec![claim.id.clone()];
         let freezing = freeze(inner, guards, ids, Moment::AsItCan).await;
         let freezing = freezing.expect("frozen");

@@ -263,26 +263,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::distribution::roster::Members;
+    use crate::distribution::roster::NoNode;
     use crate::k8s::client::client_of;
-    use crate::model::{NodeId, Sha256};
-
-    #[derive(Debug)]
-    struct NoNode;
-
-    impl Members for NoNode {
-        fn named(&self, _: &Sha256) -> Option<NodeId> {
-            None
-        }
-
-        fn zone(&self, _: &NodeId) -> String {
-            String::new()
-        }
-
-        fn expected(&self) -> Option<BTreeSet<String>> {
-            None
-        }
-    }
 
     #[tokio::test]
     async fn a_namespace_is_cleared_while_the_api_server_is_slow_with_caches_of_another_one() {
