@@ -1,4 +1,5 @@
-//! Whether a link is fast. Decided without I/O and without a clock: the caller measures.
+//! Whether the link to a peer is fast, so that compression would only cost time. Decided without
+//! I/O and without a clock: the caller measures.
 
 use std::time::Duration;
 
