@@ -7,6 +7,7 @@
 #   cluster.sh down                   take all of it away again; a run that is at work is ended
 #   cluster.sh left                   what there is of a node, a line each: nothing unless one is up
 #   cluster.sh run [CASE...]          all of that, and the cases in between; a node that is up already is used, and stays
+#   cluster.sh overlays               the cases of the overlays loop and k0s, each on a node of its own
 #   cluster.sh enter COMMAND...       run a command where the node is: in its mount, network, pid and ipc namespaces
 #   cluster.sh daemon start|stop|kill NAME    one of the node's daemons: kubelet, containerd, kube-apiserver ...
 #   cluster.sh reboot                 what a power cut leaves: no process, no mount; what is on disk stays. Then start again
@@ -37,6 +38,7 @@ case ${1:-} in
   down)   take_lock; down ;;
   left)   each_node left ;;
   run)    shift; lock; run "$@" ;;
+  overlays) lock; overlays ;;
   on)     on "${@:2}" ;;
   enter|daemon|reboot) on 1 "$@" ;;
   *)      sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;

@@ -76,9 +76,7 @@ crowded() {
   [ "$(grep -c kubernetes.io~csi "/proc/$(cat "$other/node/init.pid")/mountinfo")" -ge 20 ]
 }
 
-mkdir -p "$other"
-ln -sfn "$bin" "$other/bin"
-ln -sfn "$images" "$other/images"
+share_build "$other"
 cut_short INT "the API server is ready" true CASE=100
 cut_short KILL "the API server is ready" true CASE=100
 cut_short KILL-ALL "the node is ready" true CASE=100

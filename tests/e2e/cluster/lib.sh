@@ -90,6 +90,13 @@ wait_for() {
   done
 }
 
+# share_build HOME: another run's home that has this build.
+share_build() {
+  mkdir -p "$1"
+  ln -sfn "$bin" "$1/bin"
+  ln -sfn "$images" "$1/images"
+}
+
 # One run at a time in one checkout; two checkouts do not meet. The lock goes with this process; its
 # children do not inherit it: `9>&-`. The file holds the pid of the owner.
 lock() {
@@ -127,7 +134,7 @@ patiently() {
 # Ends what runs patiently, and what runs beside (run.sh), and returns when all of it is gone.
 hurry() {
   local group
-  for group in ${slow:-} ${beside:-}; do
+  for group in ${slow:-} ${beside[@]:-}; do
     end_group "$group"
   done
 }

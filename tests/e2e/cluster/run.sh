@@ -19,40 +19,56 @@ run() {
     return
   fi
   if [ $# = 0 ]; then
-    control_plane
+    patiently env -C "$repository" cargo test --quiet --locked --no-run --test control_plane --test e2e
+    # Claims in a cluster, without kubelets.
+    run_beside control-plane -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
+      cargo test --quiet --locked --test control_plane
     patiently "$here/interrupted.sh"
-    # The overlay for trying out, as far as it differs: that a pod gets a volume; that the pool,
-    # which a container mounts, is there for the next driver, and after the node was off; and how it
-    # is taken away.
-    up loop
-    play scratch upgraded 'switched off' uninstalled
-    down
-    # A kubelet whose directory is elsewhere, and the overlay for that: the same of it.
-    up k0s
-    play scratch 'three parts' 'kubelet is restarted' uninstalled
-    down
   fi
   up host
+  if [ $# = 0 ]; then
+    share_build "$home/overlays"
+    run_beside overlays E2E_HOME="$home/overlays" "$here/../cluster.sh" overlays
+  fi
   play "$@"
-  [ $# != 0 ] || control_plane_ended
+  [ $# != 0 ] || each_beside
 }
 
-# Claims in a cluster, without kubelets. Its tests wait most of the time, as the cases do, so they
-# run beside them. A program with this KUBECONFIG would count as left over of the nodes.
-control_plane() {
-  patiently env -C "$repository" cargo test --quiet --locked --no-run --test control_plane --test e2e
-  setsid env -u KUBECONFIG -u KUBECACHEDIR -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
-    cargo test --quiet --locked --test control_plane > "$home/control-plane.log" 2>&1 9>&- &
-  beside=$!
-  say "the control plane without kubelets runs beside: ${home#"$repository"/}/control-plane.log"
+# The overlays `loop` and `k0s`, as far as they differ from `host`.
+overlays() {
+  export tied=yes
+  trap finish EXIT
+  build
+  # For trying out: that a pod gets a volume; that the pool, which a container mounts, is there for
+  # the next driver, and after the node was off; and how it is taken away.
+  up loop
+  play scratch upgraded 'switched off' uninstalled
+  down
+  # A kubelet whose directory is elsewhere: the same of it.
+  up k0s
+  play scratch 'three parts' 'kubelet is restarted' uninstalled
 }
 
-control_plane_ended() {
-  local code=0
-  wait "$beside" || code=$?
-  beside=
-  cat "$home/control-plane.log"
-  return $code
+# run_beside NAME [SETTING...] COMMAND...: starts a command, with settings of `env`, beside the
+# cases: both wait most of the time. A program with this KUBECONFIG would count as left over of the
+# nodes.
+declare -A beside=()
+run_beside() {
+  local name=$1; shift
+  setsid env -u KUBECONFIG -u KUBECACHEDIR -u node_number "$@" > "$home/$name.log" 2>&1 9>&- &
+  beside[$name]=$!
+  say "$name runs beside: ${home#"$repository"/}/$name.log"
+}
+
+# Waits for all of these, and shows what they said.
+each_beside() {
+  local name failed=
+  for name in "${!beside[@]}"; do
+    wait "${beside[$name]}" || failed+=" $name"
+    unset "beside[$name]"
+    cat "$home/$name.log"
+  done
+  [ -z "$failed" ] || die "failed:$failed"
 }
 
 # Plays the cases. No backtraces: a case that fails says what it waited for, and what Kubernetes and

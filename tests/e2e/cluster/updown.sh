@@ -137,9 +137,11 @@ watch_over() {
 # Takes away whatever there is of a node, and looks whether it is gone. Can be repeated, and knows
 # nothing but where things are: it also clears up after a run that was killed.
 down() {
-  local found deadline=$((SECONDS + 30))
-  # That of interrupted.sh, should it have been ended itself.
-  [ ! -d "$home/interrupted" ] || { E2E_HOME=$home/interrupted "$here/../cluster.sh" down; rm -rf "$home/interrupted"; }
+  local found other deadline=$((SECONDS + 30))
+  # Those of interrupted.sh and of the overlays (run.sh), should they have been ended themselves.
+  for other in interrupted overlays; do
+    [ ! -d "$home/$other" ] || E2E_HOME=$home/$other "$here/../cluster.sh" down
+  done
   each_node halt
   each_node remove_cgroup
   # Things that end a little later than the node: a loop device, a kubectl whose server is gone.
