@@ -73,6 +73,14 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         waiting.map(|(what, _)| what.clone()).collect()
     }
 
+    /// Whether it is not tried again now.
+    pub(super) fn is_waiting(&self, what: &K) -> bool {
+        let failed = self.0.lock();
+        failed
+            .get(what)
+            .is_some_and(|one| one.again > Instant::now())
+    }
+
     /// Whether it failed the last time, be it to be tried again now or not.
     pub(super) fn has(&self, what: &K) -> bool {
         self.0.lock().contains_key(what)
@@ -110,6 +118,7 @@ mod tests {
         let pauses: Vec<u64> = (0..8).map(|_| failed.put_off(&1).as_secs()).collect();
         assert_eq!(pauses, [1, 4, 16, 64, 256, 1024, 3600, 3600]);
         assert!(failed.has(&1) && !failed.has(&2));
+        assert!(failed.is_waiting(&1) && !failed.is_waiting(&2));
         failed.put_off(&2);
         assert_eq!(failed.waiting(there), HashSet::from([1, 2]));
         assert_eq!(failed.waiting(|what| *what == 2), HashSet::from([2]));

@@ -1,5 +1,5 @@
-//! The layers' tables of contents, as the running driver knows them: their digests, and the layer
-//! that is being read for a table. `tables` makes the tables.
+//! The layers' tables of contents, as the running driver knows them: their digests, and the layers
+//! that are being read for a table. `tables` makes the tables.
 //!
 //! A table lies beside the layer's content, as `layers/<id>/table`. Its SHA-256 names the layer
 //! between nodes and is an attribute of that file.
@@ -31,7 +31,8 @@ const CLOSES: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct TableDigests {
     known: Mutex<HashMap<LayerId, Sha256>>,
-    reading: Mutex<Option<Reading>>,
+    /// A layer after the larger one whose reading it interrupts.
+    reading: Mutex<Vec<Reading>>,
     closed: Condvar,
     /// There may be a new layer.
     pub(super) wanted: Notify,
@@ -68,6 +69,11 @@ impl TableDigests {
     /// Whether another node or an upload waits for it.
     pub(super) fn is_awaited(&self, layer: &LayerId) -> bool {
         self.awaited.lock().contains(layer)
+    }
+
+    /// All of these.
+    pub(super) fn awaited(&self) -> Vec<LayerId> {
+        self.awaited.lock().iter().copied().collect()
     }
 
     /// The pool has no space for the layer's table. `true`: it had some before.
@@ -121,8 +127,9 @@ impl TableDigests {
     /// Begins to read a layer. The caller closes its files before it drops the guard.
     pub(super) fn read(&self, layer: LayerId) -> ReadGuard<'_> {
         let is_gone = false;
-        *self.reading.lock() = Some(Reading { layer, is_gone });
-        ReadGuard(self)
+        self.reading.lock().push(Reading { layer, is_gone });
+        let tables = self;
+        ReadGuard { tables, layer }
     }
 
     /// Stops the job if it reads this layer, which left its place. Waits a moment until the job has
@@ -130,10 +137,10 @@ impl TableDigests {
     pub(super) fn let_go(&self, layer: &LayerId) {
         let mut reading = self.reading.lock();
         let is_it = |reading: &Reading| reading.layer == *layer;
-        if let Some(reading) = reading.as_mut().filter(|reading| is_it(reading)) {
+        if let Some(reading) = reading.iter_mut().find(|reading| is_it(reading)) {
             reading.is_gone = true;
         }
-        let still = |reading: &mut Option<Reading>| reading.as_ref().is_some_and(is_it);
+        let still = |reading: &mut Vec<Reading>| reading.iter().any(is_it);
         let waited = self.closed.wait_while_for(&mut reading, still, CLOSES);
         if waited.timed_out() {
             tracing::debug!(%layer,
@@ -166,20 +173,26 @@ struct Reading {
 }
 
 /// A layer is being read, until this is dropped.
-pub(super) struct ReadGuard<'a>(&'a TableDigests);
+pub(super) struct ReadGuard<'a> {
+    tables: &'a TableDigests,
+    layer: LayerId,
+}
 
 impl ReadGuard<'_> {
     /// Whether the layer is to be let go.
     pub(super) fn is_gone(&self) -> bool {
-        let reading = self.0.reading.lock();
-        reading.as_ref().is_none_or(|reading| reading.is_gone)
+        let reading = self.tables.reading.lock();
+        let mut reading = reading.iter();
+        reading.any(|reading| reading.layer == self.layer && reading.is_gone)
     }
 }
 
 impl Drop for ReadGuard<'_> {
     fn drop(&mut self) {
-        *self.0.reading.lock() = None;
-        self.0.closed.notify_all();
+        let mut reading = self.tables.reading.lock();
+        reading.retain(|reading| reading.layer != self.layer);
+        drop(reading);
+        self.tables.closed.notify_all();
     }
 }
 
@@ -254,6 +267,6 @@ mod tests {
             tables.let_go(&read);
             assert!(is_closed.load(Ordering::SeqCst), "it is closed by now");
         });
-        assert!(tables.reading.lock().is_none());
+        assert!(tables.reading.lock().is_empty());
     }
 }

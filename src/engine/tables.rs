@@ -1,8 +1,12 @@
 //! Makes each layer's table of contents in the background, so that the first transfer of the layer
 //! does not wait for it.
 //!
-//! One thread makes them one by one, at the lowest priority. It reads all content of a layer, once
-//! in the layer's life. It begins while the layer is being made durable: both take as long.
+//! One thread makes them, at the lowest priority. It reads all content of a layer, once in the
+//! layer's life. It begins while the layer is being made durable: both take as long.
+//!
+//! Tables that another node or an upload waits for come first, those of small layers before others.
+//! While a large layer is read, the thread makes awaited tables of much smaller ones in between. So
+//! content of one tenant does not wait for an hour until that of another one is read.
 //!
 //! | step | on disk | after `kill -9` or a power cut here |
 //! |---|---|---|
@@ -35,6 +39,13 @@ use crate::tree::Stop;
 /// for each entry, each piece, and each 256 KiB that it reads.
 const LOOK: u32 = 1024;
 
+/// The awaited tables of layers that are so many times smaller do not wait for that of a larger
+/// one.
+const MUCH_SMALLER: u64 = 16;
+
+/// 16 EiB: larger than any layer.
+const UNMEASURED: u64 = u64::MAX - 1;
+
 /// Makes missing tables whenever there may be a new layer.
 pub(super) async fn table_loop(inner: Arc<Inner>) {
     loop {
@@ -60,38 +71,70 @@ fn make_missing(inner: &Inner) {
     tables.retain(&layers);
     let waiting = tables.failed.waiting(|layer| layers.contains(layer));
     for layer in layers {
-        if inner.lifetime.is_stopping() || inner.refuse_degraded().is_err() {
+        make_awaited(inner, u64::MAX);
+        if !waiting.contains(&layer) {
+            make_one(inner, layer);
+        }
+    }
+}
+
+/// Makes the tables that another node or an upload waits for, of layers of fewer bytes. The
+/// smallest come first.
+fn make_awaited(inner: &Inner, below: u64) {
+    let tables = &inner.collector.tables;
+    let mut tried = HashSet::new();
+    loop {
+        let mut awaited = tables.awaited();
+        awaited.retain(|layer| !tried.contains(layer) && !tables.failed.is_waiting(layer));
+        let sized = awaited.iter().map(|layer| (bytes(inner, *layer), *layer));
+        let Some((_, next)) = sized.filter(|(bytes, _)| *bytes < below).min() else {
             return;
+        };
+        tried.insert(next);
+        make_one(inner, next);
+    }
+}
+
+/// The bytes of a layer. One that is not measured yet counts as large.
+fn bytes(inner: &Inner, layer: LayerId) -> u64 {
+    let usage = inner.state.lock().catalog.usage(&layer);
+    usage.map_or(UNMEASURED, |usage| usage.bytes)
+}
+
+fn make_one(inner: &Inner, layer: LayerId) {
+    let tables = &inner.collector.tables;
+    if inner.lifetime.is_stopping()
+        || inner.refuse_degraded().is_err()
+        || tables.get(&layer).is_some()
+        || tables.is_refused(&layer)
+    {
+        return;
+    }
+    match find_or_make(inner, layer) {
+        Ok(Some(digest)) => {
+            tables.failed.forget(&layer);
+            tables.insert(layer, digest);
+            tables.tell();
         }
-        if tables.get(&layer).is_some() || tables.is_refused(&layer) || waiting.contains(&layer) {
-            continue;
+        Ok(None) => {}
+        Err(Error::Archive {
+            source: source @ archive::Error::Unpackable { .. },
+            ..
+        }) => {
+            tables.refuse(layer);
+            tables.tell();
+            tracing::warn!(%layer, cause = %source,
+                "content of this layer stays on this node: it exceeds a limit of tables of \
+                 contents");
         }
-        match find_or_make(inner, layer) {
-            Ok(Some(digest)) => {
-                tables.failed.forget(&layer);
-                tables.insert(layer, digest);
-                tables.tell();
+        Err(error) => {
+            if matches!(error, Error::Full(_)) {
+                tables.lacks_space(layer);
             }
-            Ok(None) => {}
-            Err(Error::Archive {
-                source: source @ archive::Error::Unpackable { .. },
-                ..
-            }) => {
-                tables.refuse(layer);
-                tables.tell();
-                tracing::warn!(%layer, cause = %source,
-                    "content of this layer stays on this node: it exceeds a limit of tables of \
-                     contents");
-            }
-            Err(error) => {
-                if matches!(error, Error::Full(_)) {
-                    tables.lacks_space(layer);
-                }
-                let pause = tables.failed.put_off(&layer);
-                tables.tell();
-                tracing::warn!(%layer, %error, ?pause,
-                    "a layer's table of contents cannot be made");
-            }
+            let pause = tables.failed.put_off(&layer);
+            tables.tell();
+            tracing::warn!(%layer, %error, ?pause,
+                "a layer's table of contents cannot be made");
         }
     }
 }
@@ -138,10 +181,11 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     let (asked, short) = (Cell::new(0_u32), OnceCell::new());
     let is_short = || {
         asked.set(asked.get().wrapping_add(1));
-        if asked.get() % LOOK == 0
-            && let Some(error) = shortage()
-        {
-            short.get_or_init(|| error);
+        if asked.get() % LOOK == 0 {
+            if let Some(error) = shortage() {
+                short.get_or_init(|| error);
+            }
+            make_awaited(inner, bytes(inner, layer) / MUCH_SMALLER);
         }
         short.get().is_some()
     };

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use baggageclaim::archive::{Codec, Limits, toc};
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::Engine;
-use baggageclaim::model::{Sha256, layout};
+use baggageclaim::model::{Outcome, Sha256, layout};
 use baggageclaim::sys::Dir;
 
 use crate::common::bench::{Bench, Ground, eventually, names};
@@ -146,6 +146,41 @@ async fn a_merged_layer_gets_a_table_of_its_own() {
         .map(ToString::to_string)
         .collect();
     assert_eq!(made.len(), row.layers, "each layer has its own");
+    bench.finish().await;
+}
+
+/// One thread makes all tables, and reading a layer of a tenant can take an hour.
+#[tokio::test]
+async fn the_awaited_table_of_a_small_layer_does_not_wait_for_that_of_a_large_one() {
+    let bench = bench!(Ground(BackendKind::Overlay, crate::common::Fs::Ext4));
+    for (name, count) in [("large", 30_000), ("small", 1)] {
+        let output = [("type", "output"), ("name", name)];
+        let (root, _) = bench.publish(name, name, &output).await;
+        for number in 0..count {
+            fs::write(root.join(format!("{name}-{number}")), name).expect("write");
+        }
+        bench.outcome(name, Outcome::Succeeded).await;
+    }
+    for name in ["large", "small"] {
+        bench.unpublish(name).await;
+    }
+    let layers = bench.pool().join(layout::LAYERS);
+    let small = || {
+        let mut all = names(&layers).into_iter();
+        all.find(|layer| layers.join(layer).join("fs/small-0").exists())
+    };
+    eventually("both are committed", || {
+        let is_there = |name: &str| bench.artifact(&format!("artifact/{name}")).is_some();
+        small().is_some() && is_there("small") && is_there("large")
+    })
+    .await;
+    let small = small().expect("it is there");
+    let small = small.parse().expect("an id");
+    bench.engine.wait_for_tables(&[small]);
+    tables(&bench, "artifact/small").await;
+    let large = bench.artifact("artifact/large").expect("it is there");
+    assert_eq!(large.tables, [None], "it is still being read");
+    tables(&bench, "artifact/large").await;
     bench.finish().await;
 }
 
