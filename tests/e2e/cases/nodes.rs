@@ -490,6 +490,7 @@ spec: {{name: {released}, nodeName: {}, wanted: Absent}}
     no_claim_is_left(env);
 }
 
+mod everywhere;
 mod fetches;
 mod full;
 mod namespaces;

@@ -12,7 +12,7 @@ use super::{ENDS, claim_of, node_of, only_on, place_of, pod, source, volume_of};
 use crate::cluster::{Cluster, POOL, eventually};
 use crate::env::Env;
 
-const LARGE: u64 = 64 << 20;
+pub(super) const LARGE: u64 = 64 << 20;
 
 /// `one` is the node of the controller. The limit of `Installed` makes each fetch take seconds.
 pub(super) fn disturbed(env: &Env, one: &Cluster, holder: &Cluster, receiver: &Cluster) {
@@ -23,7 +23,7 @@ pub(super) fn disturbed(env: &Env, one: &Cluster, holder: &Cluster, receiver: &C
 }
 
 /// What the node has received from peers since its driver started.
-fn received(node: &Cluster) -> u64 {
+pub(super) fn received(node: &Cluster) -> u64 {
     figures(node)["receivedBytes"].as_u64().unwrap_or_default()
 }
 
@@ -34,7 +34,7 @@ fn makes(env: &Env, name: &str, node: &Cluster, attributes: &str, command: &str)
 }
 
 /// Waits until the content is durable.
-fn kept(node: &Cluster, reference: &str) {
+pub(super) fn kept(node: &Cluster, reference: &str) {
     eventually("the content is durable", || {
         let rows = node.driver_list(&["artifacts"]);
         let mut rows = rows.iter();

@@ -1,7 +1,8 @@
 //! The nodes as peers: deploy/ with the components, as docs/peers.md and docs/locality.md show
 //! them. What a step on one node commits, a step on another node starts from. The controller says
 //! where it is, new pods prefer the node that has it, and a deleted `Cache` is cleared on all
-//! nodes. Fetches that are disturbed have a file of their own.
+//! nodes. Disturbed fetches have a file of their own, and so has each type of volume, wherever its
+//! content is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,6 +56,7 @@ pub(in crate::cases) fn peers(env: &Env) {
 
     newest_output(env, &one, &two);
     super::fetches::disturbed(env, &one, &two, &cluster.node(3));
+    super::everywhere::everywhere(env, &one, &two, &cluster.node(3));
     preferred_and_cleared(env, &two);
 }
 
