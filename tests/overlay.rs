@@ -51,6 +51,7 @@ fn wanted(api: Option<MountApi>) -> Wanted {
         kind: Some(BackendKind::Overlay),
         api,
         btrfs_quota: false,
+        untested: false,
     }
 }
 

@@ -33,6 +33,10 @@ pub enum Fs {
     XfsQuota,
     /// tmpfs: no reflinks, no durability.
     Tmpfs,
+    /// ext4 with 3000 inodes.
+    Ext4FewInodes,
+    /// xfs that gives a hundredth of its space to inodes.
+    XfsFewInodes,
 }
 
 impl Fs {
@@ -52,6 +56,8 @@ impl Fs {
             Fs::Ext4Quota => "ext4-quota",
             Fs::XfsQuota => "xfs-quota",
             Fs::Tmpfs => "tmpfs",
+            Fs::Ext4FewInodes => "ext4-few-inodes",
+            Fs::XfsFewInodes => "xfs-few-inodes",
         }
     }
 
@@ -60,10 +66,10 @@ impl Fs {
     /// memory is full ([`super::disk`]) then loses metadata, too.
     fn options(self) -> &'static str {
         match self {
-            Self::Ext4 => "loop,noinit_itable",
+            Self::Ext4 | Self::Ext4FewInodes => "loop,noinit_itable",
             Self::Ext4Quota => "loop,noinit_itable,prjquota",
             Self::XfsQuota => "loop,prjquota",
-            Self::XfsReflink | Self::Xfs | Self::Btrfs | Self::Tmpfs => "loop",
+            Self::XfsReflink | Self::Xfs | Self::XfsFewInodes | Self::Btrfs | Self::Tmpfs => "loop",
         }
     }
 
@@ -101,6 +107,8 @@ impl Fs {
             Fs::Xfs => Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=0"])),
             Fs::Btrfs => Some(("mkfs.btrfs", &["-q", "-f", "-K"])),
             Fs::Tmpfs => None,
+            Fs::Ext4FewInodes => Some(("mkfs.ext4", &["-q", "-F", "-b", "4096", "-N", "3000"])),
+            Fs::XfsFewInodes => Some(("mkfs.xfs", &["-q", "-f", "-K", "-i", "maxpct=1"])),
         }
     }
 }

@@ -28,7 +28,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use self::assemble::{How, Parts, assemble};
+use self::assemble::{How, Parts, assemble, takes_descriptors};
 use self::idmapped::{Owners, Views};
 use self::lowers::Lowers;
 use self::project::Projects;
@@ -85,9 +85,19 @@ impl Overlay {
     /// Opens the backend on `pool`, which has the directories `layers`, `empty` and `incoming`.
     /// First tries every feature that the backend needs, through `api`, and cleans up.
     pub fn open(pool: &Dir, api: MountApi) -> Result<Self> {
+        let overlay = Self::open_untested(pool, api)?;
+        self_test::run(&overlay, pool)?;
+        Ok(overlay)
+    }
+
+    /// Opens it without trying, on a pool that had this backend. Writes nothing.
+    pub(super) fn open_untested(pool: &Dir, api: MountApi) -> Result<Self> {
         let empty = pool.open_beneath(EMPTY)?;
+        if api == MountApi::Descriptors {
+            takes_descriptors(&empty)?;
+        }
         let elsewhere = sys::clone_tree(&empty)?;
-        let overlay = Self {
+        Ok(Self {
             layers: pool.open_beneath(LAYERS)?,
             empty,
             elsewhere,
@@ -99,9 +109,7 @@ impl Overlay {
                 api == MountApi::Classic,
             ),
             projects: Projects::of(pool),
-        };
-        self_test::run(&overlay, pool)?;
-        Ok(overlay)
+        })
     }
 
     /// A detached mount of `volume` over the content of these layers (newest first).
