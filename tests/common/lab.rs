@@ -143,12 +143,7 @@ impl Lab {
 
     /// Like [`Lab::sized`]; the error is a sentence.
     pub fn try_sized(fs: Fs, bytes: u64) -> Result<Self, String> {
-        let memory = Path::new("/dev/shm");
-        if memory.is_dir() {
-            Self::try_inside(memory, fs, bytes)
-        } else {
-            Self::try_inside(&std::env::temp_dir(), fs, bytes)
-        }
+        Self::try_inside(&memory(), fs, bytes)
     }
 
     /// Like `try_sized`, with its image in the given directory, for a disk with too little space.
@@ -315,7 +310,7 @@ impl Lab {
         let cut = Self {
             fs: self.fs,
             base: self.base.with_extension("cut"),
-            image: Some(image.with_extension("cut")),
+            image: Some(memory().join(image.with_extension("cut").file_name().expect("a name"))),
             kubelet: OnceLock::new(),
             closed: false,
         };
@@ -424,6 +419,16 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         self.tear_down();
+    }
+}
+
+/// A directory in memory, if there is one.
+fn memory() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() {
+        memory.to_owned()
+    } else {
+        std::env::temp_dir()
     }
 }
 
