@@ -13,7 +13,7 @@
 //! from being done in time is named in the log, and left to the next start, as after a `kill -9`.
 
 use std::convert::Infallible;
-use std::future::{Future, pending};
+use std::future::{Future, pending, ready};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use crate::peer;
 use crate::server::{self, Drain, Part, Socket};
 use crate::shared::{Times, Url};
 
-/// How often it is tried whether a pool that could not be opened takes changes again.
+/// How often something is tried again that only needs a disk that takes changes.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How a driver is set up.
@@ -279,18 +279,20 @@ async fn serve_pool(
     engine: Engine,
     distribution: Option<Arc<Distribution>>,
     node: Option<Part<Error>>,
-    socket: Socket,
+    socket: AdminSocket,
     drain: &Drain,
     ready: &watch::Sender<Readiness>,
     role: impl FnOnce(Option<Engine>, Drain) -> Tasks,
 ) -> Result<(), Error> {
-    let (asked, moves) = (engine.clone(), distribution.clone());
-    let admin = admin::serve(socket, asked, moves, drain.clone(), admin::STALL);
-    let admin = Part::start(
-        "admin service",
-        drain,
-        admin.map(|it| it.map_err(Error::from)),
-    );
+    let (asked, moves, closing) = (engine.clone(), distribution.clone(), drain.clone());
+    let admin = async move {
+        let socket = tokio::select! {
+            socket = socket => socket?,
+            () = closing.closing() => return Ok(()),
+        };
+        Ok(admin::serve(socket, asked, moves, closing, admin::STALL).await?)
+    };
+    let admin = Part::start("admin service", drain, admin);
     ready.send_replace(Readiness::Ready(engine.clone(), distribution.clone()));
     tracing::info!("ready");
     let role = start(drain, role(Some(engine.clone()), drain.clone()));
@@ -370,12 +372,16 @@ fn serve_peers(drain: &Drain, node: peer::Node, engine: Engine) -> Part<Error> {
     Part::start("service for peers", drain, work)
 }
 
+/// The admin socket, at once or when there is space for it.
+type AdminSocket = BoxFuture<'static, server::Result<Socket>>;
+
 /// Opens the pool and makes its admin socket. That is there before the driver says that it is
-/// ready, since a caller that waits for that may connect the next moment.
+/// ready, since a caller that waits for that may connect the next moment. The exception is a pool
+/// without a free inode: a pod may have them all, and can end only when the driver is ready.
 async fn open(
     config: engine::Config,
     peers: Option<peer::Config>,
-) -> Result<(Engine, Socket, Option<peer::Node>), Error> {
+) -> Result<(Engine, AdminSocket, Option<peer::Node>), Error> {
     // A wrong list is known before the pool takes seconds to open.
     let node = match peers {
         Some(peers) => Some(peer::Node::open(peers).await?),
@@ -384,10 +390,26 @@ async fn open(
     let pool = config.pool.clone();
     let engine = Engine::open(config).await.map_err(Error::Engine)?;
     match admin::bind(&pool).await {
-        Ok(socket) => Ok((engine, socket, node)),
+        Ok(socket) => Ok((engine, ready(Ok(socket)).boxed(), node)),
+        Err(error) if error.is_full() => {
+            tracing::error!(%error, pause = ?LOOK_AGAIN,
+                "the pool is full: the admin commands do not work until there is space");
+            Ok((engine, bind_admin_later(pool).boxed(), node))
+        }
         Err(error) => {
             engine.shutdown().await;
             Err(error.into())
+        }
+    }
+}
+
+/// Makes the admin socket as soon as the pool has an inode for it.
+async fn bind_admin_later(pool: PathBuf) -> server::Result<Socket> {
+    loop {
+        sleep(LOOK_AGAIN).await;
+        match admin::bind(&pool).await {
+            Err(error) if error.is_full() => {}
+            bound => break bound,
         }
     }
 }

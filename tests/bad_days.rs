@@ -7,6 +7,7 @@
 //! | `full` | ENOSPC in the middle of every operation |
 //! | `lost` | a failed write-back |
 //! | `odd` | names that cannot be opened, read or moved; records damaged while their volumes are in use |
+//! | `power_cut` | a power cut after a record was replaced |
 //! | `read_only` | a pool whose filesystem became read-only |
 
 mod common;
@@ -19,5 +20,7 @@ mod full;
 mod lost;
 #[path = "bad_days/odd.rs"]
 mod odd;
+#[path = "bad_days/power_cut.rs"]
+mod power_cut;
 #[path = "bad_days/read_only.rs"]
 mod read_only;

@@ -24,9 +24,10 @@ use baggageclaim::backend::{
 use baggageclaim::model::{LayerId, VolumeId, layout};
 use baggageclaim::sys::{self, Dir, Errno, MountEntry};
 use common::{
-    Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, require_root, too_old, tree,
+    Fs, Lab, Snapshot, assert_same, has_project_quotas, require_lab, require_quota_lab,
+    require_root, skip_outside_guests, too_old, tree,
 };
-use rustix::fs::XattrFlags;
+use rustix::fs::{IFlags, XattrFlags};
 
 const APIS: [MountApi; 2] = [MountApi::Descriptors, MountApi::Classic];
 const FILESYSTEMS: [Fs; 2] = [Fs::Ext4, Fs::XfsReflink];
@@ -51,6 +52,7 @@ fn wanted(api: Option<MountApi>) -> Wanted {
         kind: Some(BackendKind::Overlay),
         api,
         btrfs_quota: false,
+        untested: false,
     }
 }
 
@@ -834,5 +836,69 @@ fn a_line_of_the_mount_table_says_no_more_than_which_volume_it_is() {
             "a-target",
         )
         .expect("detach");
+    });
+}
+
+/// An administrator limits the pool as a whole by a project. Each layer inherits it, and nothing of
+/// another project can be moved there. So such a pool limits no volume, says so, and seals all.
+#[test]
+fn a_pool_that_is_in_a_project_limits_no_volume_of_its_own_with_quota() {
+    require_root!();
+    let with_quota = Fs::WITH_QUOTA.into_iter().filter(|_| has_project_quotas());
+    // Every xfs has projects; only the kernel may have no quotas.
+    for fs in [Fs::XfsReflink].into_iter().chain(with_quota) {
+        let lab = match Lab::try_new(fs) {
+            Ok(lab) => lab,
+            Err(reason) => {
+                skip_outside_guests(&reason);
+                continue;
+            }
+        };
+        for api in APIS {
+            let pool = Dir::open(&lab.dir(&format!("pool-{api}"))).expect("it opens");
+            pool.set_project(42).expect("the administrator may");
+            let Some(pool) = Pool::new(&lab, api) else {
+                continue;
+            };
+            eprintln_case(fs, api);
+            let limited = Start {
+                size_limit: Some(8 << 20),
+                ..START
+            };
+            let volume = pool.volume("limited");
+            let limit = pool.backend().create(&volume, &limited).expect("create");
+            let why = limit.why_unenforced().expect("it is not enforced");
+            assert!(why.contains("the pool is in project 42"), "{why}");
+            let mounted = pool.mount(&volume, &limited);
+            fs::write(mounted.path().join("f"), "x").expect("write");
+            pool.sealed(&volume, mounted, 1);
+        }
+        assert!(lab.close().is_empty(), "mounts were left behind");
+    }
+}
+
+/// Before Linux 5.15 overlayfs sets the flags of a pod's `chattr +i` in the upper directory.
+#[test]
+fn a_top_with_flags_that_forbid_changes_is_sealed() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("flagged", &START);
+        let marker = layout::COMMIT_MARKER;
+        for name in ["f", marker] {
+            fs::write(mounted.path().join(name), "x").expect("write");
+        }
+        let top = top_of(&volume);
+        for path in [top.join("f"), top.join(marker), top] {
+            let file = fs::File::open(&path).expect("open");
+            let flags = rustix::fs::ioctl_getflags(&file).expect("its flags");
+            rustix::fs::ioctl_setflags(&file, flags | IFlags::IMMUTABLE).expect("chattr");
+        }
+        let layer = pool.sealed(&volume, mounted, 1);
+        let layer = pool.dir.path().join(format!("layers/{layer}/fs"));
+        assert!(layer.join("f").exists() && !layer.join(marker).exists());
+        let layers = pool.dir.open_beneath(layout::LAYERS).expect("layers");
+        let name = layer.parent().and_then(Path::file_name).expect("a name");
+        let deleted = pool.backend().delete(&layers, name.as_ref(), &|| false);
+        deleted.expect("deleted");
     });
 }

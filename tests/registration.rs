@@ -15,6 +15,7 @@ use baggageclaim::server::{Drain, Exited};
 use baggageclaim::telemetry::metrics::Rpcs;
 use baggageclaim::{driver, engine};
 use common::api::{Api, Mood};
+use common::bench::eventually;
 use common::disk::Frozen;
 use common::process::{NodeProcess, PATIENCE, Registry};
 use common::{Fs, Lab, require_lab};
@@ -416,6 +417,49 @@ async fn late_tasks_of_a_role_are_named_and_the_driver_ends() {
     ended.expect("late tasks are left to the next start");
     assert_eq!(drain.late(), ["hangs", "also hangs"]);
     assert!(!socket.exists() && !lab.path().join("pool/admin.sock").exists());
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
+/// A pod that has all inodes of the pool can end, and only then does the admin socket get one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_serves_kubelet_before_there_is_an_inode_for_its_admin_socket() {
+    let lab = require_lab!(Fs::Ext4FewInodes);
+    let mut config = settings(&lab, Duration::from_secs(10));
+    config.engine.reserve = 0;
+    let engine = engine::Engine::open(config.engine.clone()).await;
+    let bench = common::bench::Bench {
+        targets: lab.kubelet_dir(),
+        engine: engine.expect("it opens"),
+        config: config.engine.clone(),
+        lab,
+    };
+    let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
+    bench.engine.shutdown().await;
+    let common::bench::Bench { lab, engine, .. } = bench;
+    drop(engine);
+    let mut files = 0..;
+    while files
+        .next()
+        .is_some_and(|n: u32| std::fs::write(scratch.join(n.to_string()), "").is_ok())
+    {}
+
+    let admin = config.engine.pool.join("admin.sock");
+    let (ready, mut readiness) = tokio::sync::watch::channel(Readiness::Recovering);
+    let shutdown = async {
+        let is_ready = |it: &Readiness| matches!(it, Readiness::Ready(..));
+        let engine = match &*readiness.wait_for(is_ready).await.expect("it is ready") {
+            Readiness::Ready(engine, _) => engine.clone(),
+            other => unreachable!("{other:?}"),
+        };
+        assert!(!admin.exists(), "there was an inode for it");
+        let unpublished = engine.unpublish("scratch", &scratch).await;
+        unpublished.expect("unpublish");
+        eventually("the admin socket", || admin.exists()).await;
+    };
+    let drain = Drain::new(config.grace);
+    let ended = driver::run(config, drain, ready, |_, _| Vec::new(), shutdown).await;
+    ended.expect("it was told to end");
+    assert!(!admin.exists());
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }
 

@@ -29,8 +29,8 @@ pub struct Chosen {
 struct Attempt {
     kind: BackendKind,
     api: Option<MountApi>,
-    /// Why it failed, if so.
-    failure: Option<String>,
+    /// How it ended: the rest of a sentence.
+    result: String,
 }
 
 impl fmt::Display for Attempt {
@@ -39,10 +39,7 @@ impl fmt::Display for Attempt {
         if let Some(api) = self.api {
             write!(f, " ({api})")?;
         }
-        match &self.failure {
-            Some(failure) => write!(f, ": {failure}"),
-            None => f.write_str(" works"),
-        }
+        f.write_str(&self.result)
     }
 }
 
@@ -63,6 +60,9 @@ pub struct Wanted {
     pub api: Option<MountApi>,
     /// Whether btrfs's simple quotas may be enabled, permanently, for the whole filesystem.
     pub btrfs_quota: bool,
+    /// A disk that is too full for a self-test does not matter. For a pool that had this backend:
+    /// only a driver that starts can free space there.
+    pub untested: bool,
 }
 
 /// Tries the backends that `wanted` allows on `pool` until one works.
@@ -83,7 +83,17 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
         if !is_wanted {
             continue;
         }
-        let opened = match open(pool, kind, candidate, wanted.btrfs_quota) {
+        let mut works = " works";
+        let mut opened = open(pool, kind, candidate, wanted.btrfs_quota, true);
+        if let Err(Error::System(error)) = &opened
+            && error.is_full()
+            && wanted.untested
+        {
+            tracing::warn!(%error, "the disk is too full to test the pool's backend again");
+            works = ", untested because the disk was full";
+            opened = open(pool, kind, candidate, wanted.btrfs_quota, false);
+        }
+        let opened = match opened {
             // The choice is permanent. On a full disk no other mount API works either.
             Err(Error::System(error))
                 if error.is_full() || wanted.kind.is_none() && is_of_today(&error) =>
@@ -95,7 +105,10 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
         tried.push(Attempt {
             kind,
             api: candidate,
-            failure: opened.as_ref().err().map(ToString::to_string),
+            result: match &opened {
+                Ok(_) => works.to_owned(),
+                Err(error) => format!(": {error}"),
+            },
         });
         if let Ok(backend) = opened {
             let reason = reason(pool, wanted.kind.is_some(), &tried, &*backend)?;
@@ -140,11 +153,16 @@ fn open(
     kind: BackendKind,
     api: Option<MountApi>,
     btrfs_quota: bool,
+    test: bool,
 ) -> Result<Arc<dyn Backend>> {
+    let api = api.unwrap_or(MountApi::Classic);
     Ok(match kind {
-        BackendKind::Overlay => Arc::new(Overlay::open(pool, api.unwrap_or(MountApi::Classic))?),
+        BackendKind::Overlay if test => Arc::new(Overlay::open(pool, api)?),
+        BackendKind::Overlay => Arc::new(Overlay::open_untested(pool, api)?),
+        // It has no self-test.
         BackendKind::Btrfs => Arc::new(Btrfs::open(pool, btrfs_quota)?),
-        BackendKind::Copy => Arc::new(Copy::open(pool)?),
+        BackendKind::Copy if test => Arc::new(Copy::open(pool)?),
+        BackendKind::Copy => Arc::new(Copy::open_untested(pool)?),
     })
 }
 

@@ -49,6 +49,7 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         kind,
         api: config.mount_api,
         btrfs_quota: config.btrfs_quota,
+        untested: false,
     };
     let (chosen, lost) = choose_backend(&dirs, wanted, !is_new);
     let chosen = chosen.map_err(|error| match error {
@@ -190,23 +191,33 @@ fn choose_backend(
         remember_lost(dirs, error);
     }
     let second = if lost.is_some() { choose() } else { first };
-    // Trying a backend takes a few blocks.
-    let space = dirs.root.space();
-    let is_full = space.is_ok_and(|space| space.bytes_available == 0);
-    if second.is_err() && is_full && is_known {
+    // A self-test takes some blocks and inodes. The start needs some, too, but fewer.
+    let is_full = matches!(&second, Err(backend::Error::System(error)) if error.is_full());
+    if is_full && is_known {
         free_some(dirs);
-        return (choose(), lost);
+        let untested = true;
+        return (
+            backend::choose(&dirs.root, Wanted { untested, ..wanted }),
+            lost,
+        );
     }
     (second, lost)
 }
 
-/// Frees the reserve, which exists for that. Without a reserve, it frees some of the garbage.
+/// Frees the reserve, which exists for that. If that is not enough, it frees some of the garbage.
 fn free_some(dirs: &PoolDirs) {
-    const ENOUGH: u64 = 4 << 20;
-    let is_enough = || matches!(dirs.root.space(), Ok(space) if space.bytes_available >= ENOUGH);
+    const BYTES: u64 = 4 << 20;
+    const INODES: u64 = 64;
+    let is_enough = || {
+        dirs.root.space().is_ok_and(|space| {
+            let inodes = space.inodes == 0 || space.inodes_free >= INODES;
+            space.bytes_available >= BYTES && inodes
+        })
+    };
     if dirs.root.remove_file(layout::RESERVE).is_ok() {
         point(Point::ReserveGivenBack);
-    } else {
+    }
+    if !is_enough() {
         let names = |place: &Dir| {
             let entries = place.entries().unwrap_or_default().into_iter();
             entries.map(|entry| PathBuf::from(entry.name))

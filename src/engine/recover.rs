@@ -53,6 +53,8 @@ pub(super) struct Recovered {
     pub(super) changes: Vec<Change>,
     /// Directories that a process may be using and whose content is unknown.
     orphans: Orphans,
+    /// Whether something without a record was moved to the trash.
+    put_away: bool,
     /// Layers that were volumes which a process still reads, and what those were mounted over.
     pub(super) read: Vec<(LayerId, Vec<LayerId>)>,
 }
@@ -238,11 +240,14 @@ fn put_away_unless_used(
         let path = from.path().join(name);
         tracing::error!(path = %path.display(), %why, "kept, because it is mounted");
     } else {
-        put_away(inner, from, name, why);
+        recovered.put_away |= put_away(inner, from, name, why);
     }
 }
 
 /// `volumes/`: published, or on the way to or from it.
+///
+/// A directory of a claim that the index does not have is moved durably, as in a deletion: the next
+/// claim of that name must not find it there after a power cut.
 fn recover_volumes(
     inner: &Inner,
     mounts: &[MountEntry],
@@ -284,6 +289,12 @@ fn recover_volumes(
         inner.saw(record.created);
         let volume = Volume::found(record, lifecycle, outcome);
         state.volumes.add_live(volume);
+    }
+    if recovered.put_away
+        && let Err(error) = volumes.sync()
+    {
+        tracing::error!(%error,
+            "after a power cut, a volume may have the content of a deleted one of that name");
     }
     Ok(())
 }

@@ -198,21 +198,23 @@ fn taint_claims(inner: &Inner) {
     }
 }
 
-/// Marks one claim, if it has content of its own.
+/// Marks one claim, if it has content of its own. The mark is made durable at once: a node whose
+/// disk fails may be reset next.
 pub(super) fn taint_claim(inner: &Inner, id: &VolumeId) {
     let marked = inner.with_reserve(|| {
         let dir = inner.dirs.volumes.open_beneath(id)?;
-        dir.create_dir(layout::DAMAGED, 0o700)
+        dir.ensure_dir(layout::DAMAGED, 0o700)?;
+        dir.sync()
     });
     match marked {
         // All its content is in layers, which were durable.
         Err(error) if error.is(Errno::ENOENT) => return,
-        Err(error) if !error.is(Errno::EEXIST) => {
+        Err(error) => {
             tracing::error!(volume.id = %id, %error,
-                "could not mark the volume as damaged in the pool; a restart of the driver forgets \
-                 the mark");
+                "could not durably mark the volume as damaged in the pool; a restart of the driver \
+                 or of the node may forget the mark");
         }
-        _ => {}
+        Ok(()) => {}
     }
     if let Some(held) = inner.state.lock().claims.get_mut(id) {
         held.damaged = true;

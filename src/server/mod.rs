@@ -17,6 +17,7 @@ mod routes;
 mod socket;
 mod trace;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -94,6 +95,14 @@ pub enum Error {
         /// Why.
         source: tonic::transport::Error,
     },
+}
+
+impl Error {
+    /// Whether the filesystem of the socket has no space or no inode for it.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == ErrorKind::StorageFull)
+    }
 }
 
 /// How long a finished answer may take to be sent.

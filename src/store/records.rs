@@ -71,7 +71,8 @@ pub fn confirm_layer(layer: &Dir) -> sys::Result<()> {
 }
 
 /// Changes the sharing of this artifact in the record of its newest layer. A layer that is not
-/// confirmed yet, or whose record names another artifact, stays as it is.
+/// confirmed yet, or whose record names another artifact, stays as it is. Unlike the records of
+/// volumes, this one outlives the boot: a power cut may not leave an empty file.
 pub fn note_sharing(layer: &Dir, artifact: &Artifact) -> sys::Result<()> {
     let Ok(mut record) = read_layer(layer)? else {
         return Ok(());
@@ -81,7 +82,7 @@ pub fn note_sharing(layer: &Dir, artifact: &Artifact) -> sys::Result<()> {
         return Ok(());
     };
     recorded.sharing = artifact.sharing;
-    layer.replace(layout::LAYER_JSON, &json(&record))
+    layer.replace_durably(layout::LAYER_JSON, &json(&record))
 }
 
 /// Reads the record of a layer that has been durable.

@@ -478,6 +478,11 @@ async fn a_claim_whose_last_writer_came_late_may_have_lost_bytes() {
     // A round notices that no process has it any more.
     bench.engine.reap().await.expect("reap");
     assert!(!sealed("after").await, "the disk lost something meanwhile");
+    // The node is reset before anything else is written back.
+    let cut = bench.lab.cut();
+    let volume = cut.path().join("pool/volumes").join(claim.id.as_str());
+    assert!(volume.join("damaged").exists(), "the reset lost the mark");
+    assert!(cut.close().is_empty());
     broken.works_again();
     let found = bench.engine.claim_use(claim.id.as_str()).await;
     assert_eq!(found.expect("there").problems.len(), 1, "it is damaged");

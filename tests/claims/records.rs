@@ -541,14 +541,15 @@ async fn a_clone_and_a_snapshot_are_uses_of_their_source() {
 }
 
 /// A driver that is killed has not told the index when claims were last used; their own records
-/// know.
+/// know. A record that a power cut has emptied knows nothing: such a claim counts as used.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_driver_does_not_forget_what_was_used() {
     let Some(bench) = Bench::new(OVERLAY).await else {
         return;
     };
-    let (idle, mounted, vanished) = (
+    let (idle, emptied, mounted, vanished) = (
         bench.create("idle").await,
+        bench.create("emptied").await,
         bench.create("mounted").await,
         bench.create("vanished").await,
     );
@@ -557,6 +558,9 @@ async fn a_killed_driver_does_not_forget_what_was_used() {
     let created = vanished.created;
     tokio::time::sleep(Duration::from_millis(20)).await;
     bench.write(&idle, "f", "x").await;
+    bench.write(&emptied, "f", "x").await;
+    let record = bench.config.pool.join("volumes");
+    let record = record.join(emptied.id.as_str()).join("claim.json");
     let there = bench.mount(&mounted).await;
     let gone = bench.mount(&vanished).await;
     fs::copy(&index, &as_killed).expect("as the kill leaves it");
@@ -564,13 +568,15 @@ async fn a_killed_driver_does_not_forget_what_was_used() {
     let bench = bench
         .restart_after(|| {
             fs::rename(&as_killed, &index).expect("in its place");
+            fs::metadata(&record).expect("a record");
+            fs::write(&record, "").expect("emptied");
             for path in [&gone, &staged] {
                 rustix::mount::unmount(path, rustix::mount::UnmountFlags::NOFOLLOW)
                     .expect("umount");
             }
         })
         .await;
-    for claim in [&idle, &mounted, &vanished] {
+    for claim in [&idle, &emptied, &mounted, &vanished] {
         let found = bench.engine.claim(claim.id.as_str()).expect("there");
         assert!(found.last_used > created, "{}", claim.name);
     }

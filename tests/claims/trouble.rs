@@ -5,13 +5,20 @@ use std::fs::File;
 use std::io::Write as _;
 use std::time::Duration;
 
+use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::engine::{Engine, Error};
-use baggageclaim::model::{ClaimParameters, ClaimSource, LiveClone, MutableChange};
+use baggageclaim::model::{
+    ClaimParameters, ClaimSource, LiveClone, MutableChange, PersistentVolume,
+};
 use baggageclaim::server::{code_of, message_of};
+use baggageclaim::store::Index;
+use baggageclaim::sys::Dir;
 use tonic::Code;
 
 use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, again, request, say};
+use super::common::Fs;
+use super::common::disk::sync;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
@@ -136,6 +143,47 @@ async fn a_record_without_content_is_remade() {
         let bench = bench.restart_after(truncate).await;
         bench.assert_sound().await;
         assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+        bench.finish().await;
+    }
+}
+
+/// The index is written in place and synced, which commits no journal. Then a power cut undoes a
+/// rename that nothing has made durable.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_power_cut_brings_no_content_back_for_the_next_claim_of_that_name() {
+    for fs in [Fs::Ext4, Fs::XfsReflink] {
+        let Some(bench) = Bench::sized((BackendKind::Overlay, fs), 320 << 20).await else {
+            return;
+        };
+        let assert_empty = |bench: &Bench, claim: &PersistentVolume, what: &str| {
+            let cut = bench.lab.cut();
+            let pool = cut.path().join("pool");
+            let index = Index::read_only(&Dir::open(&pool).expect("open")).expect("read");
+            let mut ids = index.claims.iter().map(|claim| &claim.id);
+            assert!(ids.any(|id| *id == claim.id), "{what}: not durable");
+            let left = pool.join("volumes").join(claim.id.as_str());
+            assert!(!left.exists(), "{what} on {}", fs.name());
+            assert!(cut.close().is_empty());
+        };
+        let claim = bench.create("claim").await;
+        bench.write(&claim, "file", "secret").await;
+        sync(&bench.config.pool);
+        bench.delete(claim.id.as_str()).await;
+        let again = bench.create("claim").await;
+        assert_eq!(again.id, claim.id);
+        assert_empty(&bench, &claim, "deleted");
+
+        // As the rename of a deletion leaves it that failed.
+        bench.delete(claim.id.as_str()).await;
+        let content = bench.config.pool.join("volumes").join(claim.id.as_str());
+        let bench = bench
+            .restart_after(|| {
+                fs::create_dir_all(content.join("top")).expect("its content");
+                sync(&content);
+            })
+            .await;
+        bench.create("claim").await;
+        assert_empty(&bench, &claim, "found at a start");
         bench.finish().await;
     }
 }

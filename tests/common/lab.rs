@@ -33,6 +33,10 @@ pub enum Fs {
     XfsQuota,
     /// tmpfs: no reflinks, no durability.
     Tmpfs,
+    /// ext4 with 3000 inodes.
+    Ext4FewInodes,
+    /// xfs that gives a hundredth of its space to inodes.
+    XfsFewInodes,
 }
 
 impl Fs {
@@ -52,6 +56,8 @@ impl Fs {
             Fs::Ext4Quota => "ext4-quota",
             Fs::XfsQuota => "xfs-quota",
             Fs::Tmpfs => "tmpfs",
+            Fs::Ext4FewInodes => "ext4-few-inodes",
+            Fs::XfsFewInodes => "xfs-few-inodes",
         }
     }
 
@@ -60,10 +66,10 @@ impl Fs {
     /// memory is full ([`super::disk`]) then loses metadata, too.
     fn options(self) -> &'static str {
         match self {
-            Self::Ext4 => "loop,noinit_itable",
+            Self::Ext4 | Self::Ext4FewInodes => "loop,noinit_itable",
             Self::Ext4Quota => "loop,noinit_itable,prjquota",
             Self::XfsQuota => "loop,prjquota",
-            Self::XfsReflink | Self::Xfs | Self::Btrfs | Self::Tmpfs => "loop",
+            Self::XfsReflink | Self::Xfs | Self::XfsFewInodes | Self::Btrfs | Self::Tmpfs => "loop",
         }
     }
 
@@ -101,6 +107,8 @@ impl Fs {
             Fs::Xfs => Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=0"])),
             Fs::Btrfs => Some(("mkfs.btrfs", &["-q", "-f", "-K"])),
             Fs::Tmpfs => None,
+            Fs::Ext4FewInodes => Some(("mkfs.ext4", &["-q", "-F", "-b", "4096", "-N", "3000"])),
+            Fs::XfsFewInodes => Some(("mkfs.xfs", &["-q", "-f", "-K", "-i", "maxpct=1"])),
         }
     }
 }
@@ -135,12 +143,7 @@ impl Lab {
 
     /// Like [`Lab::sized`]; the error is a sentence.
     pub fn try_sized(fs: Fs, bytes: u64) -> Result<Self, String> {
-        let memory = Path::new("/dev/shm");
-        if memory.is_dir() {
-            Self::try_inside(memory, fs, bytes)
-        } else {
-            Self::try_inside(&std::env::temp_dir(), fs, bytes)
-        }
+        Self::try_inside(&memory(), fs, bytes)
     }
 
     /// Like `try_sized`, with its image in the given directory, for a disk with too little space.
@@ -300,6 +303,37 @@ impl Lab {
         .unwrap_or_else(|reason| panic!("{reason}"));
     }
 
+    /// What a power cut at this moment would leave: a copy of the image, mounted. One at a time, of
+    /// ext4 or xfs.
+    pub fn cut(&self) -> Self {
+        let image = self.image().expect("an image");
+        let cut = Self {
+            fs: self.fs,
+            base: self.base.with_extension("cut"),
+            image: Some(memory().join(image.with_extension("cut").file_name().expect("a name"))),
+            kubelet: OnceLock::new(),
+            closed: false,
+        };
+        std::fs::create_dir_all(cut.path()).expect("mkdir");
+        let copied = cut.image().expect("just said");
+        run(Command::new("cp")
+            .arg("--sparse=always")
+            .args([image, copied]))
+        .unwrap_or_else(|reason| panic!("{reason}"));
+        let options = match self.fs {
+            Fs::Xfs | Fs::XfsReflink | Fs::XfsQuota | Fs::XfsFewInodes => {
+                format!("{},nouuid", self.fs.options())
+            }
+            _ => self.fs.options().to_owned(),
+        };
+        run(Command::new("mount")
+            .args(["-o", &options])
+            .arg(copied)
+            .arg(cut.path()))
+        .unwrap_or_else(|reason| panic!("{reason}"));
+        cut
+    }
+
     fn mount_again(&self, options: &str) {
         assert_ne!(
             self.fs,
@@ -385,6 +419,16 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         self.tear_down();
+    }
+}
+
+/// A directory in memory, if there is one.
+fn memory() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() {
+        memory.to_owned()
+    } else {
+        std::env::temp_dir()
     }
 }
 

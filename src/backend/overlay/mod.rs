@@ -28,7 +28,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use self::assemble::{How, Parts, assemble};
+use self::assemble::{How, Parts, assemble, takes_descriptors};
 use self::idmapped::{Owners, Views};
 use self::lowers::Lowers;
 use self::project::Projects;
@@ -85,9 +85,19 @@ impl Overlay {
     /// Opens the backend on `pool`, which has the directories `layers`, `empty` and `incoming`.
     /// First tries every feature that the backend needs, through `api`, and cleans up.
     pub fn open(pool: &Dir, api: MountApi) -> Result<Self> {
+        let overlay = Self::open_untested(pool, api)?;
+        self_test::run(&overlay, pool)?;
+        Ok(overlay)
+    }
+
+    /// Opens it without trying, on a pool that had this backend. Writes nothing.
+    pub(super) fn open_untested(pool: &Dir, api: MountApi) -> Result<Self> {
         let empty = pool.open_beneath(EMPTY)?;
+        if api == MountApi::Descriptors {
+            takes_descriptors(&empty)?;
+        }
         let elsewhere = sys::clone_tree(&empty)?;
-        let overlay = Self {
+        Ok(Self {
             layers: pool.open_beneath(LAYERS)?,
             empty,
             elsewhere,
@@ -99,9 +109,7 @@ impl Overlay {
                 api == MountApi::Classic,
             ),
             projects: Projects::of(pool),
-        };
-        self_test::run(&overlay, pool)?;
-        Ok(overlay)
+        })
     }
 
     /// A detached mount of `volume` over the content of these layers (newest first).
@@ -150,17 +158,19 @@ impl Overlay {
             };
             Ok(assemble(&parts, how).map_err(|error| error.of(volume.path()))?)
         };
-        let mounted = match attempt(&work) {
-            // Linux 6.13 and 6.14 take no layer from a detached clone: attach clones from now on.
-            Err(Error::System(error))
-                if error.is(Errno::EINVAL)
-                    && !owners.are_as_they_are()
-                    && self.views.attach_from_now_on() =>
-            {
-                attempt(&self.make_work(volume)?)
-            }
-            result => result,
-        };
+        let mounted = self
+            .projects
+            .without_limit(volume, || match attempt(&work) {
+                // Linux 6.13 and 6.14 take no layer from a detached clone: attach them from now on.
+                Err(Error::System(error))
+                    if error.is(Errno::EINVAL)
+                        && !owners.are_as_they_are()
+                        && self.views.attach_from_now_on() =>
+                {
+                    attempt(&self.make_work(volume)?)
+                }
+                result => result,
+            });
         match mounted {
             Err(Error::System(error)) if error.is(Errno::EINVAL) && !owners.are_as_they_are() => {
                 Err(idmapped::unsupported(&error))
@@ -363,8 +373,11 @@ impl Backend for Overlay {
             }
             return Err(volume.error("openat2", TOP, Errno::ENOENT).into());
         };
+        // Before Linux 5.15 overlayfs sets the flags of a pod's `chattr +i` on `top` itself.
+        top.clear_guard_flags()?;
         if top.has_file(marker)? {
             let times = tree::times_of(&top.stat_self()?);
+            top.node(marker)?.clear_guard_flags()?;
             top.remove_file(marker)?;
             top.set_times(&times)?;
         }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use crate::backend::error::Result;
 use crate::backend::types::Limit;
-use crate::model::layout::{TOP, VOLUMES};
+use crate::model::layout::{LAYERS, TOP, VOLUMES};
 use crate::sys::{self, Dir, Errno, Xattrs as _};
 
 /// The project of a volume's directory, in decimal. An attribute is as durable as the directory's
@@ -35,7 +35,7 @@ impl Projects {
             tracing::warn!(%error, "cannot change the size limits of an older version's volumes");
         }
         Self {
-            no_quota: pool.project_quota().err().map(|why| why.to_string()),
+            no_quota: why_no_quota(pool),
         }
     }
 
@@ -86,6 +86,32 @@ impl Projects {
         Ok(())
     }
 
+    /// Mounts a volume while its limit is lifted. The kernel makes directories in `work.N`, which
+    /// count. At the limit xfs refuses them, and the overlay becomes read-only. No pod can write
+    /// meanwhile: nothing is attached yet.
+    pub(super) fn without_limit<T>(
+        &self,
+        volume: &Dir,
+        mount: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(project) = self.ends_with(volume) else {
+            return mount();
+        };
+        // The quota file may have no entry for it.
+        let usage = volume.project_usage(project);
+        let Some(limit) = usage
+            .ok()
+            .map(|usage| usage.limit)
+            .filter(|limit| *limit > 0)
+        else {
+            return mount();
+        };
+        volume.set_project_limit(project, 0)?;
+        let mounted = mount();
+        volume.set_project_limit(project, limit)?;
+        mounted
+    }
+
     /// Changes the limit of a volume that has a project.
     pub(super) fn change(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         const TOO_LATE: &str =
@@ -100,7 +126,7 @@ impl Projects {
         Ok(bytes.map_or(Limit::None, |_| Limit::Enforced))
     }
 
-    /// The project whose limit ends with this directory.
+    /// The project whose limit holds as long as this directory exists.
     pub(super) fn ends_with(&self, dir: &Dir) -> Option<u32> {
         match self.no_quota {
             None => recorded(dir).ok().flatten(),
@@ -115,6 +141,22 @@ impl Projects {
         {
             tracing::debug!(%error, project, "the quota file keeps the limit of a deleted project");
         }
+    }
+}
+
+/// Why the limits of projects cannot be used. If `layers/` is in a project, as one that limits the
+/// pool as a whole, each layer inherits it. Then no content of another project can be moved there.
+fn why_no_quota(pool: &Dir) -> Option<String> {
+    let of_layers = pool
+        .open_beneath(LAYERS)
+        .and_then(|layers| layers.project());
+    match of_layers {
+        // Some filesystems have no projects.
+        Ok(0) | Err(_) => pool.project_quota().err().map(|why| why.to_string()),
+        Ok(project) => Some(format!(
+            "the pool is in project {project}, and a file is in one project only: give the pool a \
+             filesystem of its own"
+        )),
     }
 }
 

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use super::assemble::{OPTIONS, takes_descriptors};
-use super::{Lowers, MountApi, Overlay, root};
+use super::assemble::OPTIONS;
+use super::{Lowers, Overlay, root};
 use crate::backend::error::{Error, Result};
 use crate::backend::method::Backend;
 use crate::backend::types::{Freeze, Start};
@@ -52,9 +52,6 @@ pub(super) fn run(overlay: &Overlay, pool: &Dir) -> Result<()> {
 fn attempt(overlay: &Overlay, pool: &Dir, incoming: &Dir) -> Result<()> {
     incoming.create_dir(NAME, 0o700)?;
     let base = incoming.open_beneath(NAME)?;
-    if overlay.api == MountApi::Descriptors {
-        takes_descriptors(&base)?;
-    }
     base.create_dir("lower", 0o755)?;
     let lower = base.open_beneath("lower")?;
     lower.write_new("removed", CONTENT)?;

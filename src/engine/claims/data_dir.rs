@@ -15,7 +15,7 @@ use crate::engine::mounts::start_of_claim;
 use crate::engine::shared::Inner;
 use crate::model::{ClaimRecord, ClaimTarget, LayerId, PersistentVolume, VolumeId, layout};
 use crate::store;
-use crate::sys::{self, Dir};
+use crate::sys::{self, Dir, Errno};
 
 /// The claim's directory, if it has its content.
 pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir>> {
@@ -64,12 +64,19 @@ fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
 /// Moves to the trash what lies at the place of a claim's directory when the index has no such
 /// claim: the rest of a deleted one. An id is made from a name, so the next claim of that name
 /// would show this content.
+///
+/// The move is made durable. The transaction that makes the next claim is durable without it,
+/// because the index is written in place, which commits no journal.
 pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
     if inner.state.lock().volumes.live(id).is_some() {
         let (name, what) = (id.to_string(), "owner: it is a pod's volume");
         return Err(Error::Exists { name, what });
     }
-    let thrown = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref());
+    let volumes = &inner.dirs.volumes;
+    let thrown = match inner.throw_away(volumes, id.as_ref()) {
+        Err(error) if error.is(Errno::ENOENT) => Ok(()),
+        thrown => thrown.and_then(|_| volumes.sync()),
+    };
     thrown.context("move the data of a deleted volume of that name to trash/")
 }
 

@@ -115,12 +115,9 @@ pub(in crate::engine) fn recover_volume(
             held.busy_layers = Some(BusyLayers::assumed(held.claim.layers.clone()));
             held.mounts = unrecorded(inner, mounts, id)?;
             if held.mounts.is_empty() {
-                // After a power cut a file may have its name and not its content.
-                let written = data_dir::write(dir, &data_dir::record(inner, held));
-                if let Err(error) = written {
-                    tracing::warn!(volume.id = %id, %error,
-                        "the volume's record is unreadable and could not be written again");
-                }
+                // After a power cut a file may have its name and not its content. It was written at a
+                // mount or unmount, of which the index may not know.
+                was_used_until_now(inner, held);
             } else {
                 tracing::error!(volume.id = %id, %why,
                     "the record of a mounted volume is unreadable: it is unknown whether the mount \
