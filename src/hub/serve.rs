@@ -185,7 +185,7 @@ impl Inner {
     }
 
     /// Ends the streams of nodes whose Pool was deleted, or has another key now. The keys are
-    /// looked up without the lock: there may be many.
+    /// looked up without the lock, and by the name of the node, since there may be many.
     fn end_withdrawn(&self) {
         let state = self.state.lock();
         let streams = state.streams.values();
@@ -194,7 +194,7 @@ impl Inner {
             .collect();
         drop(state);
         for (key, node, ends) in streams {
-            if self.members.named(&key) != Some(node) {
+            if self.members.key(&node) != Some(key) {
                 ends.cancel();
             }
         }

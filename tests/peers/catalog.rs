@@ -32,6 +32,12 @@ impl Members for Nodes {
         found.map(|(node, _)| node.clone())
     }
 
+    fn key(&self, node: &NodeId) -> Option<Sha256> {
+        let nodes = self.0.lock();
+        let found = nodes.iter().find(|(it, _)| it == node);
+        found.map(|(_, key)| *key)
+    }
+
     /// A node `east-1` is in the zone `east`.
     fn zone(&self, node: &NodeId) -> String {
         let zone = node.as_str().split_once('-').map(|(zone, _)| zone);
