@@ -38,7 +38,7 @@ const TO_ANSWER: Duration = Duration::from_secs(1);
 /// The shortest and the longest pause before a peer whose content is coming is asked again. In
 /// between it is a tenth of the time since the first question.
 const SHORTEST: Duration = Duration::from_millis(5);
-const COMING: Duration = Duration::from_millis(50);
+const COMING: Duration = Duration::from_millis(500);
 /// A connection that is not used for so long is closed. A question to all nodes of a large cluster
 /// makes thousands of them, at both ends.
 const UNUSED: Duration = Duration::from_secs(60);
@@ -342,6 +342,7 @@ impl Node {
         }
         self.counters.figures.lock().questions += 1;
         let began = Instant::now();
+        let mut has_answered = false;
         loop {
             let request = wire::GetArtifactRequest {
                 ask: Some(messages::ask(name, reader)),
@@ -349,6 +350,10 @@ impl Node {
             let mut peer = self.client();
             let answer = timeout_at(until, peer.get_artifact(request)).await;
             let Ok(answer) = answer else {
+                // Its content is still coming, and the time of the question is over.
+                if has_answered {
+                    return None;
+                }
                 *self.away.lock() = Some(Instant::now() + AWAY);
                 self.answered(false);
                 self.failed(name, &"no answer in time");
@@ -370,11 +375,13 @@ impl Node {
             match answer.state() {
                 State::Nothing => return None,
                 State::Here => return self.holding(client, asked, answer.artifact),
-                State::Coming if sender.is_closed() || Instant::now() + COMING >= until => {
-                    return None;
-                }
-                State::Coming => sleep((began.elapsed() / 10).clamp(SHORTEST, COMING)).await,
+                State::Coming => has_answered = true,
             }
+            let pause = (began.elapsed() / 10).clamp(SHORTEST, COMING);
+            if sender.is_closed() || Instant::now() + pause >= until {
+                return None;
+            }
+            sleep(pause).await;
         }
     }
 

@@ -1,9 +1,20 @@
-//! The client without an engine: how it treats many peers, and its connections.
+//! The client without an engine: how it asks many peers, when it closes connections, and how often
+//! it asks a peer that makes the content.
 
 use std::sync::atomic::AtomicU64;
 
+use futures_util::future::join_all;
+use tokio::net::TcpListener;
+use tonic::{Request, Response};
+use wire::peer_server::{Peer as Service, PeerServer};
+
 use super::*;
+use crate::link;
 use crate::model::Pod;
+use crate::server::Drain;
+
+/// How long a [`Making`] takes to answer, as over a long way.
+const TRIP: Duration = Duration::from_millis(20);
 
 /// Peers that do not answer. It counts the searches for a key.
 #[derive(Debug)]
@@ -18,16 +29,18 @@ impl Listed {
             let mut key = [0; 32];
             key[..2].copy_from_slice(&number.to_be_bytes());
             Peer {
-                name: NodeId::new(&format!("node-{number}")).expect("a name"),
+                name: NodeId::new(format!("node-{number}")).expect("a name"),
                 // No process listens there.
                 address: "127.0.0.1:1".to_owned(),
                 key: Sha256(key),
             }
         };
-        Arc::new(Self {
-            peers: (0..count).map(peer).collect(),
-            searches: AtomicU64::new(0),
-        })
+        Self::of((0..count).map(peer).collect())
+    }
+
+    fn of(peers: Vec<Peer>) -> Arc<Self> {
+        let searches = AtomicU64::new(0);
+        Arc::new(Self { peers, searches })
     }
 }
 
@@ -57,8 +70,8 @@ fn client_of(roster: &Arc<Listed>) -> Arc<Client> {
     Client::new(key, roster.clone(), None, Arc::default())
 }
 
-/// Asks all peers for content, and waits until each has answered or failed.
-async fn asks(client: &Arc<Client>) {
+/// Asks all peers for content, and waits until each has answered or failed, or time is up.
+async fn asks(client: &Arc<Client>, within: Duration) {
     let tenant: Tenant = "ci".parse().expect("a label");
     let name = Name {
         tenant: tenant.clone(),
@@ -71,7 +84,7 @@ async fn asks(client: &Arc<Client>) {
     };
     let reader = Reader { tenant, pod };
     let asking = Asking(Arc::clone(client));
-    let mut told = asking.find(&name, &reader, Duration::from_secs(30), Patience::Now);
+    let mut told = asking.find(&name, &reader, within, Patience::Now);
     assert!(told.recv().await.is_none(), "no peer has it");
 }
 
@@ -79,7 +92,7 @@ async fn asks(client: &Arc<Client>) {
 async fn a_question_to_all_nodes_of_a_large_cluster_is_linear_and_leaves_no_connection() {
     let roster = Listed::new(1_000);
     let client = client_of(&roster);
-    asks(&client).await;
+    asks(&client, Duration::from_secs(30)).await;
     assert_eq!(client.counters.figures.lock().questions, 1_000);
     let searches = roster.searches.load(Ordering::Relaxed);
     assert!(searches <= 1_000, "{searches} searches of the roster");
@@ -109,4 +122,79 @@ async fn damage_is_remembered_longer_than_a_connection() {
     client.named(&roster.peers[0].name).expect("it is known");
     while client.close_unused() {}
     assert!(client.is_damaged(first, artifact));
+}
+
+/// A peer whose content is always coming. It counts the questions.
+#[derive(Debug, Clone, Default)]
+struct Making(Arc<AtomicU64>);
+
+#[tonic::async_trait]
+impl Service for Making {
+    async fn get_artifact(
+        &self,
+        _: Request<wire::GetArtifactRequest>,
+    ) -> Result<Response<wire::GetArtifactResponse>, Status> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        sleep(TRIP).await;
+        Ok(Response::new(wire::GetArtifactResponse {
+            state: State::Coming.into(),
+            ..wire::GetArtifactResponse::default()
+        }))
+    }
+
+    type GetLayerStream = tokio_stream::Pending<Result<wire::Chunk, Status>>;
+
+    async fn get_layer(
+        &self,
+        _: Request<wire::GetLayerRequest>,
+    ) -> Result<Response<Self::GetLayerStream>, Status> {
+        Err(Status::not_found("it is coming"))
+    }
+
+    async fn report_damage(
+        &self,
+        _: Request<wire::ReportDamageRequest>,
+    ) -> Result<Response<wire::ReportDamageResponse>, Status> {
+        Err(Status::not_found("it is coming"))
+    }
+}
+
+impl Making {
+    async fn serve(&self) -> Peer {
+        let key = Key::generate().expect("a key");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address").to_string();
+        let drain = Drain::new(Duration::ZERO);
+        let links = link::accept(&key, listener, Arc::new(|_| true), drain).expect("TLS");
+        let calls = PeerServer::new(self.clone());
+        let served = tonic::transport::Server::builder().serve_with_incoming(calls, links);
+        tokio::spawn(served);
+        Peer {
+            name: NodeId::new("making").expect("a name"),
+            address,
+            key: key.name(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_peer_whose_content_is_coming_is_asked_at_longer_intervals_and_is_not_away() {
+    let making = Making::default();
+    let peer = making.serve().await;
+    let asked = || making.0.load(Ordering::Relaxed);
+    let client = client_of(&Listed::of(vec![peer.clone()]));
+    asks(&client, Duration::from_secs(2)).await;
+    assert!((2..=25).contains(&asked()), "{} questions in 2 s", asked());
+
+    // Some of these end while an answer is on its way.
+    let rounds = (0..50).map(|round| {
+        let peer = peer.clone();
+        async move {
+            let client = client_of(&Listed::of(vec![peer.clone()]));
+            asks(&client, Duration::from_millis(2_000 + 2 * round)).await;
+            let node = client.named(&peer.name).expect("it is known");
+            assert!(!node.is_away(), "round {round}");
+        }
+    });
+    join_all(rounds).await;
 }
