@@ -18,7 +18,6 @@ mod damage;
 mod lease;
 mod list;
 mod messages;
-mod refusals;
 mod sent;
 mod serve;
 mod source;
