@@ -165,9 +165,12 @@ pub async fn serve(members: &str) {
     let nodes = text.lines().map(|line| {
         let (name, key) = line.split_once(' ').expect("a name and a key");
         let key: Sha256 = key.parse().expect("a digest");
-        (key, name.to_owned())
+        (key, NodeId::new(name).expect("a name"))
     });
-    let listed = Arc::new(Listed(nodes.collect()));
+    let by_key: HashMap<Sha256, NodeId> = nodes.collect();
+    let by_name = by_key.iter().map(|(key, node)| (node.clone(), *key));
+    let by_name = by_name.collect();
+    let listed = Arc::new(Listed { by_key, by_name });
     let any = "127.0.0.1:0".parse().expect("an address");
     let hub = Hub::open(any, listed, USAGE).await.expect("it is bound");
     hub.handle().load_fences(Fences::default());
@@ -180,12 +183,18 @@ pub async fn serve(members: &str) {
 }
 
 #[derive(Debug)]
-struct Listed(HashMap<Sha256, String>);
+struct Listed {
+    by_key: HashMap<Sha256, NodeId>,
+    by_name: HashMap<NodeId, Sha256>,
+}
 
 impl Members for Listed {
     fn named(&self, key: &Sha256) -> Option<NodeId> {
-        let name = self.0.get(key)?;
-        NodeId::new(name).ok()
+        self.by_key.get(key).cloned()
+    }
+
+    fn key(&self, node: &NodeId) -> Option<Sha256> {
+        self.by_name.get(node).copied()
     }
 
     fn zone(&self, _: &NodeId) -> String {
@@ -193,7 +202,8 @@ impl Members for Listed {
     }
 
     fn expected(&self) -> Option<BTreeSet<String>> {
-        Some(self.0.values().cloned().collect())
+        let names = self.by_name.keys().map(|node| node.as_str().to_owned());
+        Some(names.collect())
     }
 }
 

@@ -34,7 +34,8 @@ pub async fn connect_to_controller(socket: &Path) -> Result<ClusterClient, Clien
         .connect_with_connector(connector)
         .await
         .map_err(|source| ClientError::Protocol { path, source })?;
-    Ok(ClusterClient::new(channel))
+    // All nodes of a cluster answer, each with all generations of a name.
+    Ok(ClusterClient::new(channel).max_decoding_message_size(usize::MAX))
 }
 
 /// A connection to the driver of a pool.
@@ -146,4 +147,77 @@ pub async fn connect(pool: &Path) -> Result<Client, ClientError> {
         .map_err(|source| ClientError::Protocol { path, source })?;
     // Lists of a hundred thousand rows are long, and it is our own driver that sends them.
     Ok(AdminClient::new(channel).max_decoding_message_size(usize::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::{Request, Response, Status};
+
+    use super::*;
+    use crate::proto::admin::v1 as admin;
+    use admin::cluster_server::{Cluster, ClusterServer};
+
+    /// The controller of a large cluster.
+    struct Large(admin::LogResponse);
+
+    #[tonic::async_trait]
+    impl Cluster for Large {
+        async fn log(
+            &self,
+            _: Request<admin::LogRequest>,
+        ) -> Result<Response<admin::LogResponse>, Status> {
+            Ok(Response::new(self.0.clone()))
+        }
+
+        type ListCachesStream = tokio_stream::Pending<Result<admin::ListCachesResponse, Status>>;
+
+        async fn list_caches(
+            &self,
+            _: Request<admin::ListCachesRequest>,
+        ) -> Result<Response<Self::ListCachesStream>, Status> {
+            Err(Status::unavailable("only the log is asked for"))
+        }
+
+        async fn explain(
+            &self,
+            _: Request<admin::ExplainRequest>,
+        ) -> Result<Response<admin::ExplainResponse>, Status> {
+            Err(Status::unavailable("only the log is asked for"))
+        }
+
+        async fn clear(
+            &self,
+            _: Request<admin::ClearRequest>,
+        ) -> Result<Response<admin::ClearResponse>, Status> {
+            Err(Status::unavailable("only the log is asked for"))
+        }
+    }
+
+    #[tokio::test]
+    async fn the_log_of_a_large_cluster_has_no_limit() {
+        let generation = |number| admin::Generation {
+            node: format!("node-{number}.{}", "a".repeat(200)),
+            ..admin::Generation::default()
+        };
+        let answer = admin::LogResponse {
+            generations: (0..30_000).map(generation).collect(),
+            silent: Vec::new(),
+        };
+        let bytes = prost::Message::encoded_len(&answer);
+        assert!(bytes > 5 << 20, "{bytes} bytes");
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let socket = dir.path().join("controller.sock");
+        let listener = UnixListener::bind(&socket).expect("it is bound");
+        let calls = ClusterServer::new(Large(answer.clone()));
+        let served = tonic::transport::Server::builder()
+            .serve_with_incoming(calls, UnixListenerStream::new(listener));
+        tokio::spawn(served);
+        let client = connect_to_controller(&socket).await;
+        let mut client = client.expect("it answers");
+        let asked = client.log(admin::LogRequest::default());
+        let told = asked.await.expect("the whole answer").into_inner();
+        assert!(told == answer);
+    }
 }

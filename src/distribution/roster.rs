@@ -131,6 +131,9 @@ pub trait Members: fmt::Debug + Send + Sync {
     /// The name of the node that has this key.
     fn named(&self, key: &Sha256) -> Option<NodeId>;
 
+    /// The key of a node.
+    fn key(&self, node: &NodeId) -> Option<Sha256>;
+
     /// The zone of a node; empty: unknown.
     fn zone(&self, node: &NodeId) -> String;
 
@@ -146,6 +149,10 @@ pub(crate) struct NoNode;
 #[cfg(test)]
 impl Members for NoNode {
     fn named(&self, _: &Sha256) -> Option<NodeId> {
+        None
+    }
+
+    fn key(&self, _: &NodeId) -> Option<Sha256> {
         None
     }
 

@@ -15,7 +15,7 @@ mod pages;
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +24,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::server::Connections;
-use crate::sys::Errno;
+use crate::server::{self, Connections};
 
 pub use pages::{AddMetrics, Alive, FindEngine, Role, Sources};
 
@@ -62,13 +61,7 @@ impl Listener {
     /// Listens at an address. Clients queue from here on.
     pub async fn bind(address: SocketAddr) -> Result<Self, Error> {
         let failed = |source| Error::Bind { address, source };
-        let listener = match TcpListener::bind(address).await {
-            Err(error) if lacks_ipv6(&error) && address.ip() == Ipv6Addr::UNSPECIFIED => {
-                TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
-            }
-            bound => bound,
-        };
-        let listener = listener.map_err(failed)?;
+        let listener = server::listen(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         tracing::info!(%address, "health and metrics");
         Ok(Self(listener))
@@ -105,11 +98,4 @@ async fn answer(stream: TcpStream, sources: Arc<Sources>) {
         .serve_connection(TokioIo::new(stream), service);
     // An error is the client's.
     let _ = tokio::time::timeout(PATIENCE, connection).await;
-}
-
-/// Whether the machine has no IPv6 at all. Otherwise `[::]` also accepts IPv4.
-fn lacks_ipv6(error: &io::Error) -> bool {
-    [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
-        .iter()
-        .any(|errno| error.raw_os_error() == Some(*errno as i32))
 }

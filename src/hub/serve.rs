@@ -24,7 +24,7 @@ use crate::catalog::{
     Answer, Catalog, Changes, Hello, MAX_INCOMPLETE, SessionId, WaitingQuestions,
 };
 use crate::distribution::roster::Members;
-use crate::link::Who;
+use crate::link::{Refusals, Who};
 use crate::model::{ClusterClock, Fence, Fences, NodeId, Sha256, Timestamp};
 use crate::proto::hub::v1 as wire;
 use wire::from_node::Kind as From;
@@ -48,6 +48,8 @@ pub(super) struct Inner {
     began: (Timestamp, Instant),
     /// The end of all streams.
     pub(super) ends: CancellationToken,
+    /// Calls with a key that is no node's.
+    strangers: Refusals,
     pub(super) questions: AtomicU64,
     superseded: AtomicU64,
     /// The least time between two reports of what a namespace uses.
@@ -107,6 +109,7 @@ impl Inner {
             chain: watch::Sender::new(()),
             began,
             ends: CancellationToken::new(),
+            strangers: Refusals::of_strangers(),
             questions: AtomicU64::new(0),
             superseded: AtomicU64::new(0),
             usage,
@@ -150,8 +153,10 @@ impl Inner {
         let node = self.members.named(&who.key);
         node.map(|node| (node, who.key)).ok_or_else(|| {
             // A node's Pool may be newer than what the watch has seen. The node tries again.
-            tracing::warn!(address = %who.address, key = %who.key,
-                "refused: no Pool of a node has this key");
+            if self.strangers.is_news(who.key.to_string()) {
+                tracing::warn!(address = %who.address, key = %who.key,
+                    "refused: no Pool of a node has this key");
+            }
             Status::permission_denied("no Pool has your key")
         })
     }
@@ -185,7 +190,7 @@ impl Inner {
     }
 
     /// Ends the streams of nodes whose Pool was deleted, or has another key now. The keys are
-    /// looked up without the lock: there may be many.
+    /// looked up without the lock, and by the name of the node, since there may be many.
     fn end_withdrawn(&self) {
         let state = self.state.lock();
         let streams = state.streams.values();
@@ -194,7 +199,7 @@ impl Inner {
             .collect();
         drop(state);
         for (key, node, ends) in streams {
-            if self.members.named(&key) != Some(node) {
+            if self.members.key(&node) != Some(key) {
                 ends.cancel();
             }
         }

@@ -19,7 +19,7 @@ use crate::distribution::roster::Members;
 use crate::link::{self, IsKnown, Key, KeyError};
 use crate::model::Sha256;
 use crate::proto::hub::v1 as wire;
-use crate::server::Drain;
+use crate::server::{self, Drain};
 use wire::hub_server::HubServer;
 
 /// How often time passes for the catalog.
@@ -69,7 +69,7 @@ impl Hub {
         members: Arc<dyn Members>,
         usage: Duration,
     ) -> Result<Self, ServeError> {
-        let bound = TcpListener::bind(listen).await;
+        let bound = server::listen(listen).await;
         let listener = bound.map_err(|source| ServeError::Listen {
             address: listen,
             source,

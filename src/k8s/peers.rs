@@ -22,7 +22,7 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::store::Writer;
-use kube::runtime::reflector::{self, Store};
+use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::{Api, Client, ResourceExt as _};
 
 use super::{client, watched};
@@ -153,7 +153,8 @@ impl Roster for Peers {
     }
 
     fn peer(&self, name: &NodeId) -> Option<Peer> {
-        others(&self.own, &self.pools.state()).find(|peer| peer.name == *name)
+        let pool = self.pools.get(&ObjectRef::new(name.as_str()))?;
+        published(&pool).filter(|peer| peer.name != self.own)
     }
 }
 

@@ -18,6 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
 use super::key::{Key, name_of};
+use super::refusals::Refusals;
 use super::tls;
 use crate::model::Sha256;
 use crate::server::Drain;
@@ -106,6 +107,7 @@ pub fn accept(
     let (sender, links) = mpsc::channel(WAITING);
     let work = async move {
         let places = Arc::new(Semaphore::new(STRANGERS));
+        let refusals = Arc::new(Refusals::of_strangers());
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
                 return;
@@ -123,10 +125,10 @@ pub fn accept(
                 }
             };
             let (acceptor, sender) = (acceptor.clone(), sender.clone());
-            let is_known = Arc::clone(&is_known);
+            let (is_known, refusals) = (Arc::clone(&is_known), Arc::clone(&refusals));
             tokio::spawn(async move {
                 let shaken = tokio::time::timeout(STRANGER, shake(&acceptor, stream, address));
-                match shaken.await {
+                let error = match shaken.await {
                     Ok(Ok(mut link)) => {
                         if is_known(&link.who.key) {
                             drop(place);
@@ -135,11 +137,14 @@ pub fn accept(
                         }
                         // Without a receiver the process ends.
                         let _ended = sender.send(Ok(link)).await;
+                        return;
                     }
-                    Ok(Err(error)) => {
-                        tracing::warn!(%address, %error, "a node's handshake failed");
-                    }
-                    Err(_) => tracing::warn!(%address, "a node's handshake was not done in time"),
+                    Ok(Err(error)) => error,
+                    Err(_) => io::Error::new(io::ErrorKind::TimedOut, "it was not done in time"),
+                };
+                // Any pod may reach the port.
+                if refusals.is_news(format!("{}: {error}", address.ip())) {
+                    tracing::warn!(%address, %error, "a node's handshake failed");
                 }
             });
         }

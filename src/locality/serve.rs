@@ -29,7 +29,7 @@ use super::policy::{self, Content, Preferred};
 use super::review::{self, Question};
 use crate::catalog::Found;
 use crate::model::TenantOrigin;
-use crate::server::{Connections, Drain};
+use crate::server::{self, Connections, Drain};
 use crate::telemetry::metrics::{Counter, Registry};
 
 /// The longest that an answer takes, from the request's header on.
@@ -138,7 +138,7 @@ impl Webhook {
         driver: &'static str,
         find: Find,
     ) -> Result<Self, Error> {
-        let bound = TcpListener::bind(address).await;
+        let bound = server::listen(address).await;
         let listener = bound.map_err(|source| Error::Listen { address, source })?;
         let context = Arc::new(Context {
             driver,

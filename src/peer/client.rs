@@ -2,8 +2,8 @@
 //! `held` is what a node has, as a source of content.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,7 +38,12 @@ const TO_ANSWER: Duration = Duration::from_secs(1);
 /// The shortest and the longest pause before a peer whose content is coming is asked again. In
 /// between it is a tenth of the time since the first question.
 const SHORTEST: Duration = Duration::from_millis(5);
-const COMING: Duration = Duration::from_millis(50);
+const COMING: Duration = Duration::from_millis(500);
+/// A connection that is not used for so long is closed. A question to all nodes of a large cluster
+/// makes thousands of them, at both ends.
+const UNUSED: Duration = Duration::from_secs(60);
+/// How many artifacts that peers had damaged are remembered.
+const REMEMBERED: usize = 4096;
 
 /// The other nodes, as the distribution asks them.
 #[derive(Debug)]
@@ -49,14 +54,17 @@ pub(super) struct Client {
     directory: Option<Arc<dyn Directory>>,
     counters: Arc<Counters>,
     runtime: Handle,
-    /// By key and address: a peer that moved gets a new connection.
+    /// By key and address: a peer that moved gets a new connection. `close_unused` removes them.
     nodes: Mutex<HashMap<(Sha256, String), Arc<Node>>>,
+    /// The artifacts that did not match their digests, each with the key of the peer.
+    damaged: Mutex<HashSet<(Sha256, ArtifactId)>>,
 }
 
-/// One other node.
+/// The connection to another node.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: NodeId,
+    pub(super) key: Sha256,
     channel: Channel,
     pub(super) counters: Arc<Counters>,
     pub(super) runtime: Handle,
@@ -64,8 +72,8 @@ pub(super) struct Node {
     away: Mutex<Option<Instant>>,
     /// Whether its last answer was none: the log says so once.
     failing: AtomicBool,
-    /// The artifacts of it that did not match their digests.
-    pub(super) damaged: Mutex<HashSet<ArtifactId>>,
+    /// Whether it was looked up since `close_unused` ran last.
+    was_used: AtomicBool,
 }
 
 impl Client {
@@ -83,6 +91,7 @@ impl Client {
             counters,
             runtime: Handle::current(),
             nodes: Mutex::default(),
+            damaged: Mutex::default(),
         })
     }
 
@@ -123,16 +132,17 @@ impl Client {
     /// Asks peers at once, and sends the answers of those that have content.
     fn ask(self: &Arc<Self>, peers: Vec<Peer>, asked: &Question, until: Instant) {
         for (rank, peer) in peers.into_iter().enumerate() {
-            let node = match self.node(&peer) {
-                Ok(node) => node,
-                Err(error) => {
-                    tracing::error!(peer = peer.name.as_str(), %error, "a peer cannot be asked");
-                    continue;
-                }
-            };
             let (asked, client) = (asked.clone(), Arc::clone(self));
             // It ends by itself, so that a peer that hangs is known as such.
             self.runtime.spawn(async move {
+                let node = match client.node(&peer) {
+                    Ok(node) => node,
+                    Err(error) => {
+                        let peer = peer.name.as_str();
+                        tracing::error!(peer, %error, "a peer cannot be asked");
+                        return;
+                    }
+                };
                 if let Some(mut holding) = node.ask(&client, &asked, until).await {
                     holding.rank = rank;
                     // Without a receiver the answer came too late.
@@ -147,32 +157,67 @@ impl Client {
 
     /// The node of this name, with the key and the address that it has now. The error says why it
     /// cannot be asked.
-    pub(super) fn named(&self, name: &NodeId) -> Result<Arc<Node>, String> {
+    pub(super) fn named(self: &Arc<Self>, name: &NodeId) -> Result<Arc<Node>, String> {
         let peer = self.roster.peer(name);
         let peer = peer.ok_or_else(|| "this node knows no peer of that name now".to_owned())?;
         self.node(&peer).map_err(|error| error.to_string())
     }
 
-    fn node(&self, peer: &Peer) -> Result<Arc<Node>, rustls::Error> {
+    fn node(self: &Arc<Self>, peer: &Peer) -> Result<Arc<Node>, rustls::Error> {
         let id = (peer.key, peer.address.clone());
         if let Some(node) = self.nodes.lock().get(&id) {
+            node.was_used.store(true, Ordering::Relaxed);
             return Ok(Arc::clone(node));
         }
         // A thread that fetches is outside the runtime, which a connection needs.
         let _inside = self.runtime.enter();
         let node = Arc::new(Node {
             name: peer.name.clone(),
+            key: peer.key,
             channel: connect(&self.key, peer.key, peer.address.clone())?,
             counters: Arc::clone(&self.counters),
             runtime: self.runtime.clone(),
             away: Mutex::default(),
             failing: AtomicBool::new(false),
-            damaged: Mutex::default(),
+            was_used: AtomicBool::new(true),
         });
         let mut nodes = self.nodes.lock();
-        // Those that are no longer in the list are asked no more.
-        nodes.retain(|(key, _), _| self.roster.named(key).is_some());
+        if nodes.is_empty() {
+            self.runtime.spawn(expire(Arc::downgrade(self)));
+        }
         Ok(Arc::clone(nodes.entry(id).or_insert(node)))
+    }
+
+    /// Closes the connections that were not used since the last call. Whether some are left.
+    fn close_unused(&self) -> bool {
+        let mut nodes = self.nodes.lock();
+        nodes.retain(|_, node| {
+            node.was_used.swap(false, Ordering::Relaxed) || Arc::strong_count(node) > 1
+        });
+        !nodes.is_empty()
+    }
+
+    /// Remembers that content of a peer did not match its digests.
+    pub(super) fn remember_damaged(&self, peer: Sha256, artifact: ArtifactId) {
+        let mut damaged = self.damaged.lock();
+        if damaged.len() >= REMEMBERED {
+            damaged.clear();
+        }
+        damaged.insert((peer, artifact));
+    }
+
+    pub(super) fn is_damaged(&self, peer: Sha256, artifact: ArtifactId) -> bool {
+        self.damaged.lock().contains(&(peer, artifact))
+    }
+}
+
+/// Closes unused connections, until there are none.
+async fn expire(client: Weak<Client>) {
+    loop {
+        sleep(UNUSED).await;
+        if !client.upgrade().is_some_and(|client| client.close_unused()) {
+            return;
+        }
     }
 }
 
@@ -297,6 +342,7 @@ impl Node {
         }
         self.counters.figures.lock().questions += 1;
         let began = Instant::now();
+        let mut has_answered = false;
         loop {
             let request = wire::GetArtifactRequest {
                 ask: Some(messages::ask(name, reader)),
@@ -304,6 +350,10 @@ impl Node {
             let mut peer = self.client();
             let answer = timeout_at(until, peer.get_artifact(request)).await;
             let Ok(answer) = answer else {
+                // Its content is still coming, and the time of the question is over.
+                if has_answered {
+                    return None;
+                }
                 *self.away.lock() = Some(Instant::now() + AWAY);
                 self.answered(false);
                 self.failed(name, &"no answer in time");
@@ -325,11 +375,13 @@ impl Node {
             match answer.state() {
                 State::Nothing => return None,
                 State::Here => return self.holding(client, asked, answer.artifact),
-                State::Coming if sender.is_closed() || Instant::now() + COMING >= until => {
-                    return None;
-                }
-                State::Coming => sleep((began.elapsed() / 10).clamp(SHORTEST, COMING)).await,
+                State::Coming => has_answered = true,
             }
+            let pause = (began.elapsed() / 10).clamp(SHORTEST, COMING);
+            if sender.is_closed() || Instant::now() + pause >= until {
+                return None;
+            }
+            sleep(pause).await;
         }
     }
 
@@ -405,7 +457,7 @@ impl Node {
             }
         };
         let artifact = found.manifest.artifact;
-        if self.damaged.lock().contains(&artifact) {
+        if client.is_damaged(self.key, artifact) {
             return None;
         }
         Some(Holding {
@@ -443,3 +495,6 @@ pub(super) fn say(status: &Status) -> String {
     let code = crate::server::code_name(status.code());
     format!("{code}: {}", crate::sys::printable(&text))
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,7 +18,6 @@ mod damage;
 mod lease;
 mod list;
 mod messages;
-mod refusals;
 mod sent;
 mod serve;
 mod source;
@@ -40,7 +39,7 @@ use crate::distribution::{Away, Pace, Peers};
 use crate::engine::Engine;
 use crate::link::{self, Key, KeyError};
 use crate::proto::peer::v1::peer_server::PeerServer;
-use crate::server::Drain;
+use crate::server::{self, Drain};
 use client::{Asking, Client};
 use counters::Counters;
 
@@ -131,7 +130,7 @@ impl Node {
         let listener = match config.listen {
             None => None,
             Some(address) => {
-                let bound = TcpListener::bind(address).await;
+                let bound = server::listen(address).await;
                 Some(bound.map_err(|source| Error::Listen { address, source })?)
             }
         };

@@ -18,14 +18,13 @@ use tonic::{Request, Response, Status};
 use super::counters::{Counters, Sends};
 use super::lease::Leases;
 use super::messages;
-use super::refusals::Refusals;
 use super::sent::Sent;
 use super::speed::Speed;
 use crate::archive::toc::{Packing, Want};
 use crate::distribution::Pace;
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};
 use crate::engine::{Engine, OpenArtifact, OpenSnapshot};
-use crate::link::Who;
+use crate::link::{Refusals, Who};
 use crate::model::{ArtifactId, NodeId, Sha256, SnapshotId};
 use crate::proto::peer::v1 as wire;
 use crate::server::Drain;
@@ -146,8 +145,7 @@ impl Inner {
         Ok((peer, who))
     }
 
-    /// The peer that calls, if it may have this content. A refusal is logged, once a minute for
-    /// each peer, name, pod and reason.
+    /// The peer that calls, if it may have this content.
     pub(super) async fn admit<T>(
         &self,
         request: &Request<T>,
@@ -155,30 +153,34 @@ impl Inner {
     ) -> Result<(NodeId, Asked), Status> {
         let (peer, who) = self.caller(request)?;
         let asked = messages::asked(ask).map_err(Status::invalid_argument)?;
+        self.check(&peer, who, &asked).await?;
+        Ok((peer, asked))
+    }
+
+    /// Whether a peer may have this content. A refusal is logged, once a minute for each peer,
+    /// name, pod and reason.
+    async fn check(&self, peer: &NodeId, who: Who, asked: &Asked) -> Result<(), Status> {
         // The newest policies that this node knows count, for each call.
         let checked = if self.engine.policies().may_read(&asked.name, &asked.reader) {
-            self.access.check(&peer, &asked).await
+            self.access.check(peer, asked).await
         } else {
             let (tenant, reader) = (&asked.name.tenant, &asked.reader);
             let why = format!("no cache policy of namespace {tenant} lets {reader} read it");
             Err(Refusal::Denied(why))
         };
-        match checked {
-            Ok(()) => Ok((peer, asked)),
-            Err(refusal) => {
-                self.counters.figures.lock().refused += 1;
-                let of = (peer.as_str(), &asked.name, &asked.pod.name);
-                if self.refusals.is_news(format!("{of:?}: {refusal}")) {
-                    tracing::warn!(
-                        peer = peer.as_str(), address = %who.address, tenant = %asked.name.tenant,
-                        reference = %asked.name.reference, why = %refusal,
-                        pod = crate::sys::printable(&asked.pod.name),
-                        "refused: the peer may not have this content"
-                    );
-                }
-                Err(status(refusal))
+        checked.map_err(|refusal| {
+            self.counters.figures.lock().refused += 1;
+            let of = (peer.as_str(), &asked.name, &asked.pod.name);
+            if self.refusals.is_news(format!("{of:?}: {refusal}")) {
+                tracing::warn!(
+                    peer = peer.as_str(), address = %who.address, tenant = %asked.name.tenant,
+                    reference = %asked.name.reference, why = %refusal,
+                    pod = crate::sys::printable(&asked.pod.name),
+                    "refused: the peer may not have this content"
+                );
             }
-        }
+            status(refusal)
+        })
     }
 
     /// The artifact of a request, opened.
@@ -287,7 +289,8 @@ impl wire::peer_server::Peer for Service {
             let (peer, asked) = inner.admit_clone(&request, &clone).await?;
             return inner.get_snapshot(&peer, &asked).await;
         }
-        let (peer, asked) = inner.admit(&request, ask).await?;
+        let (peer, who) = inner.caller(&request)?;
+        let asked = messages::asked(ask).map_err(Status::invalid_argument)?;
         let answer = |state: State, artifact| {
             let state = state.into();
             let snapshot = None;
@@ -298,9 +301,18 @@ impl wire::peer_server::Peer for Service {
             }))
         };
         let name = &asked.name;
-        let local = inner.engine.local(&name.tenant, &name.reference);
-        let local = local.filter(|it| it.sharing.may_leave());
-        let Some(local) = local else {
+        let local = || {
+            let local = inner.engine.local(&name.tenant, &name.reference);
+            local.filter(|it| it.sharing.may_leave())
+        };
+        // Without the controller all nodes are asked. Only those that have the content look up the
+        // pod in the API server.
+        if local().is_none() {
+            return answer(State::Nothing, None);
+        }
+        inner.check(&peer, who, &asked).await?;
+        // The check may have taken long.
+        let Some(local) = local() else {
             return answer(State::Nothing, None);
         };
         if !local.durable {

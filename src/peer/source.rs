@@ -21,8 +21,6 @@ use wire::get_layer_request::Part;
 
 /// What a peer must send in 5 s of waiting. A peer that sends nothing is given up by then, too.
 const LEAST: u64 = 32 << 10;
-/// How many artifacts that a peer had damaged are remembered.
-const REMEMBERED: usize = 4096;
 
 /// An artifact or a snapshot of another node, as a source.
 #[derive(Debug, Clone)]
@@ -120,8 +118,8 @@ impl Source for PeerSource {
         table: &File,
         stop: Stop<'_>,
     ) -> Result<Box<dyn Content>> {
-        if let Some(artifact) = &self.artifact
-            && self.now(layer)?.damaged.lock().contains(artifact)
+        if let Some(artifact) = self.artifact
+            && self.client.is_damaged(self.now(layer)?.key, artifact)
         {
             let object = self.object(layer);
             return Err(Error::Missing { object });
@@ -149,11 +147,7 @@ impl Source for PeerSource {
         node.counters.figures.lock().damaged += 1;
         // A snapshot has one holder, and is asked for again when that was mended.
         if let Some(artifact) = self.artifact {
-            let mut damaged = node.damaged.lock();
-            if damaged.len() >= REMEMBERED {
-                damaged.clear();
-            }
-            damaged.insert(artifact);
+            self.client.remember_damaged(node.key, artifact);
         }
         let report = wire::ReportDamageRequest {
             ask: Some(self.ask.clone()),

@@ -1,5 +1,6 @@
 //! What all gRPC servers of the driver share: the unix socket, one log line per RPC, the table of
-//! codes, and the shutdown. Also the limit of connections of the HTTP servers.
+//! codes, and the shutdown. Also the limit of connections of the HTTP servers, and how all servers
+//! listen at a TCP address.
 //!
 //! It knows gRPC and the errors of the engine. The messages of the protocols belong to `csi` and
 //! `admin`.
@@ -12,6 +13,7 @@
 mod codes;
 mod connections;
 mod drain;
+mod listen;
 mod part;
 mod routes;
 mod socket;
@@ -27,6 +29,7 @@ use tokio::net::{UnixListener, UnixStream};
 pub use codes::{code_name, code_named, code_of, may_go_on, message_of};
 pub use connections::Connections;
 pub use drain::Drain;
+pub use listen::listen;
 pub use part::{Exited, Part};
 pub use routes::Routes;
 pub use socket::{Socket, SocketPlace, connect};

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::common::bench::{NEVER, eventually};
+use crate::common::log::Log;
 use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, finish_all, introduce, name, text};
 
 /// The nodes that a controller knows, each with its key.
@@ -30,6 +31,12 @@ impl Members for Nodes {
         let nodes = self.0.lock();
         let found = nodes.iter().find(|(_, it)| it == key);
         found.map(|(node, _)| node.clone())
+    }
+
+    fn key(&self, node: &NodeId) -> Option<Sha256> {
+        let nodes = self.0.lock();
+        let found = nodes.iter().find(|(it, _)| it == node);
+        found.map(|(_, key)| *key)
     }
 
     /// A node `east-1` is in the zone `east`.
@@ -1012,6 +1019,45 @@ async fn while_accounts_are_missing_an_input_asks_all_peers() {
     hub.begin().await;
     hub.has_all(&nodes).await;
     finish(hub, nodes).await;
+}
+
+/// Any pod may reach the port of the controller where no NetworkPolicy holds.
+#[tokio::test]
+async fn strangers_do_not_fill_the_log_of_the_controller() {
+    use baggageclaim::link;
+    use baggageclaim::proto::hub::v1 as wire;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    let (log, _guard) = Log::begin();
+    let mut hub = Hub::start().await;
+    let place = hub.place.borrow().clone().expect("it runs");
+    for _ in 0..40 {
+        let stranger = link::Key::generate().expect("a key");
+        let channel = link::connect(&stranger, place.key, place.address.clone());
+        let mut client = wire::hub_client::HubClient::new(channel.expect("TLS"));
+        for _ in 0..25 {
+            let refused = client.find(wire::FindRequest::default()).await;
+            let code = refused.expect_err("it is no node").code();
+            assert_eq!(code, tonic::Code::PermissionDenied);
+        }
+    }
+    let lines = log.count("no Pool of a node has this key");
+    assert!((1..=20).contains(&lines), "{lines} lines of 1,000 calls");
+
+    for _ in 0..100 {
+        let mut stream = tokio::net::TcpStream::connect(&place.address).await;
+        let stream = stream.as_mut().expect("it listens");
+        stream
+            .write_all(b"GET / HTTP/1.1\r\n\r\n")
+            .await
+            .expect("sent");
+        // An error is an end, too.
+        let _end = stream.read_to_end(&mut Vec::new()).await;
+    }
+    eventually("it is logged", || log.says("a node's handshake failed")).await;
+    let lines = log.count("a node's handshake failed");
+    assert!(lines <= 20, "{lines} lines of 100 connections");
+    hub.end().await;
 }
 
 /// A node that was taken over has a key that no Pool names, or says that it is another node.

@@ -1,5 +1,7 @@
 //! Who may ask, and for what: wrong and unknown keys, and content of another tenant.
 
+use std::sync::atomic::Ordering;
+
 use baggageclaim::distribution::Patience;
 use baggageclaim::distribution::roster::Reader;
 use baggageclaim::link;
@@ -8,6 +10,14 @@ use tonic::Code;
 
 use crate::common::bench::NEVER;
 use crate::nodes::{INPUT, Node, OUTPUT, TASK, name, peers, tenant, text};
+
+fn pod(name: &str) -> Pod {
+    Pod {
+        uid: format!("pod-{name}").parse().expect("a uid"),
+        name: name.to_owned(),
+        service_account: None,
+    }
+}
 
 #[tokio::test]
 async fn a_server_with_another_key_is_not_asked() {
@@ -40,15 +50,10 @@ async fn content_of_a_tenant_that_the_peer_may_not_read_is_refused() {
     let [a, b] = peers!("a", "b");
     a.commit("made", &OUTPUT, "text").await;
     a.knows_at(&b, b.address, b.key.name(), Some(vec![tenant("other")]));
-    let pod = Pod {
-        uid: "pod-read".parse().expect("a uid"),
-        name: "read".to_owned(),
-        service_account: None,
-    };
     let asks = async |name: Name| {
         let reader = Reader {
             tenant: name.tenant.clone(),
-            pod: pod.clone(),
+            pod: pod("read"),
         };
         let mut found = b.peers().find(&name, &reader, NEVER, Patience::Now);
         found.recv().await
@@ -60,6 +65,31 @@ async fn content_of_a_tenant_that_the_peer_may_not_read_is_refused() {
     other.tenant = tenant("other");
     assert!(asks(other).await.is_none());
     assert_eq!((a.figures().refused, a.figures().offered), (1, 0));
+    a.finish().await;
+    b.finish().await;
+}
+
+/// Without the controller each node asks all others, and each look at a pod is a question to the
+/// API server.
+#[tokio::test]
+async fn only_a_node_that_has_the_content_looks_up_the_pod() {
+    let [a, b] = peers!("a", "b");
+    let checks = || a.known.checks.load(Ordering::SeqCst);
+    let never = [&OUTPUT[..], &[("share", "never")]].concat();
+    a.commit("private", &never, "private").await;
+    assert_eq!(b.sees("early", &TASK).await, None);
+    let find = async |reference: &str| {
+        let (name, pod) = (name(reference), pod("read"));
+        let tenant = name.tenant.clone();
+        let reader = Reader { tenant, pod };
+        let mut found = b.peers().find(&name, &reader, NEVER, Patience::Now);
+        found.recv().await.is_some()
+    };
+    assert!(!find("artifact/built").await, "it may not leave its node");
+    assert!(b.figures().questions >= 2 && checks() == 0, "{}", checks());
+    a.commit("made", &TASK, "text").await;
+    assert!(find("task-cache/go").await);
+    assert!(checks() > 0);
     a.finish().await;
     b.finish().await;
 }

@@ -19,6 +19,11 @@ impl Members for Cluster {
         named(&self.seen_pools.all(), key)
     }
 
+    fn key(&self, node: &NodeId) -> Option<Sha256> {
+        let pool = self.seen_pools.get(node.as_str())?;
+        published(&pool).map(|peer| peer.key)
+    }
+
     fn zone(&self, node: &NodeId) -> String {
         let node = self.seen_nodes.get(node.as_str());
         node.map(|node| zone_of(&*node)).unwrap_or_default()

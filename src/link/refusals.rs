@@ -1,5 +1,6 @@
-//! Which refusals were logged lately. A peer repeats a refused request every few seconds, for each
-//! pod that waits. So each refusal is logged once a minute, and `counters` count all of them.
+//! Which refusals were logged lately, for the servers of peers and of the controller. A peer repeats
+//! a refused request every few seconds, for each pod that waits. So each refusal is logged once a
+//! minute. The counters of the peers count all of them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -16,19 +17,22 @@ const MOST_OF_STRANGERS: usize = 20;
 
 /// The refusals that were logged within [`PAUSE`], and when.
 #[derive(Debug)]
-pub(super) struct Refusals {
+pub struct Refusals {
     logged: Mutex<HashMap<String, Instant>>,
     most: usize,
 }
 
 impl Refusals {
-    pub(super) fn of_peers() -> Self {
+    /// Of calls of peers.
+    #[must_use]
+    pub fn of_peers() -> Self {
         Self::at_most(MOST)
     }
 
     /// Of callers that are no peers. They have a limit of their own, so that they keep no refusal
     /// of a peer out of the log.
-    pub(super) fn of_strangers() -> Self {
+    #[must_use]
+    pub fn of_strangers() -> Self {
         Self::at_most(MOST_OF_STRANGERS)
     }
 
@@ -39,7 +43,7 @@ impl Refusals {
 
     /// Whether a refusal is to be logged now. `what` tells it from others: who was refused, and
     /// what.
-    pub(super) fn is_news(&self, what: String) -> bool {
+    pub fn is_news(&self, what: String) -> bool {
         self.is_news_at(what, Instant::now())
     }
 
