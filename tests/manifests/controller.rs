@@ -38,7 +38,7 @@ const CONTROLLER: &[Rule] = &[
     (
         &["snapshot.storage.k8s.io"],
         &["volumesnapshots"],
-        &["get", "list", "watch"],
+        &["get", "list", "watch", "update"],
     ),
     (
         &["snapshot.storage.k8s.io"],
