@@ -230,3 +230,27 @@ pub(super) fn late(node: &str) -> Error {
 pub(super) fn deadline() -> Instant {
     Instant::now() + LONGEST
 }
+
+#[cfg(test)]
+impl Cluster {
+    /// The volumes of an API server, which are listed, and the task that looks after them.
+    pub(super) async fn of_server(
+        client: Client,
+    ) -> (Arc<Self>, tokio_util::task::AbortOnDropHandle<()>) {
+        let hour = Duration::from_secs(3600);
+        let place = |id: &NodeId| Node {
+            id: id.clone(),
+            topology: crate::model::Topology::default(),
+        };
+        let setup = Setup {
+            driver: "ours",
+            place,
+            leak_grace: hour,
+            node_grace: hour,
+        };
+        let (cluster, work) = Self::new(client, setup);
+        let work = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(work));
+        cluster.ready().await;
+        (cluster, work)
+    }
+}
