@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
+use super::contents::Contents;
 use super::decide::{Candidate, refusal};
 use super::figures::Counters;
 use super::objects::Objects;
@@ -65,6 +66,7 @@ pub struct Cluster {
     pub(super) client: Client,
     pub(super) driver: &'static str,
     pub(super) persistent: Persistent,
+    pub(super) contents: Contents,
     pub(super) nodes: Api<ApiNode>,
     pub(super) volumes: Objects<Volume>,
     pub(super) snapshots: Objects<Snapshot>,
@@ -103,6 +105,7 @@ impl Cluster {
         let (persistent, writer) = Persistent::new(Api::all(client.clone()), setup.driver);
         let cluster = Arc::new(Self {
             persistent,
+            contents: Contents::new(client.clone(), setup.driver),
             nodes: Api::all(client.clone()),
             client,
             driver: setup.driver,
