@@ -129,7 +129,6 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         node_grace: config.node_grace,
     };
     let (cluster, work) = Cluster::new(client.clone(), setup);
-    let watch = Part::start("watch over volumes", &drain, until(drain.clone(), work));
     let hub = match config.hub {
         Some(hub) => Some(open_hub(hub, &cluster).await?),
         None => None,
@@ -168,14 +167,14 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         drain.clone(),
         overview,
     );
-    let mut parts = vec![
-        watch,
-        Part::start(
-            "CSI services",
-            &drain,
-            csi.map(|it| it.map_err(Error::from)),
-        ),
-    ];
+    // Calls wait for what the watches see, also while the controller ends.
+    let services = async move {
+        tokio::select! {
+            served = csi => served.map_err(Error::from),
+            () = work => Err(Error::from(Exited("watch over volumes"))),
+        }
+    };
+    let mut parts = vec![Part::start("CSI services", &drain, services)];
     let catalog = hub.map(|hub| serve_hub(hub, client, tier, &drain));
     parts.extend(catalog);
     parts.extend(webhook.map(|webhook| serve_webhook(webhook, &drain)));
@@ -199,15 +198,6 @@ fn serve_hub(hub: Served, client: kube::Client, tier: Option<Tier>, drain: &Drai
 fn serve_webhook(webhook: locality::Webhook, drain: &Drain) -> Part<Error> {
     let served = webhook.serve(drain.clone()).map(Ok);
     Part::start("locality webhook", drain, served)
-}
-
-/// Does work that may be cut at any time, until the drain begins.
-async fn until(drain: Drain, work: impl Future<Output = ()>) -> Result<(), Error> {
-    tokio::select! {
-        () = work => {}
-        () = drain.begun() => {}
-    }
-    Ok(())
 }
 
 /// Ends all parts, until the deadline.

@@ -2,8 +2,9 @@
 //! The layers come as those of an artifact do (`fetch`).
 //!
 //! One run for a volume at a time. It goes on when its caller gives up, and the next caller joins
-//! it. Its result waits for a caller. It ends with the distribution, when it is stopped, or when a
-//! person must act; a node that does not answer is waited for.
+//! it. Its result waits for a caller. It ends with the distribution, when it is stopped, when its
+//! volume is not wanted any more, or when a person must act; a node that does not answer is waited
+//! for.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -35,6 +36,8 @@ use crate::shared;
 const AT_ONCE: usize = 4;
 /// The pause before a node that prepares its snapshot, or does not answer, is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// After how many such pauses a run that waits asks whether its volume is still wanted.
+const ASKS: u32 = 30;
 /// How long a node may be away in the middle of a layer. What came is given up then.
 const AWAY: Duration = Duration::from_secs(120);
 /// How long a result waits for a caller.
@@ -54,6 +57,13 @@ pub struct CloneRequest {
     pub node: NodeId,
     /// Whether it is still to be made.
     pub wanted: IsWanted,
+}
+
+impl CloneRequest {
+    /// Whether both make the same volume, perhaps for two objects of its name.
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.claim, &self.asked, &self.node) == (&other.claim, &other.asked, &other.node)
+    }
 }
 
 impl fmt::Debug for CloneRequest {
@@ -87,7 +97,8 @@ pub(super) struct Cloner {
 /// A clone that is being made, or that waits for its caller.
 #[derive(Debug)]
 struct Run {
-    from: NodeId,
+    /// As its last caller asked for it.
+    request: Mutex<CloneRequest>,
     stop: CancellationToken,
     /// What it waits for, in words. Empty: content comes.
     waits: Mutex<String>,
@@ -97,9 +108,9 @@ struct Run {
 }
 
 impl Run {
-    fn new(from: NodeId) -> Self {
+    fn new(request: CloneRequest) -> Self {
         Self {
-            from,
+            request: Mutex::new(request),
             stop: CancellationToken::new(),
             waits: Mutex::new("that node is asked".to_owned()),
             bytes: AtomicU64::new(0),
@@ -112,9 +123,17 @@ impl Run {
         *self.waits.lock() = why.into();
     }
 
+    /// Asks the last caller: the object of an earlier one may be gone, and another one in its
+    /// place.
+    fn is_wanted(&self) -> BoxFuture<'static, Option<bool>> {
+        let wanted = Arc::clone(&self.request.lock().wanted);
+        wanted()
+    }
+
     /// In words that change seldom: each change is written to the API server.
     fn progress(&self) -> String {
-        let from = self.from.as_str();
+        let from = self.request.lock().node.clone();
+        let from = from.as_str();
         let waits = self.waits.lock();
         if !waits.is_empty() {
             return format!("its content is to come from node {from}: {waits}");
@@ -143,6 +162,10 @@ impl Cloner {
     /// Begins a clone or joins the run, and waits so long for its end.
     pub(super) async fn make(self: &Arc<Self>, request: CloneRequest, wait: Duration) -> Cloned {
         let id = request.asked.volume.clone();
+        let run = self.runs.lock().get(&id).cloned();
+        if run.is_some_and(|run| !run.request.lock().is_same(&request)) {
+            self.stop(&id).await;
+        }
         let run = self.run(request);
         let mut done = run.done.subscribe();
         let ended = tokio::time::timeout(wait, done.wait_for(Option::is_some)).await;
@@ -174,10 +197,11 @@ impl Cloner {
     fn run(self: &Arc<Self>, request: CloneRequest) -> Arc<Run> {
         let mut runs = self.runs.lock();
         if let Some(run) = runs.get(&request.asked.volume) {
+            *run.request.lock() = request;
             return Arc::clone(run);
         }
         runs.retain(|_, run| !run.is_old());
-        let run = Arc::new(Run::new(request.node.clone()));
+        let run = Arc::new(Run::new(request.clone()));
         runs.insert(request.asked.volume.clone(), Arc::clone(&run));
         let (cloner, ours) = (Arc::clone(self), Arc::clone(&run));
         self.context.tasks.spawn(async move {
@@ -238,21 +262,22 @@ impl Cloner {
 
     /// Asks the node until it gives the snapshot, or never will.
     async fn frozen(&self, peers: &dyn Peers, request: &CloneRequest, run: &Run) -> Result<Frozen> {
+        let mut rounds = (0..ASKS).cycle();
         loop {
-            match peers.snapshot(&request.node, &request.asked).await {
+            let is_due = rounds.next() == Some(0);
+            let (why, asks) = match peers.snapshot(&request.node, &request.asked).await {
                 Ok(frozen) => return Ok(frozen),
                 Err(NoSnapshot::Gone) => {
                     return Err(Error::NoSuchSnapshot(request.asked.snapshot.to_string()));
                 }
                 Err(NoSnapshot::Never(why)) => return Err(refused(Code::FailedPrecondition, why)),
-                Err(NoSnapshot::Refused(why)) => {
-                    if (request.wanted)().await == Some(false) {
-                        return Err(unwanted(request));
-                    }
-                    run.waits(why);
-                }
-                Err(NoSnapshot::NotYet(why)) => run.waits(why),
+                Err(NoSnapshot::Refused(why)) => (why, true),
+                Err(NoSnapshot::NotYet(why)) => (why, is_due),
+            };
+            if asks && run.is_wanted().await == Some(false) {
+                return Err(unwanted(request));
             }
+            run.waits(why);
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -288,7 +313,7 @@ impl Cloner {
         };
         let may_enter = || {
             while !run.stop.is_cancelled() {
-                match self.context.block_on((request.wanted)()) {
+                match self.context.block_on(run.is_wanted()) {
                     Some(true) => return Ok(()),
                     Some(false) => break,
                     None => run.waits("the API server does not say whether it is still to be made"),
@@ -416,6 +441,9 @@ fn error_of(request: &CloneRequest, failure: ReceiveError<shared::Error>) -> Err
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::sync::atomic::AtomicBool;
+
     use async_trait::async_trait;
     use tokio::sync::mpsc;
 
@@ -424,14 +452,28 @@ mod tests {
     use crate::distribution::roster::Reader;
     use crate::distribution::{Distribution, Patience, PeerAnswer, PeerFigures, Settings};
     use crate::engine::{Config, Engine};
-    use crate::model::{CacheKey, ClaimParameters, MutableParameters, Name};
+    use crate::model::{
+        ArtifactId, CacheKey, ClaimParameters, MutableParameters, Name, OwnerView, Reference,
+    };
+    use crate::shared::{Content, LayerRef, Resolved, Source};
+    use crate::tree::Stop;
 
-    /// Peers whose question for a snapshot ends in a panic.
-    #[derive(Debug)]
-    struct Panics;
+    /// The longest that a test waits.
+    const LONG: Duration = Duration::from_secs(60);
+
+    type Answer = std::result::Result<Frozen, NoSnapshot>;
+
+    /// Peers that answer a question for a snapshot so.
+    struct Answers(Box<dyn Fn(&AskedClone) -> Answer + Send + Sync>);
+
+    impl fmt::Debug for Answers {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Answers").finish_non_exhaustive()
+        }
+    }
 
     #[async_trait]
-    impl Peers for Panics {
+    impl Peers for Answers {
         fn find(
             &self,
             _: &Name,
@@ -446,12 +488,8 @@ mod tests {
             None
         }
 
-        async fn snapshot(
-            &self,
-            _: &NodeId,
-            _: &AskedClone,
-        ) -> std::result::Result<Frozen, NoSnapshot> {
-            panic!("a defect, for this test")
+        async fn snapshot(&self, _: &NodeId, asked: &AskedClone) -> Answer {
+            (self.0)(asked)
         }
 
         fn is_told(&self) -> bool {
@@ -463,17 +501,75 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_clone_that_ends_in_a_panic_fails_and_can_be_stopped() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
-        config.backend = Some(BackendKind::Copy);
-        let engine = Engine::open(config).await.expect("it opens");
-        let peers: Arc<dyn Peers> = Arc::new(Panics);
-        let distribution =
-            Distribution::start(engine.clone(), None, Some(peers), Settings::default());
-        let volume: VolumeId = "vol-1".parse().expect("an id");
-        let request = CloneRequest {
+    /// A node with a snapshot of an empty volume.
+    struct Empty;
+
+    impl Source for Empty {
+        fn name(&self) -> String {
+            "node-2".to_owned()
+        }
+
+        fn resolve(
+            &self,
+            _: &Tenant,
+            _: &Reference,
+            _: Option<ArtifactId>,
+        ) -> shared::Result<Resolved> {
+            unreachable!("a snapshot has no name")
+        }
+
+        fn open(
+            &self,
+            _: &Tenant,
+            _: &LayerRef,
+            _: &File,
+            _: Stop<'_>,
+        ) -> shared::Result<Box<dyn Content>> {
+            unreachable!("there is no layer")
+        }
+    }
+
+    fn empty() -> Answer {
+        Ok(Frozen {
+            layers: Vec::new(),
+            size: 0,
+            view: OwnerView::default(),
+            source: Arc::new(Empty),
+        })
+    }
+
+    struct World {
+        distribution: Arc<Distribution>,
+        engine: Engine,
+        _folder: tempfile::TempDir,
+    }
+
+    impl World {
+        async fn new(answer: impl Fn(&AskedClone) -> Answer + Send + Sync + 'static) -> Self {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let mut config = Config::new(folder.path().join("pool"));
+            config.backend = Some(BackendKind::Copy);
+            let engine = Engine::open(config).await.expect("it opens");
+            let peers: Arc<dyn Peers> = Arc::new(Answers(Box::new(answer)));
+            let settings = Settings::default();
+            let distribution = Distribution::start(engine.clone(), None, Some(peers), settings);
+            Self {
+                distribution,
+                engine,
+                _folder: folder,
+            }
+        }
+
+        async fn end(self) {
+            self.distribution.stop().await;
+            self.engine.shutdown().await;
+        }
+    }
+
+    /// A request for the volume `vol-1`, which is wanted while this says so.
+    fn request(snapshot: &str, wanted: &Arc<AtomicBool>) -> CloneRequest {
+        let wanted = Arc::clone(wanted);
+        CloneRequest {
             claim: CreateClaim {
                 name: "clone".to_owned(),
                 required_bytes: 0,
@@ -483,22 +579,94 @@ mod tests {
                 source: None,
             },
             asked: AskedClone {
-                volume: volume.clone(),
-                snapshot: "snap-1".parse().expect("an id"),
+                volume: "vol-1".parse().expect("an id"),
+                snapshot: snapshot.parse().expect("an id"),
             },
             node: NodeId::new("node-2").expect("a name"),
-            wanted: Arc::new(|| Box::pin(async { Some(true) })),
-        };
-        let limit = Duration::from_secs(60);
-        let failed = distribution.clone_volume(request.clone(), limit).await;
+            wanted: Arc::new(move || {
+                let is_wanted = wanted.load(Ordering::Relaxed);
+                Box::pin(async move { Some(is_wanted) })
+            }),
+        }
+    }
+
+    fn flag(is_set: bool) -> Arc<AtomicBool> {
+        Arc::new(AtomicBool::new(is_set))
+    }
+
+    #[tokio::test]
+    async fn a_clone_that_ends_in_a_panic_fails_and_can_be_stopped() {
+        let world = World::new(|_| panic!("a defect, for this test")).await;
+        let request = request("snap-1", &flag(true));
+        let failed = world.distribution.clone_volume(request.clone(), LONG).await;
         assert!(
             matches!(&failed, Cloned::Failed(error) if matches!(**error, Error::Defect)),
             "{failed:?}"
         );
-        distribution.clone_volume(request, Duration::ZERO).await;
-        let stopped = tokio::time::timeout(limit, distribution.stop_clone(&volume));
+        let volume = request.asked.volume.clone();
+        let begun = world.distribution.clone_volume(request, Duration::ZERO);
+        begun.await;
+        let stopped = tokio::time::timeout(LONG, world.distribution.stop_clone(&volume));
         stopped.await.expect("it ends");
-        distribution.stop().await;
-        engine.shutdown().await;
+        world.end().await;
+    }
+
+    #[tokio::test]
+    async fn a_clone_goes_on_for_the_object_in_the_place_of_its_own() {
+        let (asked, mut questions) = mpsc::unbounded_channel();
+        let gives = flag(false);
+        let given = Arc::clone(&gives);
+        let world = World::new(move |_| {
+            asked.send(()).expect("the test listens");
+            if given.load(Ordering::Relaxed) {
+                empty()
+            } else {
+                Err(NoSnapshot::NotYet("it copies".to_owned()))
+            }
+        });
+        let world = world.await;
+        let (first, second) = (flag(true), flag(true));
+        let begin = |wanted, wait| {
+            let request = request("snap-1", wanted);
+            world.distribution.clone_volume(request, wait)
+        };
+        let begun = begin(&first, Duration::ZERO).await;
+        assert!(matches!(begun, Cloned::Runs(_)), "{begun:?}");
+        for _ in 0..2 {
+            questions.recv().await.expect("it asks");
+        }
+        first.store(false, Ordering::Relaxed);
+        let joined = begin(&second, Duration::ZERO).await;
+        assert!(matches!(joined, Cloned::Runs(_)), "{joined:?}");
+        gives.store(true, Ordering::Relaxed);
+        let made = begin(&second, LONG).await;
+        assert!(matches!(made, Cloned::Made(_)), "{made:?}");
+        world.end().await;
+    }
+
+    #[tokio::test]
+    async fn a_clone_that_nothing_wants_ends_while_its_source_does_not_answer() {
+        let world = World::new(|_| Err(NoSnapshot::NotYet("it is off".to_owned()))).await;
+        let request = request("snap-1", &flag(false));
+        let ended = world.distribution.clone_volume(request, LONG).await;
+        assert!(matches!(&ended, Cloned::Failed(_)), "{ended:?}");
+        world.end().await;
+    }
+
+    #[tokio::test]
+    async fn a_clone_of_another_snapshot_ends_the_first() {
+        let world = World::new(|asked| match asked.snapshot.as_str() {
+            "snap-1" => Err(NoSnapshot::NotYet("it is off".to_owned())),
+            _ => empty(),
+        });
+        let world = world.await;
+        let wanted = flag(true);
+        let first = request("snap-1", &wanted);
+        let begun = world.distribution.clone_volume(first, Duration::ZERO);
+        assert!(matches!(begun.await, Cloned::Runs(_)));
+        let second = request("snap-2", &wanted);
+        let made = world.distribution.clone_volume(second, LONG).await;
+        assert!(matches!(made, Cloned::Made(_)), "{made:?}");
+        world.end().await;
     }
 }

@@ -95,10 +95,7 @@ where
     pub(super) async fn listed(&self) {
         let mut seen = self.seen.clone();
         while !self.is_listed() {
-            if seen.changed().await.is_err() {
-                // The watch has ended for good.
-                return std::future::pending().await;
-            }
+            next(&mut seen).await;
         }
     }
 
@@ -146,10 +143,9 @@ where
         };
         let mut changes = self.changes();
         let over = async {
-            // The channel is closed only at the end of the process.
-            while !self.get(name).is_some_and(|seen| is_over(&seen))
-                && changes.changed().await.is_ok()
-            {}
+            while !self.get(name).is_some_and(|seen| is_over(&seen)) {
+                next(&mut changes).await;
+            }
         };
         // The caller looks again in both cases.
         let _ = timeout_at(deadline, over).await;
@@ -191,6 +187,13 @@ where
     let events = watcher(all, config).default_backoff();
     // Nothing reads who wrote which field, and that is half of an object.
     events.modify(|object| object.meta_mut().managed_fields = None)
+}
+
+/// Waits for the next event. A watch that has ended has none.
+async fn next(seen: &mut watch::Receiver<Seen>) {
+    if seen.changed().await.is_err() {
+        std::future::pending().await
+    }
 }
 
 fn is_not_found(error: &watcher::Error) -> bool {
@@ -243,5 +246,16 @@ mod tests {
         assert_eq!(meta.annotations, None);
         assert_eq!(meta.owner_references, None);
         assert_eq!(meta.managed_fields, None);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_no_watch_can_bring_is_waited_for_until_the_deadline() {
+        let (caches, fill) = Watched::<Cache>::open(client_of(|_| None), "Caches");
+        drop(fill);
+        let cache = json!({"metadata": {"name": "go"}, "spec": {"key": "go"}});
+        let cache: Cache = serde_json::from_value(cache).expect("a Cache");
+        let deadline = Instant::now() + Duration::from_secs(1);
+        caches.answered(&cache, deadline, |_| false).await;
+        assert!(Instant::now() >= deadline, "the caller asks in a loop");
     }
 }

@@ -476,3 +476,30 @@ async fn kills_of_either_side_lose_no_claim_and_leak_none() {
     let held = standard::held(&lab.dir("one")).await;
     assert_eq!(Vec::from_iter(held), made);
 }
+
+#[tokio::test]
+async fn a_controller_that_ends_still_sees_what_its_running_calls_wait_for() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let mut controller = controller(&plane);
+    let one = node(&plane, "node-1", &lab.dir("one"));
+    let mut client = client(&controller).await;
+    await_pools(&client, 1).await;
+    one.signal(Signal::STOP);
+    let asked = request("pvc-1", Some(selected("node-1")), None);
+    let call = tokio::spawn(async move { create(&mut client, asked).await });
+    let is_ordered = async || !volumes(&plane).await.is_empty();
+    eventually("the volume is ordered", is_ordered).await;
+    controller.signal(Signal::TERM);
+    let socket = controller.socket.clone();
+    eventually("it takes no more calls", async || {
+        tokio::net::UnixStream::connect(&socket).await.is_err()
+    })
+    .await;
+    one.signal(Signal::CONT);
+    let (_, node) = call.await.expect("no panic").expect("an answer");
+    assert_eq!(node, "node-1");
+    controller.ended().await;
+}

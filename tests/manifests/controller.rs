@@ -38,7 +38,7 @@ const CONTROLLER: &[Rule] = &[
     (
         &["snapshot.storage.k8s.io"],
         &["volumesnapshots"],
-        &["get", "list", "watch"],
+        &["get", "list", "watch", "update"],
     ),
     (
         &["snapshot.storage.k8s.io"],
@@ -256,6 +256,13 @@ fn the_sidecars_are_those_that_are_tested() {
         let arguments = container["args"].to_string();
         let is_sidecar = container["name"] != "controller";
         assert_eq!(arguments.contains("--timeout=30s"), is_sidecar);
+        // Calls that wait for one node leave workers for the others. csi-provisioner has 100.
+        let workers = match container["name"].as_str() {
+            Some("csi-resizer") => "\"--workers=100\"",
+            Some("csi-snapshotter") => "\"--worker-threads=100\"",
+            _ => continue,
+        };
+        assert!(arguments.contains(workers), "{arguments}");
     }
 }
 

@@ -105,18 +105,20 @@ pub(super) async fn freeze(
     frozen
 }
 
+/// Whether content is copied. A claim that is refused is refused at once.
 fn grows_with_the_tree(inner: &Inner, ids: &[VolumeId]) -> bool {
     if inner.backend.has_snapshots() {
         return false;
     }
     let state = inner.state.lock();
-    let mounted = |id| {
-        state
-            .claims
-            .get(id)
-            .is_some_and(|held| !held.mounts.is_empty())
-    };
-    !inner.backend.stacks() || ids.iter().any(mounted)
+    let mut claims = ids.iter().filter_map(|id| state.claims.get(id));
+    claims.any(|held| {
+        if held.mounts.is_empty() {
+            !inner.backend.stacks()
+        } else {
+            held.claim.parameters.live_clone == LiveClone::Copy
+        }
+    })
 }
 
 impl Freezing {
@@ -578,9 +580,23 @@ mod tests {
 
     use super::*;
     use crate::backend::BackendKind;
+    use crate::engine::claims::entries::ClaimMount;
     use crate::engine::claims::{lookup, types::CreateClaim};
     use crate::engine::{Config, Engine, guard};
     use crate::model::{ClaimParameters, MutableParameters};
+
+    impl Engine {
+        /// Keeps all threads for copies busy until the sender is dropped.
+        pub(crate) fn hold_copies(&self) -> mpsc::Sender<()> {
+            let (hold, held) = mpsc::channel::<()>();
+            let held = Arc::new(parking_lot::Mutex::new(held));
+            for _ in 0..16 {
+                let held = held.clone();
+                drop(self.inner.threads.copies.run(move || held.lock().recv()));
+            }
+            hold
+        }
+    }
 
     /// An engine that copies, with one thread for calls, and a claim with content.
     async fn engine_with_a_claim(folder: &Path) -> (Engine, PersistentVolume) {
@@ -623,6 +639,40 @@ mod tests {
         for busy in busy {
             busy.await.expect("it ran").expect_err("nothing was told");
         }
+        engine.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn a_mounted_claim_that_may_not_be_copied_is_refused_though_all_copies_wait() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (engine, claim) = engine_with_a_claim(folder.path()).await;
+        let inner = &engine.inner;
+        let mount = ClaimMount {
+            id: 1,
+            staging: false,
+            read_only: false,
+            asked: None,
+        };
+        let target = folder.path().join("target");
+        let mounted = |mount: Option<ClaimMount>| {
+            let mut state = inner.state.lock();
+            let held = state.claims.get_mut(&claim.id).expect("held");
+            held.mounts = mount
+                .map(|mount| (target.clone(), mount))
+                .into_iter()
+                .collect();
+        };
+        mounted(Some(mount));
+        let hold = engine.hold_copies();
+        let guard = lookup::take(inner, &claim.id, guard::deadline()).await;
+        let guards = vec![guard.expect("it is free")];
+        let freezing = freeze(inner, guards, vec![claim.id.clone()], Moment::AsItCan);
+        let freezing = tokio::time::timeout(Duration::from_secs(30), freezing).await;
+        let refused = freezing.expect("it waits for copies").map(drop);
+        let refused = refused.expect_err("liveClone: refuse");
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        mounted(None);
+        drop(hold);
         engine.shutdown().await;
     }
 

@@ -1,10 +1,13 @@
 //! The node's side of claims in a cluster: it carries out the orders in this node's `Volume`s and
 //! `Snapshot`s, and publishes the node's `Pool`.
 //!
-//! One job runs per object, at most [`JOBS`] at once. A job reads the order, does it in the engine,
-//! and writes the status. Each step can be repeated, so a restart needs no state of its own.
-//! All jobs run again when the engine has deleted claims by their `ttl`.
-//! Without an API server, volumes that exist work; orders wait.
+//! One job runs per object. A job reads the order, does it in the engine, and writes the status.
+//! Each step can be repeated, so a restart needs no state of its own. All jobs run again when the
+//! engine has deleted claims by their `ttl`. Without an API server, volumes that exist work; orders
+//! wait.
+//!
+//! The number of jobs has no limit: the engine's pools of threads limit the work. With a limit
+//! here, the jobs that wait for slow copies would keep all other orders of the node waiting.
 //!
 //! | file | holds |
 //! |---|---|
@@ -44,8 +47,6 @@ use super::client::{self, patch_status_as_read};
 use decide::{SnapshotStep, VolumeStep};
 pub use pool::Peering;
 
-/// How many objects are worked on at once.
-const JOBS: u16 = 16;
 /// The pause before an order that the node refused, or that failed, is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 /// The pause before an order is tried again, if another operation on the volume runs.
@@ -62,49 +63,56 @@ pub async fn run(
 ) {
     let work = async {
         let client = client::connect(kubeconfig.as_deref()).await;
-        let pool = loop {
-            match engine.status().await {
-                Ok(status) => break status.pool_id,
-                Err(error) => tracing::warn!(%error, "could not read the pool's id; retrying"),
-            }
-            tokio::time::sleep(TRY_AGAIN).await;
-        };
-        let name = node.id.as_str().to_owned();
-        let selector = watcher::Config::default().fields(&format!("spec.nodeName={name}"));
-        let volumes = Controller::<Volume>::new(Api::all(client.clone()), selector.clone());
-        let snapshots = Controller::<Snapshot>::new(Api::all(client.clone()), selector);
-        let seen = pool::Seen {
-            volumes: volumes.store(),
-            snapshots: snapshots.store(),
-        };
-        let agent = Arc::new(Agent {
-            client: client.clone(),
-            engine: engine.clone(),
-            distribution,
-            pool: pool.clone(),
-        });
-        let config = controller::Config::default().concurrency(JOBS);
-        // No object changes when its `ttl` deletes a claim.
-        let expired = stream::unfold(engine.clone(), |engine| async move {
-            engine.claims_expired().await;
-            Some(((), engine))
-        });
-        let volumes = volumes.with_config(config.clone());
-        let volumes = volumes.reconcile_all_on(expired);
-        let volumes = volumes.run(volume, retry, agent.clone());
-        let snapshots = snapshots.with_config(config);
-        let snapshots = snapshots.run(snapshot, retry, agent);
-        tracing::info!(node = %name, "persistent volumes: carrying out the controller's orders");
-        tokio::join!(
-            volumes.for_each(note),
-            snapshots.for_each(note),
-            pool::publish(client, engine, node, pool, peer, seen),
-        );
+        work(client, engine, distribution, node, peer).await;
     };
     tokio::select! {
         () = work => {}
         () = stop => {}
     }
+}
+
+async fn work(
+    client: Client,
+    engine: Engine,
+    distribution: FindDistribution,
+    node: Node,
+    peer: Option<Peering>,
+) {
+    let pool = loop {
+        match engine.status().await {
+            Ok(status) => break status.pool_id,
+            Err(error) => tracing::warn!(%error, "could not read the pool's id; retrying"),
+        }
+        tokio::time::sleep(TRY_AGAIN).await;
+    };
+    let name = node.id.as_str().to_owned();
+    let selector = watcher::Config::default().fields(&format!("spec.nodeName={name}"));
+    let volumes = Controller::<Volume>::new(Api::all(client.clone()), selector.clone());
+    let snapshots = Controller::<Snapshot>::new(Api::all(client.clone()), selector);
+    let seen = pool::Seen {
+        volumes: volumes.store(),
+        snapshots: snapshots.store(),
+    };
+    let agent = Arc::new(Agent {
+        client: client.clone(),
+        engine: engine.clone(),
+        distribution,
+        pool: pool.clone(),
+    });
+    // No object changes when its `ttl` deletes a claim.
+    let expired = stream::unfold(engine.clone(), |engine| async move {
+        engine.claims_expired().await;
+        Some(((), engine))
+    });
+    let volumes = volumes.reconcile_all_on(expired);
+    let volumes = volumes.run(volume, retry, agent.clone());
+    let snapshots = snapshots.run(snapshot, retry, agent);
+    tracing::info!(node = %name, "persistent volumes: carrying out the controller's orders");
+    tokio::join!(
+        volumes.for_each(note),
+        snapshots.for_each(note),
+        pool::publish(client, engine, node, pool, peer, seen),
+    );
 }
 
 /// A failure of the watch or of a job; each is retried.
@@ -288,4 +296,107 @@ where
     all.iter()
         .filter_map(|one| one.meta().name.clone())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::ResourceExt as _;
+    use serde_json::json;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::api::{Mutable, Parameters, VolumeSpec, Wanted};
+    use crate::backend::BackendKind;
+    use crate::engine::Config;
+    use crate::engine::claims::{CreateClaim, claim_id};
+    use crate::k8s::claims::name_on;
+    use crate::k8s::client::client_of;
+    use crate::model::{
+        ClaimParameters, ClaimSource, MutableParameters, NodeId, Topology, VolumeId,
+    };
+
+    /// An order for a volume of this node, empty or a clone.
+    fn order(name: &str, of: Option<VolumeId>) -> Volume {
+        let spec = VolumeSpec {
+            name: name.to_owned(),
+            node_name: "node-1".to_owned(),
+            parameters: Parameters::default(),
+            made_with: Mutable::default(),
+            source: of.map(|id| (&ClaimSource::Claim(id)).into()),
+            fetch: None,
+            wanted: Wanted::Present,
+            capacity: 0,
+            limit: 0,
+            mutable: Mutable::default(),
+        };
+        let mut order = Volume::new(claim_id(&name_on("node-1", name)).as_str(), spec);
+        order.metadata.uid = Some(name.to_owned());
+        order.metadata.resource_version = Some("1".to_owned());
+        order.metadata.generation = Some(1);
+        order
+    }
+
+    /// An API server with these orders. It tells which of them are answered.
+    fn server(orders: Vec<Volume>) -> (Client, mpsc::UnboundedReceiver<String>) {
+        let (answered, answers) = mpsc::unbounded_channel();
+        let client = client_of(move |request| {
+            let (uri, method) = (request.uri(), request.method().as_str());
+            let is_watch = uri
+                .query()
+                .is_some_and(|query| query.contains("watch=true"));
+            let mut path = uri.path().rsplit('/');
+            let list = |items| json!({"metadata": {"resourceVersion": "1"}, "items": items});
+            match (method, path.next()?) {
+                ("GET", _) if is_watch => None,
+                ("GET", "volumes") => Some((200, list(json!(orders)))),
+                ("GET", "snapshots") => Some((200, list(json!([])))),
+                ("PATCH", "status") => {
+                    let name = path.next()?;
+                    let order = orders.iter().find(|order| order.name_any() == name)?;
+                    answered.send(order.spec.name.clone()).ok()?;
+                    Some((200, json!(order)))
+                }
+                _ => None,
+            }
+        });
+        (client, answers)
+    }
+
+    #[tokio::test]
+    async fn volumes_that_wait_for_copies_keep_no_other_order_waiting() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::new(folder.path().join("pool"));
+        config.backend = Some(BackendKind::Copy);
+        let engine = Engine::open(config).await.expect("it opens");
+        let mut orders = Vec::new();
+        for number in 0..50 {
+            let source = engine.create_claim(CreateClaim {
+                name: format!("source-{number}"),
+                required_bytes: 0,
+                limit_bytes: None,
+                parameters: ClaimParameters::default(),
+                mutable: MutableParameters::default(),
+                source: None,
+            });
+            let source = source.await.expect("made").id;
+            orders.push(order(&format!("clone-{number}"), Some(source)));
+        }
+        orders.push(order("empty", None));
+        let hold = engine.hold_copies();
+        let (client, mut answers) = server(orders);
+        let node = Node {
+            id: NodeId::new("node-1").expect("an id"),
+            topology: Topology::default(),
+        };
+        let agent = tokio::spawn(work(client, engine.clone(), Arc::new(|| None), node, None));
+        let first = tokio::time::timeout(Duration::from_secs(30), answers.recv()).await;
+        let first = first.expect("it waits for the copies");
+        assert_eq!(first.as_deref(), Some("empty"));
+        drop(hold);
+        let second = tokio::time::timeout(Duration::from_secs(30), answers.recv()).await;
+        let second = second.expect("the copies go on").expect("an answer");
+        assert!(second.starts_with("clone-"), "{second}");
+        agent.abort();
+        engine.shutdown().await;
+    }
 }

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
+use super::contents::Contents;
 use super::decide::{Candidate, refusal};
 use super::figures::Counters;
 use super::objects::Objects;
@@ -65,6 +66,7 @@ pub struct Cluster {
     pub(super) client: Client,
     pub(super) driver: &'static str,
     pub(super) persistent: Persistent,
+    pub(super) contents: Contents,
     pub(super) nodes: Api<ApiNode>,
     pub(super) volumes: Objects<Volume>,
     pub(super) snapshots: Objects<Snapshot>,
@@ -103,6 +105,7 @@ impl Cluster {
         let (persistent, writer) = Persistent::new(Api::all(client.clone()), setup.driver);
         let cluster = Arc::new(Self {
             persistent,
+            contents: Contents::new(client.clone(), setup.driver),
             nodes: Api::all(client.clone()),
             client,
             driver: setup.driver,
@@ -229,4 +232,28 @@ pub(super) fn late(node: &str) -> Error {
 
 pub(super) fn deadline() -> Instant {
     Instant::now() + LONGEST
+}
+
+#[cfg(test)]
+impl Cluster {
+    /// The volumes of an API server, which are listed, and the task that looks after them.
+    pub(super) async fn of_server(
+        client: Client,
+    ) -> (Arc<Self>, tokio_util::task::AbortOnDropHandle<()>) {
+        let hour = Duration::from_secs(3600);
+        let place = |id: &NodeId| Node {
+            id: id.clone(),
+            topology: crate::model::Topology::default(),
+        };
+        let setup = Setup {
+            driver: "ours",
+            place,
+            leak_grace: hour,
+            node_grace: hour,
+        };
+        let (cluster, work) = Self::new(client, setup);
+        let work = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(work));
+        cluster.ready().await;
+        (cluster, work)
+    }
 }

@@ -2,13 +2,19 @@
 //! are not part of Kubernetes: a cluster may have neither.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use kube::api::DynamicObject;
 use kube::discovery::{self, Scope};
 use kube::error::DiscoveryError;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+use tonic::Code;
 
+use super::cluster::LONGEST;
+use super::decide::refusal;
 use super::objects::{failed, first_page, page_after};
 use crate::engine::Result;
 use crate::k8s::client::has_code;
@@ -58,9 +64,51 @@ fn add(
     }));
 }
 
-/// The ids of all snapshots and groups that contents of the driver name, read live, each with such
-/// a content.
-pub(super) async fn named(client: &Client, driver: &str) -> Result<HashMap<String, Content>> {
+/// The ids of all snapshots and groups that contents name, each with such a content.
+pub(super) type Named = HashMap<String, Content>;
+
+/// The contents of the driver.
+pub(super) struct Contents {
+    client: Client,
+    driver: &'static str,
+    /// The last list, and when it was begun. Held while one is read.
+    last: Mutex<Option<(Instant, Arc<Named>)>>,
+}
+
+impl Contents {
+    pub(super) fn new(client: Client, driver: &'static str) -> Self {
+        let last = Mutex::default();
+        Self {
+            client,
+            driver,
+            last,
+        }
+    }
+
+    /// What they name, read live: the list begins after the call. Calls that come while a list is
+    /// read share the next one, since a namespace may have thousands of snapshots to delete.
+    pub(super) async fn named(&self) -> Result<Arc<Named>> {
+        let called = Instant::now();
+        let mut last = self.last.lock().await;
+        if let Some((began, named)) = &*last
+            && *began > called
+        {
+            return Ok(Arc::clone(named));
+        }
+        let began = Instant::now();
+        // Others wait for it.
+        let read = timeout(LONGEST, list(&self.client, self.driver)).await;
+        let late = |_| {
+            let message = "the API server does not list the contents of snapshots in time";
+            refusal(Code::Unavailable, message.to_owned())
+        };
+        let named = Arc::new(read.map_err(late)??);
+        *last = Some((began, Arc::clone(&named)));
+        Ok(named)
+    }
+}
+
+async fn list(client: &Client, driver: &str) -> Result<Named> {
     let mut named = HashMap::new();
     for (group, kind) in KINDS {
         let found = match discovery::group(client, group).await {

@@ -11,18 +11,19 @@
 //! A `Pool` can be seconds late. So an object may be made of data that was deleted meanwhile. Its
 //! node reports it Lost, and the object is deleted if nothing names it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt as _;
 use kube::api::ListParams;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::cluster::Cluster;
 use super::objects::failed;
 use super::persistent::Named;
+use super::temporary;
 use super::volumes::name_on;
-use super::{contents, temporary};
 use crate::api::{
     OrphanSnapshot, OrphanVolume, Phase, Pool, Snapshot, SnapshotSpec, Volume, VolumeSpec, Wanted,
 };
@@ -33,6 +34,10 @@ use crate::engine::claims::{claim_id, group_id, snapshot_id};
 const PAUSE: Duration = Duration::from_millis(500);
 /// The longest: a PersistentVolume can be made later than its orphan is reported.
 const AGAIN: Duration = Duration::from_secs(10);
+
+/// The time after which contents are listed again for the same orphans: one can be made later. An
+/// orphan that nothing names stays for ever, and the list may be long.
+const SAME: Duration = Duration::from_secs(30);
 
 /// The most orders at a node to delete snapshots for clones, which no other object names.
 const MOST_TEMPORARY: usize = 100;
@@ -96,6 +101,9 @@ pub(in crate::k8s) fn is_empty_handed(
     wanted == Wanted::Kept && phase == Some(Phase::Lost) && !is_node_gone
 }
 
+/// Snapshots by their nodes, at a time.
+type Settled = (BTreeSet<(String, String)>, Instant);
+
 fn orphan_volumes(pool: &Pool) -> &[OrphanVolume] {
     let status = pool.status.as_ref();
     status.map_or(&[], |status| &status.orphans.volumes)
@@ -111,8 +119,12 @@ impl Cluster {
     pub(super) async fn keep_forever(&self) {
         self.ready().await;
         let mut pools = self.seen_pools.changes();
+        let mut settled = None;
         loop {
-            for done in [self.keep_volumes().await, self.keep_snapshots().await] {
+            for done in [
+                self.keep_volumes().await,
+                self.keep_snapshots(&mut settled).await,
+            ] {
                 if let Err(error) = done {
                     tracing::warn!(%error,
                         "the object of existing data could not be created again; retrying");
@@ -192,7 +204,8 @@ impl Cluster {
         Ok(())
     }
 
-    async fn keep_snapshots(&self) -> Result<()> {
+    /// `settled`: the snapshots of the last look, by their nodes, and when that was.
+    async fn keep_snapshots(&self, settled: &mut Option<Settled>) -> Result<()> {
         let pools = self.seen_pools.all();
         let orphans = pools.iter().flat_map(|pool| {
             let of_pool = orphan_snapshots(pool).iter();
@@ -204,10 +217,30 @@ impl Cluster {
             .iter()
             .filter(|one| is_empty_handed(one.spec.wanted, one.phase(), one.is_node_gone()));
         let empty_handed: Vec<_> = empty_handed.collect();
-        if orphans.is_empty() && empty_handed.is_empty() {
+        let of_orphans = orphans
+            .iter()
+            .map(|(node, one)| (node.clone(), one.id.clone()));
+        let others = empty_handed
+            .iter()
+            .map(|one| (String::new(), one.name_any()));
+        let all: BTreeSet<_> = of_orphans.chain(others).collect();
+        let is_same = |(last, at): &Settled| *last == all && at.elapsed() < SAME;
+        if all.is_empty() || settled.as_ref().is_some_and(is_same) {
             return Ok(());
         }
-        let named = contents::named(&self.client, self.driver).await?;
+        *settled = None;
+        self.keep_named(&seen, orphans, empty_handed).await?;
+        *settled = Some((all, Instant::now()));
+        Ok(())
+    }
+
+    async fn keep_named(
+        &self,
+        seen: &[Arc<Snapshot>],
+        orphans: Vec<(String, &OrphanSnapshot)>,
+        empty_handed: Vec<&Arc<Snapshot>>,
+    ) -> Result<()> {
+        let named = self.contents.named().await?;
         let mut failure = None;
         for object in empty_handed {
             if !named.contains_key(&object.name_any())
@@ -217,7 +250,7 @@ impl Cluster {
             }
         }
         let mut waiting: HashMap<String, usize> = HashMap::new();
-        for one in &seen {
+        for one in seen {
             if one.spec.wanted == Wanted::Absent && temporary::volume_of(&one.spec.name).is_some() {
                 *waiting.entry(one.spec.node_name.clone()).or_default() += 1;
             }
@@ -299,8 +332,92 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::join_all;
+    use serde_json::json;
+
     use super::*;
-    use crate::api::{Mutable, Parameters};
+    use crate::api::{Mutable, Orphans, Parameters, PoolSpec, PoolStatus};
+    use crate::k8s::client::client_of;
+
+    #[tokio::test]
+    async fn contents_are_listed_once_for_the_same_orphans_and_for_many_deletions() {
+        let mut pool = Pool::new("node-1", PoolSpec {});
+        let orphan = OrphanSnapshot {
+            id: snapshot_id("s").to_string(),
+            name: "s".to_owned(),
+            sources: Vec::new(),
+            members: Vec::new(),
+            group: false,
+        };
+        pool.status = Some(PoolStatus {
+            orphans: Orphans {
+                snapshots: vec![orphan],
+                ..Orphans::default()
+            },
+            ..PoolStatus::default()
+        });
+        let lists = Arc::new(AtomicUsize::new(0));
+        let count = lists.clone();
+        let client = client_of(move |request| {
+            let uri = request.uri();
+            if uri
+                .query()
+                .is_some_and(|query| query.contains("watch=true"))
+            {
+                return None;
+            }
+            let list = |items| json!({"metadata": {"resourceVersion": "1"}, "items": items});
+            let version = "snapshot.storage.k8s.io/v1";
+            let answer = match uri.path().rsplit('/').next()? {
+                "apis" => {
+                    let versions = [json!({"groupVersion": version, "version": "v1"})];
+                    let group = json!({"name": "snapshot.storage.k8s.io", "versions": versions});
+                    json!({"kind": "APIGroupList", "groups": [group]})
+                }
+                "v1" => {
+                    let contents = json!({
+                        "name": "volumesnapshotcontents", "kind": "VolumeSnapshotContent",
+                        "singularName": "", "namespaced": false, "verbs": ["list"],
+                    });
+                    json!({"groupVersion": version, "resources": [contents]})
+                }
+                "pools" => list(json!([pool])),
+                "volumesnapshotcontents" => {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    let content = json!({
+                        "apiVersion": version, "kind": "VolumeSnapshotContent",
+                        "metadata": {"name": "c"},
+                        "spec": {"driver": "ours", "source": {"snapshotHandle": "named"}},
+                    });
+                    list(json!([content]))
+                }
+                _ => list(json!([])),
+            };
+            Some((200, answer))
+        });
+        let (cluster, work) = Cluster::of_server(client).await;
+        drop(work);
+        let listed = || lists.swap(0, Ordering::Relaxed);
+        listed();
+        let mut settled = None;
+        for _ in 0..100 {
+            let kept = cluster.keep_snapshots(&mut settled).await;
+            kept.expect("looked");
+        }
+        assert_eq!(listed(), 1, "the orphan is the same");
+
+        let checks = join_all((0..20).map(|_| cluster.check_unnamed("named", false)));
+        for refused in checks.await {
+            let refused = refused.expect_err("a content names it").to_string();
+            assert!(refused.contains("\"c\""), "{refused}");
+        }
+        assert!(listed() <= 2, "the calls share a list");
+        let free = cluster.check_unnamed("free", false).await;
+        free.expect("nothing names it");
+        assert_eq!(listed(), 1, "an older list says nothing");
+    }
 
     #[test]
     fn only_what_a_node_can_have_becomes_an_object() {

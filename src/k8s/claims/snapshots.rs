@@ -200,11 +200,11 @@ impl Cluster {
 
     /// Refuses to delete a snapshot or a group while a content of its kind names it that is not
     /// being deleted. csi-snapshotter calls only for a content that is being deleted.
-    async fn check_unnamed(&self, id: &str, group: bool) -> Result<()> {
-        let mut named = contents::named(&self.client, self.driver).await?;
+    pub(super) async fn check_unnamed(&self, id: &str, group: bool) -> Result<()> {
+        let named = self.contents.named().await?;
         // The contents of a group's members are deleted after it.
-        let is_its = |content: &Content| !group || content.kind == contents::OF_GROUP;
-        let Some(Content { kind, name }) = named.remove(id).filter(is_its) else {
+        let is_its = |content: &&Content| !group || content.kind == contents::OF_GROUP;
+        let Some(Content { kind, name }) = named.get(id).filter(is_its) else {
             return Ok(());
         };
         let message = format!(

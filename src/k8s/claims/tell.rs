@@ -155,7 +155,7 @@ impl Cluster {
             let trouble = Trouble::of(volume);
             is_due(told.get(&uid), trouble, now).then_some((volume, uid, trouble))
         });
-        let changed: Vec<_> = changed.collect();
+        let mut changed: Vec<_> = changed.collect();
         if changed.is_empty() {
             return false;
         }
@@ -164,7 +164,9 @@ impl Cluster {
         };
         let named = named.into_iter().map(|one| (one.id.clone(), one));
         let named: HashMap<String, Named> = named.collect();
-        let mut said = 0;
+        // Those that the API server refuses again and again leave a place for the others.
+        fastrand::shuffle(&mut changed);
+        let (mut said, mut has_more) = (0, false);
         for (volume, uid, trouble) in changed {
             let named = named.get(&volume.name_any());
             let Some(claim) = named.and_then(|named| named.claim.as_ref()) else {
@@ -173,25 +175,34 @@ impl Cluster {
                 }
                 continue;
             };
-            if said == MOST || !self.say(volume, claim, trouble).await {
+            if said == MOST {
                 return true;
             }
             said += 1;
+            match self.say(volume, claim, trouble).await {
+                Ok(()) => {}
+                // It refuses this event. The webhook of a namespace may be down.
+                Err(kube::Error::Api(_)) => {
+                    has_more = true;
+                    continue;
+                }
+                Err(_) => return true,
+            }
             match trouble {
                 Some(trouble) => drop(told.insert(uid, (trouble, now))),
                 None => drop(told.remove(&uid)),
             }
         }
-        false
+        has_more
     }
 
-    /// Sends one event. False: it is to be tried again.
+    /// Sends one event. After an error it is to be tried again.
     async fn say(
         &self,
         volume: &Volume,
         claim: &ObjectReference,
         trouble: Option<Trouble>,
-    ) -> bool {
+    ) -> kube::Result<()> {
         let (id, node) = (volume.name_any(), &volume.spec.node_name);
         let text = if let Some(trouble) = trouble {
             (trouble.reason(), trouble.message(&id, node))
@@ -206,13 +217,13 @@ impl Cluster {
         let namespace = claim.namespace.as_deref().unwrap_or_default();
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         match events.create(&PostParams::default(), &event).await {
-            Ok(_) => true,
+            Ok(_) => Ok(()),
             // It was said before, or its namespace is being deleted.
-            Err(kube::Error::Api(status)) if [403, 404, 409].contains(&status.code) => true,
+            Err(kube::Error::Api(status)) if [403, 404, 409].contains(&status.code) => Ok(()),
             Err(error) => {
                 tracing::warn!(volume = %id, %error,
                     "an event on its claim could not be sent; trying again");
-                false
+                Err(error)
             }
         }
     }
@@ -220,7 +231,90 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
+
     use super::*;
+    use crate::api::{Mutable, Parameters, VolumeSpec, VolumeStatus};
+    use crate::k8s::client::client_of;
+
+    fn lost(number: usize) -> Volume {
+        let spec = VolumeSpec {
+            name: format!("pvc-{number}"),
+            node_name: "node-1".to_owned(),
+            parameters: Parameters::default(),
+            made_with: Mutable::default(),
+            source: None,
+            fetch: None,
+            wanted: Wanted::Present,
+            capacity: 0,
+            limit: 0,
+            mutable: Mutable::default(),
+        };
+        let mut volume = Volume::new(&format!("vol-{number}"), spec);
+        volume.metadata.uid = Some(format!("uid-{number}"));
+        volume.status = Some(VolumeStatus {
+            observed_generation: 1,
+            phase: Phase::Lost,
+            pool: "pool".to_owned(),
+            capacity: 0,
+            mutable: Mutable::default(),
+            error: None,
+        });
+        volume
+    }
+
+    fn bound(number: usize, namespace: &str) -> Value {
+        json!({
+            "metadata": {"name": format!("pv-{number}"), "uid": format!("pv-{number}")},
+            "spec": {
+                "csi": {"driver": "ours", "volumeHandle": format!("vol-{number}")},
+                "claimRef": {"namespace": namespace, "name": format!("claim-{number}")},
+            },
+            "status": {"phase": "Bound"},
+        })
+    }
+
+    #[tokio::test]
+    async fn an_event_that_is_refused_keeps_no_other_claim_from_its_own() {
+        const CLAIMS: usize = 40;
+        let (told, mut events) = mpsc::unbounded_channel();
+        let client = client_of(move |request| {
+            let uri = request.uri();
+            if uri
+                .query()
+                .is_some_and(|query| query.contains("watch=true"))
+            {
+                return None;
+            }
+            let list = |items| json!({"metadata": {"resourceVersion": "1"}, "items": items});
+            let numbers = 0..CLAIMS;
+            let items = match uri.path().rsplit('/').next()? {
+                "volumes" => numbers.map(|number| json!(lost(number))).collect(),
+                "persistentvolumes" => {
+                    let namespace = |number| if number == 0 { "open" } else { "closed" };
+                    numbers
+                        .map(|number| bound(number, namespace(number)))
+                        .collect()
+                }
+                "events" if uri.path().contains("/closed/") => {
+                    let refused = json!({"status": "Failure", "message": "a policy", "code": 422});
+                    return Some((422, refused));
+                }
+                "events" => {
+                    told.send(()).ok()?;
+                    return Some((201, json!({"metadata": {}, "involvedObject": {}})));
+                }
+                _ => Vec::new(),
+            };
+            Some((200, list(items)))
+        });
+        let _cluster = Cluster::of_server(client).await;
+        let event = tokio::time::timeout(Duration::from_secs(60), events.recv()).await;
+        event
+            .expect("a claim waits for those that are refused")
+            .expect("an event");
+    }
 
     #[test]
     fn a_state_that_lasts_is_told_again_and_one_that_ended_once() {
