@@ -450,6 +450,7 @@ impl Bringer {
             };
             // The engine itself waits for what a volume on this node becomes.
             if self.here(name).is_some() || self.context.engine.is_coming(request) {
+                request.waited = began.elapsed();
                 return Ok(());
             }
             if Instant::now() >= until || self.context.is_stopping() {
