@@ -275,6 +275,35 @@ async fn a_tier_that_does_not_exist_is_reported_and_keeps_no_pod_from_its_conten
         error.contains("not cleared in the shared tier, and not deleted"),
         "{error}"
     );
+    // Neither does content get a name that the tier may have cleared.
+    let before = json(&node, &["artifacts"]);
+    let rows = before.as_array().expect("a list").iter();
+    let mut named = rows.filter(|row| row["reference"] == "task-cache/go");
+    let id = named.next().expect("it has its name")["id"].as_str();
+    let archive = lab.path().join("archive").display().to_string();
+    let (id, name) = (id.expect("text"), "task-cache/go");
+    let exported = ask(&node, &["export", id, "--output", &archive]);
+    assert!(exported.status.success(), "{exported:?}");
+    for arguments in [
+        ["rollback", name, "--to", id, "-n", "ci"],
+        ["import", &archive, "--as", name, "-n", "ci"],
+    ] {
+        let refused = ask(&node, &arguments);
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(1), "{error}");
+        let told = "the shared tier does not tell whether the name was cleared";
+        assert!(
+            error.contains("is not changed") && error.contains(told),
+            "{error}"
+        );
+    }
+    let ids = |rows: &Value| -> Vec<Value> {
+        let rows = rows.as_array().expect("a list").iter();
+        rows.filter(|row| row["reference"] == name)
+            .map(|row| row["id"].clone())
+            .collect()
+    };
+    assert_eq!(ids(&json(&node, &["artifacts"])), ids(&before));
     assert!(!Path::new(url.trim_start_matches("file://")).exists());
     let log = node.terminate().await;
     // Once for each namespace and kind of access, and not for each pod.

@@ -128,10 +128,7 @@ impl Admin for Service {
                 "a resource cache keeps its first content: there is nothing to go back to",
             ));
         }
-        let base = match &self.distribution {
-            Some(distribution) => distribution.base(&tenant, &reference).await,
-            None => None,
-        };
+        let base = shared::base(self.tier().map(|tier| &**tier), &tenant, &reference).await?;
         let name = Name { tenant, reference };
         let made = self.engine.rollback(name, to, base, None).await;
         let made = made.map_err(|error| failed(&error))?;

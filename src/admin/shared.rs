@@ -1,5 +1,6 @@
 //! The shared tier in the answers of the admin service: waiting uploads, running transfers, errors.
-//! Also `destroy`, which clears a name in the tier before it deletes the content on this node.
+//! Also the number that an import or a rollback follows, and `destroy`, which clears a name in the
+//! tier before it deletes the content on this node.
 
 use tonic::{Code, Status};
 
@@ -118,6 +119,24 @@ fn waiting_row(volume: WaitingVolume, fetching: &[Moving]) -> admin::Volume {
     }
 }
 
+/// The number of a name in the tier, which content follows that gets the name now.
+pub(super) async fn base(
+    distribution: Option<&Distribution>,
+    tenant: &Tenant,
+    reference: &Reference,
+) -> Result<Option<u64>, Status> {
+    let Some(distribution) = distribution else {
+        return Ok(None);
+    };
+    let base = distribution.base(tenant, reference).await;
+    base.map_err(|why| {
+        Status::unavailable(format!(
+            "{reference} of namespace {tenant} is not changed: the shared tier does not tell \
+             whether the name was cleared ({why}); try again when it does"
+        ))
+    })
+}
+
 /// Clears a name in the tier, and deletes its content on this node. In this order: otherwise a pod
 /// that starts in between would fetch the content again.
 pub(super) async fn destroy(
@@ -128,7 +147,7 @@ pub(super) async fn destroy(
 ) -> Result<(), Status> {
     // A name that no node ever committed is a mistake of the caller.
     let is_here = engine.local(tenant, reference).is_some();
-    if !is_here && distribution.base(tenant, reference).await == Some(0) {
+    if !is_here && distribution.base(tenant, reference).await == Ok(Some(0)) {
         let name = Name {
             tenant: tenant.clone(),
             reference: reference.clone(),

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use super::service::{failed, parse, usage};
+use super::shared;
 use crate::archive::{Codec, Measured, Progress};
 use crate::distribution::Distribution;
 use crate::engine::{Engine, Exported, ImportRequest, Imported, Source, View};
@@ -243,10 +244,7 @@ pub(super) async fn import(
         rpc.record("tenant", &request.tenant);
         rpc.record("reference", &request.reference);
     }
-    if let Some(distribution) = distribution {
-        let base = distribution.base(&request.tenant, &request.reference);
-        request.base = base.await;
-    }
+    request.base = shared::base(distribution, &request.tenant, &request.reference).await?;
     let (sender, answered) = mpsc::channel(WAITING);
     let (bytes, received) = mpsc::channel(WAITING);
     let progress = Arc::new(Progress::default());

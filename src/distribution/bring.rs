@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::Context;
@@ -152,7 +152,8 @@ impl Bringer {
             Some(Want::Number) => {
                 if let Some((reference, _)) = request.spec.kind.committed_as() {
                     let name = request.name(&reference);
-                    request.base = self.number(&name).await;
+                    let number = self.number(&name, self.context.settings.fresh_wait).await;
+                    request.base = number.ok().flatten();
                 }
                 Ok(())
             }
@@ -168,12 +169,23 @@ impl Bringer {
         policies.may_read(name, &request.tenant)
     }
 
-    /// The number of a name at this moment, if the tier answers soon.
-    pub(super) async fn number(&self, name: &Name) -> Option<u64> {
-        let until = Instant::now() + self.context.settings.fresh_wait;
-        let answer = timeout_at(until, self.asker.ask(name, Detail::Number)).await;
-        let there = answer.map_or(There::Unknown, |answer| answer.there());
-        base(None, there, self.context.engine.covering(name))
+    /// The number of a name at this moment. The error says why the tier does not tell it in this
+    /// time.
+    pub(super) async fn number(
+        &self,
+        name: &Name,
+        within: Duration,
+    ) -> Result<Option<u64>, Arc<str>> {
+        let answer = timeout(within, self.asker.ask(name, Detail::Number)).await;
+        match answer {
+            Ok(Answer::Failed(why)) => Err(why),
+            Ok(answer) => Ok(base(
+                None,
+                answer.there(),
+                self.context.engine.covering(name),
+            )),
+            Err(_elapsed) => Err("it did not answer in time".into()),
+        }
     }
 
     fn here(&self, name: &Name) -> Option<Here> {
@@ -438,6 +450,7 @@ impl Bringer {
             };
             // The engine itself waits for what a volume on this node becomes.
             if self.here(name).is_some() || self.context.engine.is_coming(request) {
+                request.waited = began.elapsed();
                 return Ok(());
             }
             if Instant::now() >= until || self.context.is_stopping() {

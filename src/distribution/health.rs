@@ -1,7 +1,7 @@
 //! The recent errors of the tier. An error that lasts until a person changes something is kept by
 //! tenant, since a credential may be valid for some prefixes only. The log has it once for each
 //! tenant and kind of access, and one pod of the tenant is told. The next success of that kind ends
-//! it.
+//! it. A full storage ends for all tenants with the first write of any.
 
 use std::collections::BTreeMap;
 
@@ -90,12 +90,15 @@ impl Health {
         let mut state = self.0.lock();
         state.is_unusable = false;
         let mut was_permanent = false;
-        if let Some(part) = state.tenants.get_mut(tenant) {
-            was_permanent = part.permanent[access as usize].take().is_some();
-            if part.error().is_none() {
-                state.tenants.remove(tenant);
+        state.tenants.retain(|of, part| {
+            let error = &mut part.permanent[access as usize];
+            // A storage that takes something is not full for the others, either. They may have
+            // nothing to upload any more.
+            if of == tenant || error.as_ref().is_some_and(|it| it.is_full) {
+                was_permanent |= error.take().is_some();
             }
-        }
+            part.error().is_some()
+        });
         let was_failing = std::mem::take(&mut state.failing[access as usize]);
         drop(state);
         if was_permanent || was_failing {
@@ -245,8 +248,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_storage_lasts_until_a_write_succeeds_and_can_be_read() {
-        let (health, ci) = (Health::default(), tenant("ci"));
+    fn a_full_storage_lasts_until_a_write_of_any_tenant_succeeds_and_can_be_read() {
+        let (health, ci, other) = (Health::default(), tenant("ci"), tenant("other"));
         let full: Result<()> = Err(Error::Full {
             object: "x".to_owned(),
             cause: "status 507".to_owned(),
@@ -256,7 +259,14 @@ mod tests {
         let text = health.permanent().expect("it lasts");
         assert!(text.contains("the shared tier is full"), "{text}");
         assert!(!health.is_unusable() && !health.permanent_of(&ci));
-        health.note(&ci, Access::Write, &Ok(()));
+        health.note(&other, Access::Write, &full);
+        health.note(&other, Access::Read, &Ok(()));
+        assert_eq!(health.permanent(), Some(text));
+        health.note(&other, Access::Write, &Ok(()));
         assert_eq!(health.permanent(), None);
+        // That it has space says nothing about permissions.
+        health.note(&ci, Access::Write, &permanent());
+        health.note(&other, Access::Write, &Ok(()));
+        assert!(health.permanent().is_some());
     }
 }

@@ -77,6 +77,9 @@ use work::Workers;
 /// Finds the shared tier and the peers of this node: once there is an engine, and if it has some.
 pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
 
+/// How long a commit without a volume waits for the number of its name. The controller waits 10
+/// seconds for a rollback.
+const BASE: Duration = Duration::from_secs(5);
 /// How long `clear` waits for the tier.
 const CLEAR: Duration = Duration::from_secs(30);
 /// How long `stop` waits for threads: a network may not answer.
@@ -168,10 +171,19 @@ impl Distribution {
     }
 
     /// The number of a name in the tier at this moment, for an artifact that is made now without a
-    /// volume (`baggageclaim import`). `None`: the tier did not answer in time.
-    pub async fn base(&self, tenant: &Tenant, reference: &Reference) -> Option<u64> {
+    /// volume (`baggageclaim import` and `rollback`). Waits some seconds for it: without the number
+    /// the tier would refuse the artifact if the name was ever cleared, and it would lose its name
+    /// here too. `None`: there is no tier. The error says why the tier does not tell it.
+    pub async fn base(
+        &self,
+        tenant: &Tenant,
+        reference: &Reference,
+    ) -> Result<Option<u64>, Arc<str>> {
+        if !self.has_tier() {
+            return Ok(None);
+        }
         let (tenant, reference) = (tenant.clone(), reference.clone());
-        self.bringer.number(&Name { tenant, reference }).await
+        self.bringer.number(&Name { tenant, reference }, BASE).await
     }
 
     /// Clears a name in the tier: content that exists, or that was forked, before does not come

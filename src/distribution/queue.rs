@@ -16,7 +16,7 @@ use super::types::Drained;
 use super::upload::{Outcome, Uploader};
 use super::work::Workers;
 use crate::engine::Tables;
-use crate::model::{Artifact, ArtifactId, Name, Tenant};
+use crate::model::{Artifact, ArtifactId, Name, Tenant, Timestamp};
 
 /// How often the queue is checked if no event reports a change.
 const LOOK: Duration = Duration::from_secs(30);
@@ -49,7 +49,8 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct Waiting {
     failures: u32,
-    /// It is not tried before. Later it is tried after all artifacts that did not fail.
+    /// It is not tried before. Later it is tried after all artifacts that did not fail, unless it
+    /// is the oldest one.
     until: Instant,
 }
 
@@ -61,6 +62,8 @@ struct Memory {
     tenants: HashMap<Tenant, Instant>,
     /// Failures of the storage in a row.
     failures: u32,
+    /// Whether the oldest artifact is next.
+    takes_oldest: bool,
     /// The last drain that was taken notice of.
     drain: u64,
 }
@@ -75,6 +78,18 @@ struct Looked {
     lacks_tables: bool,
     /// The last drain that had begun before.
     drain: u64,
+}
+
+/// Until when an artifact waited after a failure, and its age.
+type Place = (Option<Instant>, (Timestamp, ArtifactId));
+
+/// Whether an artifact is uploaded before another one.
+fn is_before((waited, age): Place, (other_waited, other_age): Place, takes_oldest: bool) -> bool {
+    if takes_oldest {
+        age < other_age
+    } else {
+        (waited, Reverse(age)) < (other_waited, Reverse(other_age))
+    }
 }
 
 impl Queue {
@@ -139,7 +154,9 @@ impl Queue {
     }
 
     /// Looks for the artifact that is next: the newest one that did not fail, else the one that
-    /// waited for the longest time. Takes as long as a walk over all artifacts.
+    /// waited for the longest time. Every second time it is the oldest one: else commits that come
+    /// faster than they are uploaded would keep it waiting for ever. Takes as long as a walk over
+    /// all artifacts.
     fn next(&self) -> Looked {
         let mut memory = self.memory.lock();
         let memory = &mut *memory;
@@ -171,13 +188,16 @@ impl Queue {
                 let again = looked.again.map_or(until, |again| again.min(until));
                 looked.again = Some(again);
             } else {
-                let place = (waiting, Reverse((artifact.created, artifact.id)));
-                if first.is_none_or(|first| place < first) {
+                let place = (waiting, (artifact.created, artifact.id));
+                if first.is_none_or(|first| is_before(place, first, memory.takes_oldest)) {
                     first = Some(place);
                     looked.next = Some(artifact.clone());
                 }
             }
         });
+        if looked.next.is_some() {
+            memory.takes_oldest = !memory.takes_oldest;
+        }
         engine.wait_for_tables(&without);
         memory.waiting.retain(|id, _| wanted.contains(id));
         memory.tenants.retain(|_, until| *until > now);

@@ -127,7 +127,12 @@ impl Uploader {
         let answer = self.publish(artifact, &open, &running);
         drop(open);
         let health = &self.context.health;
-        health.note(&artifact.tenant, Access::Write, &answer);
+        // A commit that is refused may have written nothing.
+        let access = match &answer {
+            Ok(Answer::Named(_)) | Err(_) => Access::Write,
+            Ok(_) => Access::Read,
+        };
+        health.note(&artifact.tenant, access, &answer);
         match answer {
             Ok(answer) => match self.enter(artifact, &answer) {
                 Ok(()) => {

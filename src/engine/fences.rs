@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::error::Result;
 use super::failpoint::{Point, point};
 use super::shared::Inner;
-use crate::model::{Artifact, Fence, FenceStep, Fences};
+use crate::model::{Fence, FenceStep, Fences, Name};
 use crate::store::Change;
 
 /// Applies fences, in their order. `false`: the stream that brought them has to begin again.
@@ -54,16 +54,19 @@ fn apply_now(inner: &Inner, fences: &[Fence]) -> Result<bool> {
     if changes.is_empty() {
         return Ok(goes_on);
     }
-    let is_cleared =
-        |artifact: &Artifact| misses || artifact.fence < new.covering(&artifact.name());
-    let names = inner.state.lock().catalog.indexed_names(is_cleared);
+    // The lowest number of content that keeps this name.
+    let least = |name: &Name| if misses { u64::MAX } else { new.covering(name) };
+    // All publishes wait for the lock, so a namespace pays for its own names only.
+    let tenants = (!misses).then(|| new.tenants().cloned().collect::<Vec<_>>());
+    let tenants = tenants.as_deref();
+    let names = inner.state.lock().catalog.indexed_names(tenants, least);
     let cleared = names.len();
     changes.extend(names.into_iter().map(Change::RemoveName));
     inner.transact(&changes).result()?;
     point(Point::FenceIndexed);
     // A fork that was made since has the lower number, and is not committed.
     let mut state = inner.state.lock();
-    state.catalog.clear(is_cleared);
+    state.catalog.clear(tenants, least);
     state.fences = all;
     drop(state);
     drop(named_as_indexed);

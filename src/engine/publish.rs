@@ -161,7 +161,8 @@ async fn plan(
             Ok(Decision::Planned(plan)) => Some(Ok(plan)),
             Err(error) => Some(Err(error)),
         });
-    let left = inner.config.input_wait.saturating_sub(started.elapsed());
+    let waited = request.waited + started.elapsed();
+    let left = inner.config.input_wait.saturating_sub(waited);
     let decided = tokio::time::timeout(left, decided).await;
     decided.unwrap_or_else(|_| {
         Err(Error::Coming {

@@ -36,6 +36,9 @@ pub struct PublishRequest {
     pub share: bool,
     /// The content that was fetched for it. `None`: nothing was.
     pub fetched: Option<Box<FetchedContent>>,
+    /// How long its call has waited for content of other nodes. The wait of an input goes on from
+    /// there.
+    pub waited: Duration,
 }
 
 /// Content that was fetched for a volume. The volume may start from newer content all the same.
@@ -146,6 +149,7 @@ impl PublishRequest {
             cleared: 0,
             share: true,
             fetched: None,
+            waited: Duration::ZERO,
         }
     }
 }

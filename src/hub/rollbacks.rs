@@ -2,6 +2,7 @@
 //! the nodes with older content to drop the name. The node carries it out in its engine.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -195,20 +196,22 @@ async fn roll_back(
     to: ArtifactId,
     order: engine::RollbackOrder,
 ) -> Result<(), Option<String>> {
+    let not_yet = |error: &dyn fmt::Display| -> Option<String> {
+        tracing::warn!(%name, earlier.id = %to, %error,
+            "an order of the controller to roll back is not carried out yet; the controller \
+             repeats it");
+        None
+    };
     let base = match tier() {
-        Some(tier) => tier.base(&name.tenant, &name.reference).await,
+        Some(tier) => {
+            let base = tier.base(&name.tenant, &name.reference).await;
+            base.map_err(|error| not_yet(&error))?
+        }
         None => None,
     };
     let done = engine.rollback(name.clone(), to, base, Some(order)).await;
-    done.map(drop).map_err(|error| {
-        let refused = refusal(&error);
-        if refused.is_none() {
-            tracing::warn!(%name, earlier.id = %to, %error,
-                "an order of the controller to roll back is not carried out yet; the controller \
-                 repeats it");
-        }
-        refused
-    })
+    done.map(drop)
+        .map_err(|error| refusal(&error).or_else(|| not_yet(&error)))
 }
 
 /// Why an order will never be carried out here. `None`: another time it may be, or it was.

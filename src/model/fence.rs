@@ -174,6 +174,11 @@ impl Fences {
         self.by_tenant.values().flatten()
     }
 
+    /// The namespaces with a fence.
+    pub fn tenants(&self) -> impl Iterator<Item = &Tenant> {
+        self.by_tenant.keys()
+    }
+
     /// The highest number that covers this name. Content with a lower number must not be used.
     #[must_use]
     pub fn covering(&self, name: &Name) -> u64 {

@@ -223,6 +223,12 @@ impl Reference {
         }
     }
 
+    /// The first of all in their order.
+    #[must_use]
+    pub fn first() -> Self {
+        Self::Artifact(ArtifactName("0".into()))
+    }
+
     /// Its kind.
     #[must_use]
     pub fn kind(&self) -> NameKind {

@@ -374,6 +374,7 @@ pub fn request(
         cleared: 0,
         share: true,
         fetched: None,
+        waited: Duration::ZERO,
     }
 }
 

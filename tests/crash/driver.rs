@@ -483,6 +483,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 cleared: 0,
                 share: true,
                 fetched: None,
+                waited: Duration::ZERO,
             };
             let published = engine.publish(request).await.map_err(said)?;
             Ok(published.already.into())

@@ -1,15 +1,24 @@
-//! An earlier generation that is committed once more, where a tier has newer content of the name.
+//! An earlier generation that is committed once more, where a tier has newer content of the name;
+//! and content that an administrator puts under a name that was cleared.
 
-use baggageclaim::engine::RollbackOrder;
+use std::fs::File;
+use std::time::Duration;
+
+use baggageclaim::archive::Codec;
+use baggageclaim::distribution::Settings;
+use baggageclaim::engine::{ImportRequest, RollbackOrder, Source};
 use baggageclaim::model::{ArtifactId, Name, Outcome, Timestamp};
 
-use crate::nodes::{INPUT, Node, OUTPUT, TASK, reference, require, tenant, text, two_nodes};
+use crate::failing::{Fault, Op};
+use crate::nodes::{
+    INPUT, Node, OUTPUT, Shared, TASK, reference, require, tenant, text, two_nodes,
+};
 
 /// What a rollback on a node knows of the name in the tier.
 #[derive(Debug, Clone, Copy)]
 enum Knows {
     Number,
-    /// The tier was away.
+    /// An earlier version did not insist on the tier's answer.
     Nothing,
 }
 
@@ -46,7 +55,7 @@ async fn rolled_back(
     assert_eq!(b.sees("before", &reader).await, text("bad"), "{case}");
 
     let base = match knows {
-        Knows::Number => a.distribution.base(&name.tenant, &name.reference).await,
+        Knows::Number => base(&a, &name).await,
         Knows::Nothing => None,
     };
     assert_eq!(base.is_some(), matches!(knows, Knows::Number), "{case}");
@@ -85,4 +94,68 @@ fn newest(node: &Node, name: &Name) -> ArtifactId {
         .iter()
         .find(|row| row.name.is_some() && row.reference == name.reference);
     owner.expect("it is there").id
+}
+
+async fn base(node: &Node, name: &Name) -> Option<u64> {
+    let base = node.distribution.base(&name.tenant, &name.reference);
+    base.await.expect("the tier tells it")
+}
+
+/// The tier remembers a clear for weeks, and answers more slowly than a pod waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn content_that_is_put_under_a_cleared_name_keeps_it_though_the_tier_is_slow() {
+    // Commits over commits need conditional writes.
+    let tier = require!(Shared::s3());
+    let store = tier.failing(|op, _| match op {
+        Op::Get => Fault::Slow(Duration::from_millis(300)),
+        _ => Fault::None,
+    });
+    let short = |settings: &mut Settings| settings.fresh_wait = Duration::from_millis(50);
+    let node = require!(Node::with(&store, short).await);
+    let name = Name {
+        tenant: tenant("ci"),
+        reference: reference("task-cache/go"),
+    };
+    let engine = &node.bench.engine;
+    node.share("one", &TASK, "good").await;
+    let good = newest(&node, &name);
+    let archive = node.bench.lab.path().join("archive");
+    let export = engine.export(Source::Artifact(good)).await.expect("open");
+    let file = File::create(&archive).expect("create");
+    let packed = engine.pack(export, Codec::Plain, file, <_>::default());
+    packed.await.expect("packed");
+    // A long step keeps it.
+    node.publish("long", &TASK).await;
+    for is_import in [false, true] {
+        let cleared = node.distribution.clear(&name.tenant, &name.reference).await;
+        cleared.expect("clear");
+        let destroyed = engine.destroy(&name.tenant, &name.reference).await;
+        destroyed.expect("destroy");
+        let base = base(&node, &name).await;
+        let made = if is_import {
+            let request = ImportRequest {
+                tenant: name.tenant.clone(),
+                reference: name.reference.clone(),
+                digest: None,
+                size: None,
+                ttl: None,
+                base,
+            };
+            let file = File::open(&archive).expect("open");
+            let imported = engine.import(request, file, <_>::default()).await;
+            imported.expect("imported").artifact
+        } else {
+            let made = engine.rollback(name.clone(), good, base, None).await;
+            made.expect("rolled back")
+        };
+        node.shared().await;
+        assert_eq!(newest(&node, &name), made, "import: {is_import}");
+        let record = tier.record("task-cache/go").expect("it stays");
+        let shown = record.content().map(|(artifact, ..)| artifact);
+        assert_eq!(shown, Some(made), "import: {is_import}");
+        let volume = format!("next-{is_import}");
+        assert_eq!(node.sees(&volume, &TASK).await, text("good"));
+    }
+    node.end("long", Outcome::Failed).await;
+    node.finish().await;
 }

@@ -1,12 +1,13 @@
 //! Each type of volume, and its content on this node, in the tier, in both, nowhere, or being made
 //! on another node. Each backend is that of the node that makes the content, and of the other one.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::Error;
 use baggageclaim::model::Outcome;
 
-use crate::common::bench::{Ground, eventually};
+use crate::common::bench::{Ground, NEVER, eventually};
 use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, require, text, two_nodes, write};
 
 /// The backends of two nodes: each is the first one's once, and the second one's once.
@@ -226,4 +227,25 @@ async fn only_an_input_waits(grounds: [Ground; 2]) {
     for node in [a, b, c] {
         node.finish().await;
     }
+}
+
+/// Kubelet gives a call two minutes, so the waits for other nodes and for this one are one wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_that_waited_for_other_nodes_waits_the_shorter_for_its_maker_here() {
+    let tier = Shared::file();
+    let node = require!(Node::new(&tier.store).await);
+    let mut request = node.bench.request("pod-in", "in", &INPUT);
+    let distribution = Arc::clone(&node.distribution);
+    let (brought, ()) = tokio::join!(distribution.bring(&mut request), async {
+        eventually("it waits", || node.questions() > 0).await;
+        node.publish("maker", &OUTPUT).await;
+    });
+    brought.expect("its maker runs");
+    assert!(request.waited > Duration::ZERO);
+    request.waited = node.bench.config.input_wait;
+    let published = tokio::time::timeout(NEVER, node.bench.engine.publish(request)).await;
+    let error = published.expect("in time").expect_err("its maker runs");
+    assert!(matches!(error, Error::Coming { .. }), "{error:?}");
+    node.end("maker", Outcome::Failed).await;
+    node.finish().await;
 }

@@ -1,11 +1,11 @@
 //! The queue of uploads, and many callers of one fetch.
 
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use baggageclaim::engine::ContentSource;
+use baggageclaim::engine::{ArtifactRow, ContentSource};
 use baggageclaim::model::Outcome;
 use futures_util::future::join_all;
 
@@ -104,6 +104,43 @@ async fn what_was_not_uploaded_is_uploaded_after_a_restart_and_only_once() {
     let a = Node::start(bench, &tier.store, |_| {});
     a.shared().await;
     assert_eq!(a.distribution.metrics().uploads, 0);
+    a.finish().await;
+}
+
+/// A node commits faster than it uploads: a newer commit comes before each upload.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_newest_and_the_oldest_are_uploaded_in_turn() {
+    const KEYS: [&str; 6] = ["0", "1", "2", "3", "4", "5"];
+    let tier = Shared::file();
+    let forbidden = tier.failing(|_, _| Fault::Status(403));
+    let a = Node::with(&forbidden, |settings| {
+        settings.fresh_wait = Duration::from_millis(100);
+        settings.ask = Duration::from_millis(100);
+    });
+    let a = require!(a.await);
+    for key in KEYS {
+        let attributes = [("type", "task-cache"), ("key", key)];
+        a.commit(&format!("t-{key}"), &attributes, key).await;
+    }
+    eventually("all can be uploaded", || {
+        let rows = a.bench.engine.artifacts(None);
+        let can = |row: &ArtifactRow| row.durable && row.tables.iter().all(Option::is_some);
+        rows.len() == KEYS.len() && rows.iter().all(can)
+    })
+    .await;
+    let bench = a.stop().await.restart().await;
+    let (named, order) = mpsc::channel();
+    let store = tier.failing(move |op, path| {
+        if op == Op::Create && path.contains("/names/") {
+            named.send(path.to_owned()).expect("it is waited for");
+        }
+        Fault::None
+    });
+    let a = Node::start(bench, &store, |_| {});
+    a.shared().await;
+    let key = |path: String| path.chars().next_back().expect("a key").to_string();
+    let order: Vec<String> = order.try_iter().map(key).collect();
+    assert_eq!(order, ["5", "0", "4", "1", "3", "2"]);
     a.finish().await;
 }
 

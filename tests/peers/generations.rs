@@ -1,6 +1,7 @@
 //! The generations of a name on all nodes, as the controller is told them by the nodes; and an
 //! earlier one that it orders a node to commit once more.
 
+use std::fs;
 use std::time::Duration;
 
 use baggageclaim::hub::{Generation, Generations, RollbackOrder};
@@ -10,6 +11,7 @@ use tokio::sync::watch;
 use crate::catalog::{Hub, finish};
 use crate::common::bench::eventually;
 use crate::nodes::{Node, OUTPUT, TASK, introduce, name, text};
+use crate::sources::store;
 
 const GO: &str = "task-cache/go";
 
@@ -202,5 +204,46 @@ async fn a_time_far_ahead_counts_as_in_the_catalog() {
     .await;
     let reads = [&TASK[..], &[("commit", "never")]].concat();
     assert_eq!(nodes[1].sees("after", &reads).await, text("one"));
+    finish(hub, nodes).await;
+}
+
+/// The tier refuses a commit without the number of its name, if the name was ever cleared.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_not_carried_out_before_the_tier_tells_the_number_of_the_name() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let tier = dir.path().join("comes-later");
+    let hub = Hub::start().await;
+    let made = Node::with("a", |start| {
+        start.controller = Some(hub.place.subscribe());
+        start.store = Some(store(&tier));
+    });
+    let Some(node) = made.await else { return };
+    let known = (node.id.clone(), node.key.name());
+    hub.nodes.0.lock().push(known);
+    let nodes = vec![node];
+    hub.has_all(&nodes).await;
+    let node = &nodes[0];
+    node.commit("one", &TASK, "one").await;
+    hub.knows(1).await;
+    let handle = hub.handle();
+    let to = node.bench.artifact(GO).expect("it is there");
+    let order = RollbackOrder {
+        name: name(GO),
+        to: to.id,
+        id: ArtifactId::from_bits(7 << 100),
+        stamp: handle.commit_time(&name(GO), to.created),
+        by: "jane".to_owned(),
+    };
+    let failed = || node.distribution.metrics().questions_failed;
+    let before = failed();
+    tokio::select! {
+        done = handle.roll_back(&node.id, &order) => panic!("{done:?}"),
+        () = eventually("the tier is asked", || failed() > before) => {}
+    }
+    fs::create_dir(&tier).expect("mkdir");
+    let done = handle.roll_back(&node.id, &order).await;
+    assert_eq!(done, Some(Ok(())));
+    let made = node.bench.artifact(GO).expect("it has the name");
+    assert_eq!((made.id, made.sharing.base), (order.id, Some(0)));
     finish(hub, nodes).await;
 }

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use baggageclaim::distribution::roster::Controller;
-use baggageclaim::distribution::{Distribution, Fetched, PeerFigures, Peers, Settings};
+use baggageclaim::distribution::{
+    Distribution, Fetched, FindDistribution, PeerFigures, Peers, Settings,
+};
 use baggageclaim::engine::notice::{Forked, What};
 use baggageclaim::engine::{ContentSource, Error, Notice, Notices, Published};
 use baggageclaim::hub;
@@ -188,12 +190,10 @@ impl Node {
             Some(listener),
             bandwidth,
         );
-        let mut reporting = None;
-        if let Some(controller) = start.controller {
-            let catalog = hub::Node::new(id.clone(), key.clone(), controller);
+        let controller = start.controller;
+        let catalog = controller.map(|it| hub::Node::new(id.clone(), key.clone(), it));
+        if let Some(catalog) = &catalog {
             node = node.with_directory(catalog.clone());
-            let no_tier = Arc::new(|| None);
-            reporting = Some(tokio::spawn(catalog.run(engine.clone(), no_tier)));
         }
         let settings = Settings {
             notices: Some(notices),
@@ -202,6 +202,9 @@ impl Node {
         let peers = node.peers();
         let asked = Some(Arc::clone(&peers));
         let distribution = Distribution::start(engine.clone(), start.store, asked, settings);
+        let found = Arc::clone(&distribution);
+        let tier: FindDistribution = Arc::new(move || Some(Arc::clone(&found)));
+        let reporting = catalog.map(|it| tokio::spawn(it.run(engine.clone(), tier)));
         let drain = Drain::new(Duration::from_secs(10));
         Some(Self {
             serving: tokio::spawn(node.serve(engine, drain.clone())),

@@ -19,7 +19,7 @@ use crate::nodes::{
     INPUT, Node, OUTPUT, RESOURCE, TASK, finish_all, introduce, tenant, text, write,
 };
 
-fn store(dir: &Path) -> Store {
+pub(crate) fn store(dir: &Path) -> Store {
     let url = format!("file://{}", dir.display());
     let url: Url = url.parse().expect("a URL");
     url.open_later(Handle::current(), Times::default())

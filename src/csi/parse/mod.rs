@@ -21,6 +21,7 @@ mod maps;
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
@@ -224,6 +225,7 @@ fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Inva
         cleared: 0,
         share,
         fetched: None,
+        waited: Duration::ZERO,
     })
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Catalog, Sealed};
-use crate::model::{Artifact, ArtifactId, Name, Reference, takes_name};
+use crate::model::{Artifact, ArtifactId, Name, Reference, Tenant, takes_name};
 
 impl Catalog {
     /// Makes an artifact visible that the index does not have yet, and enters it among the owners
@@ -186,25 +186,62 @@ impl Catalog {
         self.unset_name(name)
     }
 
-    /// The names in the index that point at one of these artifacts.
-    pub(in crate::engine) fn indexed_names(&self, is: impl Fn(&Artifact) -> bool) -> Vec<Name> {
-        // Only the oldest owner of a name may be in the index.
-        let is_one = |name: &&Name| {
-            let oldest = self.all_owners(name).next();
-            oldest.is_some_and(|sealed| sealed.indexed && is(&sealed.artifact))
+    fn names_of_tenant(&self, tenant: &Tenant) -> impl Iterator<Item = &Name> {
+        let first = Name {
+            tenant: tenant.clone(),
+            reference: Reference::first(),
         };
-        self.names.keys().filter(is_one).cloned().collect()
+        let names = self.names.range(first..).map(|(name, _)| name);
+        names.take_while(move |name| name.tenant == *tenant)
     }
 
-    /// Takes their names from these artifacts for good, whether or not the index has them.
-    pub(in crate::engine) fn clear(&mut self, is: impl Fn(&Artifact) -> bool) {
-        let is_concerned = |name: &&Name| {
-            let mut owners = self.all_owners(name);
-            owners.any(|sealed| is(&sealed.artifact))
+    /// The names that fences cover, each with the lowest number of content that keeps the name.
+    /// `tenants`: the namespaces of the fences; `None`: all. `least`: that number; 0: the name is
+    /// not covered.
+    fn covered(
+        &self,
+        tenants: Option<&[Tenant]>,
+        least: impl Fn(&Name) -> u64,
+    ) -> impl Iterator<Item = (&Name, u64)> {
+        let all = tenants.is_none().then(|| self.names.keys());
+        let some = tenants.unwrap_or_default().iter();
+        let some = some.flat_map(move |tenant| self.names_of_tenant(tenant));
+        let names = all.into_iter().flatten().chain(some);
+        let numbered = names.map(move |name| (name, least(name)));
+        numbered.filter(|(_, least)| *least > 0)
+    }
+
+    /// The names in the index that fences clear. See [`Catalog::covered`].
+    pub(in crate::engine) fn indexed_names(
+        &self,
+        tenants: Option<&[Tenant]>,
+        least: impl Fn(&Name) -> u64,
+    ) -> Vec<Name> {
+        // Only the oldest owner of a name may be in the index.
+        let is_one = |(name, least): &(&Name, u64)| {
+            let oldest = self.all_owners(name).next();
+            oldest.is_some_and(|sealed| sealed.indexed && sealed.artifact.fence < *least)
         };
-        let names: Vec<Name> = self.names.keys().filter(is_concerned).cloned().collect();
-        for name in names {
-            let kept = self.all_owners(&name).filter(|it| !is(&it.artifact));
+        let names = self.covered(tenants, least).filter(is_one);
+        names.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Takes their names for good from all artifacts that fences clear, whether or not the index
+    /// has them. See [`Catalog::covered`].
+    pub(in crate::engine) fn clear(
+        &mut self,
+        tenants: Option<&[Tenant]>,
+        least: impl Fn(&Name) -> u64,
+    ) {
+        let is_concerned = |(name, least): &(&Name, u64)| {
+            let mut owners = self.all_owners(name);
+            owners.any(|sealed| sealed.artifact.fence < *least)
+        };
+        let names = self.covered(tenants, least).filter(is_concerned);
+        let names: Vec<_> = names.map(|(name, least)| (name.clone(), least)).collect();
+        for (name, least) in names {
+            let owners = self.all_owners(&name);
+            let kept = owners.filter(|it| it.artifact.fence >= least);
             let kept = kept.map(|sealed| sealed.artifact.id).collect();
             self.set_owners(name, kept);
         }

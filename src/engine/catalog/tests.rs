@@ -1,6 +1,7 @@
 //! What the catalog in memory promises about names, without a disk. Tests of `catalog` only.
 //! Each builds a catalog by hand, changes it as the engine does, and looks at what is found.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 
 use super::*;
@@ -246,6 +247,55 @@ fn an_import_takes_its_name_only_with_the_index_and_from_no_later_owner_there() 
     }
 }
 
+#[test]
+fn a_fence_looks_once_at_each_name_of_its_namespace_and_at_no_other() {
+    let tenants = ["ch", "ci", "ci-0", "cia", "d"].map(|it| it.parse::<Tenant>().expect("label"));
+    let references = [
+        "artifact/0",
+        "artifact/x",
+        "resource-cache/ ",
+        "task-cache/k",
+    ];
+    let mut catalog = Catalog::default();
+    let mut id = 0;
+    for tenant in &tenants {
+        for reference in references {
+            id += 1;
+            let one = Artifact {
+                tenant: tenant.clone(),
+                reference: reference.parse().expect("reference"),
+                // The last one is newer than the fence.
+                fence: if reference == references[3] { 7 } else { 6 },
+                ..artifact(id)
+            };
+            catalog.add_artifact(one.clone());
+            commit(&mut catalog, &[&one]);
+        }
+    }
+    let all: Vec<Name> = catalog.names.keys().cloned().collect();
+    let of_one: Vec<Name> = all[4..8].to_vec();
+    let looked = RefCell::new(Vec::new());
+    let least = |name: &Name| {
+        looked.borrow_mut().push(name.clone());
+        7
+    };
+    let one = Some(&tenants[1..2]);
+    assert_eq!(catalog.indexed_names(one, least), of_one[..3]);
+    assert_eq!(looked.take(), of_one);
+    catalog.clear(one, least);
+    assert_eq!(looked.take(), of_one);
+    let mut left = all.clone();
+    left.retain(|name| !of_one[..3].contains(name));
+    assert!(catalog.names.keys().eq(&left));
+    // Fences of two namespaces, and those that were missed.
+    let two = Some(&tenants[3..]);
+    assert_eq!(catalog.indexed_names(two, least).len(), 6);
+    assert_eq!(looked.take(), all[12..]);
+    assert_eq!(catalog.indexed_names(None, |_| u64::MAX), left);
+    catalog.clear(None, |_| u64::MAX);
+    assert!(catalog.names.is_empty());
+}
+
 /// Whatever happens to names, a beginning of keys finds the newest of those that are there.
 #[test]
 fn the_newest_of_all_keys_that_begin_so_is_always_one_that_has_its_name() {
@@ -279,11 +329,16 @@ fn the_newest_of_all_keys_that_begin_so_is_always_one_that_has_its_name() {
                 }
                 (4, Some(some)) => catalog.give_name_back(&some.name()),
                 (5, Some(some)) => commit(&mut catalog, &[&some]),
-                (6, Some(some)) => catalog.clear(|it| it.id == some.id),
+                (6, Some(some)) => {
+                    let name = some.name();
+                    let least = |it: &Name| u64::from(*it == name) * (some.fence + 1);
+                    catalog.clear(None, least);
+                }
                 _ => {
                     let mut new = artifact(id);
                     // Two commits of one millisecond, and late ones of slow volumes.
                     new.created = Timestamp(below(50) as u64);
+                    new.fence = below(3) as u64;
                     let key = keys[below(keys.len())];
                     new.reference = format!("task-cache/{key}").parse().expect("a reference");
                     if below(9) == 0 {
