@@ -1,11 +1,19 @@
-//! The engine's clock: wall time that never repeats and never goes back while the process runs.
+//! The engine's clock: time that never repeats and never goes back while the process runs.
 //!
 //! These times decide which writer was first and which was last, also across restarts. So the clock
-//! starts no earlier than any recorded time. In a cluster they are the controller's time: this
-//! machine's clock plus a measured offset.
+//! starts no earlier than any recorded time.
+//!
+//! The time is that of the boot plus the uptime (`CLOCK_BOOTTIME`), which cannot be set. So a step
+//! of the wall clock dates no content and ends no time to live. Slow corrections by NTP change the
+//! rate of both clocks (clock_gettime(2)). In a cluster, each answer of the controller sets the
+//! time. Without one, the wall clock sets it once: at the start, but not before NTP has had time to
+//! correct the clock of a machine that has just booted.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::model::Timestamp;
 
@@ -13,59 +21,86 @@ use crate::model::Timestamp;
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     last: AtomicU64,
-    /// Milliseconds by which the cluster's time is ahead of this machine's.
-    offset: AtomicI64,
+    /// The time of the boot, once it is known.
+    booted: Mutex<Option<Timestamp>>,
+    /// The uptime from which the wall clock is right.
+    settles: Duration,
 }
 
 impl Clock {
+    /// A clock for a machine whose wall clock is right from this uptime on.
+    pub(super) fn new(settles: Duration) -> Self {
+        Self {
+            settles,
+            ..Self::default()
+        }
+    }
+
     /// Now; later than every time given or seen before.
     pub(super) fn now(&self) -> Timestamp {
-        let wall = self.wall();
-        let next = |last: u64| Some(wall.max(last + 1));
+        let time = self.time().0;
+        let next = |last: u64| Some(time.max(last + 1));
         let last = self
             .last
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
-        Timestamp(wall.max(last.unwrap_or_default() + 1))
+        Timestamp(time.max(last.unwrap_or_default() + 1))
     }
 
     /// Makes the clock start after a time that is remembered.
     pub(super) fn seen(&self, time: Timestamp) {
         // A time far in the future was written by a wrong clock. Following it would stop this clock
         // for good.
-        const FAR_MS: u64 = 24 * 60 * 60 * 1000;
-        if time.0 < self.wall().saturating_add(FAR_MS) {
+        const FAR: Duration = Duration::from_secs(24 * 60 * 60);
+        if time < self.time().after(FAR) {
             self.last.fetch_max(time.0, Ordering::SeqCst);
         }
     }
 
-    /// Follows the cluster's time from now on. It still never goes back.
-    pub(super) fn set_offset(&self, milliseconds: i64) {
-        self.offset.store(milliseconds, Ordering::SeqCst);
+    /// Follows the cluster's time from now on. [`Clock::now`] still never goes back.
+    pub(super) fn set(&self, time: Timestamp) {
+        *self.booted.lock() = Some(time.before(uptime()));
     }
 
-    /// The cluster's time now, whatever was given or seen before.
+    /// The time now, whatever was given or seen before.
     pub(super) fn time(&self) -> Timestamp {
-        Timestamp(self.wall())
+        let wall = wall();
+        self.settled_at(wall, uptime()).unwrap_or(wall)
     }
 
-    fn wall(&self) -> u64 {
-        wall().saturating_add_signed(self.offset.load(Ordering::SeqCst))
+    /// The time by which content expires. `None` until the wall clock is right, or the cluster's
+    /// time is known.
+    pub(super) fn settled(&self) -> Option<Timestamp> {
+        self.settled_at(wall(), uptime())
+    }
+
+    /// The same, given this machine's clocks.
+    fn settled_at(&self, wall: Timestamp, uptime: Duration) -> Option<Timestamp> {
+        let mut booted = self.booted.lock();
+        if booted.is_none() && uptime >= self.settles {
+            *booted = Some(wall.before(uptime));
+        }
+        booted.map(|booted| booted.after(uptime))
     }
 }
 
-/// Seconds since the boot, suspended ones too. This clock cannot be set: for how long something of
-/// this boot lasts, over restarts.
-pub(super) fn uptime() -> u64 {
-    u64::try_from(rustix::system::sysinfo().uptime).unwrap_or_default()
+/// The time since the boot, while suspended too. This clock cannot be set: for how long something
+/// of this boot lasts, over restarts.
+pub(super) fn uptime() -> Duration {
+    let uptime = clock_gettime(ClockId::Boottime);
+    uptime.try_into().unwrap_or_default()
 }
 
-fn wall() -> u64 {
-    Timestamp::from(SystemTime::now()).0
+fn wall() -> Timestamp {
+    SystemTime::now().into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const T: Timestamp = Timestamp(1_795_400_000_000);
+    const MINUTE: Duration = Duration::from_secs(60);
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
     #[test]
     fn times_are_given_once_and_after_all_that_was_seen() {
@@ -79,13 +114,39 @@ mod tests {
 
     #[test]
     fn the_clusters_time_is_followed_and_never_back() {
-        const TEN_MINUTES_MS: i64 = 600_000;
         let clock = Clock::default();
         let first = clock.now();
-        clock.set_offset(TEN_MINUTES_MS);
+        clock.set(first.after(10 * MINUTE));
         let ahead = clock.now();
-        assert!(ahead.since(first).as_millis() >= 600_000);
-        clock.set_offset(-TEN_MINUTES_MS);
+        assert!(ahead.since(first) >= 10 * MINUTE);
+        clock.set(first);
         assert_eq!(clock.now(), Timestamp(ahead.0 + 1));
+    }
+
+    #[test]
+    fn a_step_of_the_wall_clock_does_not_move_the_time() {
+        let clock = Clock::default();
+        let walls = [T, T.after(DAY), T.before(DAY), T.after(3 * MINUTE)];
+        for (minutes, wall) in (0..).zip(walls) {
+            let time = clock.settled_at(wall, DAY + minutes * MINUTE);
+            assert_eq!(time, Some(T.after(minutes * MINUTE)));
+        }
+    }
+
+    #[test]
+    fn after_a_boot_the_wall_clock_is_followed_until_it_is_right() {
+        let clock = Clock::new(10 * MINUTE);
+        assert_eq!(clock.settled_at(T.after(DAY), MINUTE), None);
+        assert_eq!(clock.settled_at(T, 9 * MINUTE), None);
+        assert_eq!(clock.settled_at(T, 10 * MINUTE), Some(T));
+        let later = clock.settled_at(T.after(DAY), 11 * MINUTE);
+        assert_eq!(later, Some(T.after(MINUTE)));
+
+        // A controller knows the time sooner.
+        let clock = Clock::new(Duration::MAX);
+        assert_eq!(clock.settled(), None);
+        clock.set(T);
+        let since = clock.settled().map(|time| time.since(T));
+        assert!(since.is_some_and(|since| since < DAY), "{since:?}");
     }
 }

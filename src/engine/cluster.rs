@@ -256,10 +256,16 @@ impl Engine {
         self.inner.wake_reaper();
     }
 
-    /// How far the cluster's time is ahead of this machine's clock, in milliseconds. Content that
-    /// is committed from now on is dated by the cluster's time.
-    pub fn set_clock_offset(&self, milliseconds: i64) {
-        self.inner.set_clock_offset(milliseconds);
+    /// The cluster's time is this. Content that is committed from now on is dated by it, and
+    /// expires by it.
+    pub fn set_time(&self, time: Timestamp) {
+        self.inner.set_time(time);
+    }
+
+    /// The cluster's time, as far as this node knows it.
+    #[must_use]
+    pub fn time(&self) -> Timestamp {
+        self.inner.time()
     }
 
     /// The time by which content is dated. It is given once.

@@ -297,7 +297,7 @@ fn empty_trash(inner: &Inner, round: &mut Round) -> bool {
 
 /// Artifacts that expired, or whose name moved on.
 fn collect_garbage(inner: &Arc<Inner>) -> Result<usize> {
-    let now = inner.time();
+    let now = inner.expiry_time();
     let in_use = inner.state.lock().artifacts_in_use();
     let mut gone = Vec::new();
     inner.look_at_artifacts(|state, sealed| {

@@ -90,7 +90,7 @@ impl Short {
     fn now() -> Self {
         Self {
             since: Instant::now(),
-            uptime: uptime(),
+            uptime: uptime().as_secs(),
         }
     }
 }
@@ -333,7 +333,7 @@ async fn await_outcome(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
         let volume = state.volumes.retiring(key);
         volume.is_some_and(|volume| volume.lifecycle() == Lifecycle::AwaitingOutcome)
     };
-    let waited = waited_before(inner, key, store::Wait::Outcome, uptime()).await;
+    let waited = waited_before(inner, key, store::Wait::Outcome, uptime().as_secs()).await;
     let patience = inner.config.outcome_wait.saturating_sub(waited);
     let told = inner.state.when(|state| (!waits(state)).then_some(()));
     // An outcome that was told in the last moment counts.
@@ -348,7 +348,7 @@ async fn await_outcome(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
 /// too long.
 async fn await_policies(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
     policies::say_missing(inner);
-    let waited = waited_before(inner, key, store::Wait::Policies, uptime()).await;
+    let waited = waited_before(inner, key, store::Wait::Policies, uptime().as_secs()).await;
     let patience = inner.config.outcome_wait.saturating_sub(waited);
     let are_known = |state: &mut State| state.policies.are_known().then_some(());
     let known = tokio::time::timeout(patience, inner.state.when(are_known)).await;

@@ -72,6 +72,9 @@ pub struct Config {
     /// How long the index may lack an artifact's last use before it is written for that alone. A
     /// crash forgets at most this much.
     pub uses_unwritten: Duration,
+    /// How long after the boot this machine's clock may be wrong, since NTP has not corrected it.
+    /// Until then nothing expires, unless the controller has told the time.
+    pub clock_settles: Duration,
     /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
     pub reserve: u64,
     /// Whether imported content may leave this node. A publish says so of its own content.
@@ -107,6 +110,7 @@ impl Config {
             first_check: Duration::from_secs(5 * 60),
             check_interval: Duration::from_secs(24 * 60 * 60),
             uses_unwritten: Duration::from_secs(10 * 60),
+            clock_settles: Duration::from_secs(10 * 60),
             reserve: 64 << 20,
             share: true,
             node: None,
@@ -152,6 +156,7 @@ impl Inner {
         let dirs = Arc::new(dirs);
         let lifetime = Lifetime::begin();
         let (durability, sealed) = Durability::new();
+        let clock = Clock::new(config.clock_settles);
         let inner = Self {
             threads: ThreadPools::start(config.threads)?,
             config,
@@ -166,7 +171,7 @@ impl Inner {
             backend,
             origin,
             counters: Counters::default(),
-            clock: Clock::default(),
+            clock,
             dirs,
         };
         Ok((Arc::new(inner), sealed))
@@ -192,14 +197,19 @@ impl Inner {
         self.clock.now()
     }
 
-    /// How far the cluster's time is ahead of this machine's, in milliseconds.
-    pub(super) fn set_clock_offset(&self, milliseconds: i64) {
-        self.clock.set_offset(milliseconds);
+    /// The cluster's time is this.
+    pub(super) fn set_time(&self, time: Timestamp) {
+        self.clock.set(time);
     }
 
-    /// The cluster's time, as this machine's clock and the measured offset say.
+    /// The cluster's time, as the controller told it, or this machine's clock.
     pub(super) fn time(&self) -> Timestamp {
         self.clock.time()
+    }
+
+    /// The time by which content expires: 1970 while the time is not known well enough.
+    pub(super) fn expiry_time(&self) -> Timestamp {
+        self.clock.settled().unwrap_or_default()
     }
 
     /// A remembered time: the clock goes on after it.

@@ -28,7 +28,7 @@ use crate::engine::{Engine, NameState, NameWatch};
 use crate::link::{Backoff, Key, connect};
 use crate::model::{
     CacheKey, ClusterClock, Name, NamespacePolicy, NamespaceUsage, NodeId, Origin, Policies,
-    Reference, Tenant, TenantOrigin, Timestamp,
+    Reference, Tenant, TenantOrigin, Timestamp, Unmeasured,
 };
 use crate::proto::hub::v1 as wire;
 use wire::from_node::Kind as From;
@@ -147,7 +147,6 @@ impl Node {
             clock,
             outputs,
             policies: Vec::new(),
-            told: None,
             used: BTreeMap::new(),
             usage: USAGE,
         };
@@ -171,9 +170,6 @@ struct Stream<'a> {
     outputs: HashMap<NameHash, Name>,
     /// The parts of all cache policies that have come, until the last one does.
     policies: Vec<(Tenant, NamespacePolicy)>,
-    /// The controller's time in its last answer, and when that came. It does not follow this
-    /// machine's clock, which may be set.
-    told: Option<(Timestamp, Instant)>,
     /// What namespaces use, as it was reported.
     used: BTreeMap<Tenant, NamespaceUsage>,
     /// The time between two looks at it.
@@ -210,25 +206,18 @@ impl Stream<'_> {
     }
 
     async fn beat(&self) -> Result<(), Status> {
-        let now = wall();
-        let first = self.clock.offset().map(|_| self.clock.time(now));
-        let told = self.told.map(|(time, at)| time.after(at.elapsed()));
-        let time = told.or(first).unwrap_or_default().0;
-        self.send(From::Beat(wire::Beat { sent: now.0, time }))
-            .await
+        let sent = wall().0;
+        let told = self.clock.offset().map(|_| self.engine.time());
+        let time = told.unwrap_or_default().0;
+        self.send(From::Beat(wire::Beat { sent, time })).await
     }
 
     /// The controller's time has come.
-    fn heard_beat(&mut self, beat: &wire::Beat) -> bool {
-        let (sent, theirs) = (Timestamp(beat.sent), Timestamp(beat.time));
-        let is_used = self.clock.answered(sent, theirs, wall());
-        if is_used {
-            self.told = Some((theirs, Instant::now()));
-        }
-        if let Some(offset) = self.clock.offset().filter(|_| is_used) {
-            self.engine.set_clock_offset(offset);
-        }
-        is_used
+    fn heard_beat(&mut self, beat: &wire::Beat) -> Result<(), Unmeasured> {
+        let (sent, theirs, now) = (Timestamp(beat.sent), Timestamp(beat.time), wall());
+        self.clock.answered(sent, theirs, now)?;
+        self.engine.set_time(self.clock.time(now));
+        Ok(())
     }
 
     /// Measures the controller's time. What is committed from here on is dated by it.
@@ -239,14 +228,7 @@ impl Stream<'_> {
             _ => None,
         });
         let beat = beat.await?;
-        if self.heard_beat(&beat) {
-            Ok(())
-        } else {
-            Err(Status::failed_precondition(
-                "the controller's time came late, or is more than 30 minutes away from this \
-                 machine's: compare their clocks",
-            ))
-        }
+        self.heard_beat(&beat).map_err(unmeasured)
     }
 
     /// Says which node this is, and all that it has.
@@ -409,9 +391,10 @@ impl Stream<'_> {
 
     async fn heard(&mut self, message: Option<To>) -> Result<(), Status> {
         match message {
-            Some(To::Beat(beat)) => {
-                let _used = self.heard_beat(&beat);
-            }
+            Some(To::Beat(beat)) => match self.heard_beat(&beat) {
+                Ok(()) | Err(Unmeasured::Late) => {}
+                Err(why @ Unmeasured::Far) => return Err(unmeasured(why)),
+            },
             Some(To::Superseded(order)) => match messages::superseded(&order) {
                 Ok((hash, version, name)) => {
                     let name = name.or_else(|| self.outputs.get(&hash).cloned());
@@ -557,7 +540,12 @@ fn received_policy(policy: wire::NamespacePolicy) -> Result<(Tenant, NamespacePo
     policy.map_err(|why| Status::internal(format!("a cache policy is malformed: {why}")))
 }
 
-/// This machine's clock. The offset is measured again with each beat, so it may be set meanwhile.
+/// The controller's time is not known.
+fn unmeasured(why: Unmeasured) -> Status {
+    Status::failed_precondition(why.to_string())
+}
+
+/// This machine's clock, by which the controller's time is measured. It may be set at any time.
 fn wall() -> Timestamp {
     SystemTime::now().into()
 }

@@ -18,10 +18,26 @@ const ADOPT_ABOVE_MS: u64 = 1_000;
 /// goes by so much too early at most.
 const MAX_OFFSET_MS: u64 = 30 * 60 * 1000;
 
+/// Why a measurement of the controller's time is not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unmeasured {
+    /// The answer took too long.
+    #[error("the controller's time came late")]
+    Late,
+    /// One of the two clocks is wrong.
+    #[error(
+        "the controller's time is more than 30 minutes away from this machine's: compare their \
+         clocks"
+    )]
+    Far,
+}
+
 /// A hybrid clock: the local clock, plus the measured offset to the cluster's time.
 ///
-/// The local clock must run evenly: the wall clock at the start, plus the monotonic time since. So
-/// a wall clock that is set while the process runs changes no stamp.
+/// On the controller the local clock runs evenly: the wall clock at the start, plus the monotonic
+/// time since. A node measures with its wall clock, since NTP may have corrected that since the
+/// boot. Its engine goes on evenly from each measurement (`engine::clock`). So a wall clock that is
+/// set while the process runs changes no stamp.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterClock {
     offset: Option<i64>,
@@ -62,20 +78,26 @@ impl ClusterClock {
     }
 
     /// Measures the offset: the controller's time in an answer, and the local times at which the
-    /// question was sent and the answer came. Returns whether the measurement is used.
-    pub fn answered(&mut self, sent: Timestamp, theirs: Timestamp, received: Timestamp) -> bool {
-        let Some(round_trip) = received.0.checked_sub(sent.0) else {
-            return false;
-        };
-        if round_trip > MAX_ROUND_TRIP_MS {
-            return false;
-        }
+    /// question was sent and the answer came.
+    ///
+    /// # Errors
+    ///
+    /// The measurement is not used.
+    pub fn answered(
+        &mut self,
+        sent: Timestamp,
+        theirs: Timestamp,
+        received: Timestamp,
+    ) -> Result<(), Unmeasured> {
+        let round_trip = received.0.checked_sub(sent.0);
+        let in_time = round_trip.filter(|round_trip| *round_trip <= MAX_ROUND_TRIP_MS);
+        let round_trip = in_time.ok_or(Unmeasured::Late)?;
         let offset = difference(theirs.0, sent.0 + round_trip / 2);
-        let is_near = offset.unsigned_abs() <= MAX_OFFSET_MS;
-        if is_near {
-            self.offset = Some(offset);
+        if offset.unsigned_abs() > MAX_OFFSET_MS {
+            return Err(Unmeasured::Far);
         }
-        is_near
+        self.offset = Some(offset);
+        Ok(())
     }
 
     /// The controller's side: follows a node whose clock continues the time of an earlier
@@ -115,7 +137,8 @@ mod tests {
         let read = |skew: i64, at: u64| Timestamp((T + at).saturating_add_signed(skew));
         for (skew, clock) in &mut clocks {
             // The way there takes 300 ms, the way back none.
-            assert!(clock.answered(read(*skew, 0), Timestamp(T + 300), read(*skew, 300)));
+            let answered = clock.answered(read(*skew, 0), Timestamp(T + 300), read(*skew, 300));
+            assert_eq!(answered, Ok(()));
         }
         let mut before = Timestamp(0);
         for at in 1..60 {
@@ -131,7 +154,8 @@ mod tests {
         let mut clock = ClusterClock::restored(Some(600_000), Timestamp(0));
         let first = clock.stamp(Timestamp(T));
         assert_eq!(first, Timestamp(T + 600_000));
-        assert!(clock.answered(Timestamp(T), Timestamp(T), Timestamp(T)));
+        let answered = clock.answered(Timestamp(T), Timestamp(T), Timestamp(T));
+        assert_eq!(answered, Ok(()));
         assert_eq!(clock.stamp(Timestamp(T)), Timestamp(first.0 + 1));
         let mut clock = ClusterClock::default();
         clock.seen(Timestamp(T + MAX_AHEAD_MS), Timestamp(T));
@@ -144,10 +168,13 @@ mod tests {
     #[test]
     fn a_slow_or_impossible_measurement_is_not_used() {
         let mut clock = ClusterClock::default();
-        assert!(!clock.answered(Timestamp(T), Timestamp(T), Timestamp(T + 1_001)));
-        assert!(!clock.answered(Timestamp(T), Timestamp(T), Timestamp(T - 1)));
+        for received in [T + 1_001, T - 1] {
+            let answered = clock.answered(Timestamp(T), Timestamp(T), Timestamp(received));
+            assert_eq!(answered, Err(Unmeasured::Late));
+        }
         for far in [T + MAX_OFFSET_MS + 1, T - MAX_OFFSET_MS - 1, u64::MAX] {
-            assert!(!clock.answered(Timestamp(T), Timestamp(far), Timestamp(T)));
+            let answered = clock.answered(Timestamp(T), Timestamp(far), Timestamp(T));
+            assert_eq!(answered, Err(Unmeasured::Far));
         }
         assert_eq!(clock.offset(), None);
     }

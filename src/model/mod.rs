@@ -38,7 +38,7 @@ pub use budget::{
     smaller_limit,
 };
 pub use class::ParameterError;
-pub use clock::{ClusterClock, MAX_AHEAD_MS, MAX_ROUND_TRIP_MS, counted};
+pub use clock::{ClusterClock, MAX_AHEAD_MS, MAX_ROUND_TRIP_MS, Unmeasured, counted};
 pub use digest::{DigestError, Sha256, hex};
 pub use fence::{Clear, Coverage, Fence, FenceStep, Fences};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};

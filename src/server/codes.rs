@@ -57,6 +57,8 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Elsewhere(_) => Code::ResourceExhausted,
         Error::Remote { code, .. } => Code::from_i32(*code),
         Error::ShuttingDown | Error::Degraded(_) => Code::Unavailable,
+        // The next start knows whether it was done.
+        Error::Index(error) if error.is_unsure() => Code::Unavailable,
         Error::Defect
         | Error::WritebackFailed
         | Error::Index(_)
@@ -389,6 +391,17 @@ mod tests {
             );
         }
         insta::assert_snapshot!(table);
+    }
+
+    /// A caller that took it for final would forget what the next start may find.
+    #[test]
+    fn what_is_in_doubt_may_go_on() {
+        let error = Error::Index(store::Error::Unsure {
+            operation: "write to the index",
+            source: Box::new(redb::Error::PreviousIo),
+            number: 1,
+        });
+        assert!(may_go_on(code_of(&error)));
     }
 
     #[test]

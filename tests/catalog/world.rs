@@ -461,7 +461,7 @@ impl World {
             }
             Down::Beat(sent, theirs) => {
                 let received = it.local(self.now);
-                let is_used = it.clock.answered(sent, theirs, received);
+                let is_used = it.clock.answered(sent, theirs, received).is_ok();
                 let fences = it.fences.clone();
                 if stream.phase > Phase::Measured {
                     return;

@@ -69,6 +69,7 @@ impl Bench {
         };
         let mut config = Config::new(lab.path().join("pool"));
         config.backend = Some(backend);
+        config.clock_settles = Duration::ZERO;
         let engine = Engine::open(config.clone()).await.expect("it opens");
         Some(Self {
             lab,

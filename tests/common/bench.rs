@@ -89,6 +89,7 @@ impl Bench {
         config.outcome_wait = Duration::from_secs(3600);
         config.input_wait = Duration::from_secs(3600);
         config.reap_interval = Duration::from_secs(3600);
+        config.clock_settles = Duration::ZERO;
         config.reserve = 0;
         config.btrfs_quota = true;
         change(&mut config);

@@ -1,17 +1,21 @@
-//! Clocks of nodes that are ten minutes wrong, in both directions: the order of commits is still
-//! their order in the cluster.
+//! Clocks of nodes that are wrong. If they are ten minutes wrong, the order of commits is still
+//! their order in the cluster. A jump of a clock deletes nothing.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use baggageclaim::kubelet_double::{Kubelet, Pod};
+use serde_json::Value;
 
 use crate::common::{Fs, require_lab, skip};
 use crate::driver::{Process, kubelet};
 use crate::eventually;
-use crate::peers::{asked, hub, is_told, knows, object, peer, publish, unpublish};
+use crate::peers::{self, asked, hub, is_told, knows, object, peer, publish, told, unpublish};
 use crate::plane::ControlPlane;
+
+/// The clocks of the driver and of the test are read at different moments.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// The library that moves a program's clock.
 fn library() -> Option<PathBuf> {
@@ -21,6 +25,14 @@ fn library() -> Option<PathBuf> {
         entry.path().join("faketime/libfaketime.so.1")
     });
     libraries.into_iter().find(|library| library.exists())
+}
+
+/// Sets the clock of a process that was started with this file.
+fn set(file: &Path, offset: &str) {
+    // The process reads all of the file, or the one before.
+    let new = file.with_extension("new");
+    fs::write(&new, offset).expect("write");
+    fs::rename(&new, file).expect("rename");
 }
 
 /// A node and its kubelet.
@@ -67,6 +79,14 @@ const NAMES: [Name; 3] = [
 ];
 
 impl Node {
+    /// A pod commits the node's name.
+    async fn commits(&self, plane: &ControlPlane, name: &Name) {
+        let pod = self.pod(plane, name, "writes");
+        let target = publish(&pod, name.written).await;
+        fs::write(target.join("text"), self.name).expect("write");
+        unpublish(&pod).await;
+    }
+
     fn pod(&self, plane: &ControlPlane, name: &Name, what: &str) -> Pod {
         let key = name.reference.replace('/', "-");
         let pod = format!("{what}-{key}-{}", self.name);
@@ -120,7 +140,9 @@ async fn with_clocks_that_are_ten_minutes_wrong_the_last_commit_is_the_newest() 
         let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}}}");
         plane.apply(name, &node);
         let mut process = peer(&plane, name, pool);
-        process.restart_at(&library, offset);
+        let file = lab.dir("clocks").join(name);
+        set(&file, offset);
+        process.restart_by(&library, &file);
         let kubelet = kubelet(&plane, name, &process).await;
         processes.push(process);
         nodes.push(Node { name, kubelet });
@@ -176,4 +198,68 @@ async fn with_clocks_that_are_ten_minutes_wrong_the_last_commit_is_the_newest() 
     })
     .await;
     assert_eq!(nodes[0].reads(&plane, &NAMES[0]).await, "node-2");
+}
+
+/// The rows of a node's artifacts, once so many are durable.
+async fn durable(pool: &Path, count: usize) -> Vec<Value> {
+    let rows = || told(pool, "artifacts").as_array().expect("a list").clone();
+    eventually("all are durable", async || {
+        let rows = rows();
+        rows.len() == count && rows.iter().all(|one| one["durable"] == true)
+    })
+    .await;
+    rows()
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_ahead_deletes_nothing_and_dates_nothing() {
+    let Some(library) = library() else {
+        return skip("no libfaketime: make deps installs it");
+    };
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    plane.kubectl(&["create", "namespace", "ci"]);
+    peers::nodes(&plane, 2);
+    let _controller = hub(&plane);
+    let pools = [lab.dir("one"), lab.dir("two")];
+    let clock = lab.dir("clocks").join("node-1");
+    set(&clock, "+0");
+    let mut one = peer(&plane, "node-1", &pools[0]);
+    one.restart_by(&library, &clock);
+    let two = peer(&plane, "node-2", &pools[1]);
+    let mut nodes = Vec::new();
+    for (name, process) in [("node-1", &one), ("node-2", &two)] {
+        let kubelet = kubelet(&plane, name, process).await;
+        nodes.push(Node { name, kubelet });
+    }
+    for pool in &pools {
+        knows(pool, 1).await;
+        is_told(pool, true).await;
+    }
+    let [output, cache, _] = &NAMES;
+    nodes[0].commits(&plane, output).await;
+    durable(&pools[0], 1).await;
+
+    // Longer than the default ttl of an output.
+    set(&clock, "+13h");
+    is_told(&pools[0], false).await;
+    assert_eq!(minutes_ahead(&one), 13 * 60, "{}", one.tail());
+    let why = "the controller's time is more than 30 minutes away from this machine's";
+    assert!(one.log().contains(why), "{}", one.tail());
+    let reaped = told(&pools[0], "reap");
+    assert_eq!(reaped["expired"], 0, "{reaped}");
+    nodes[0].commits(&plane, cache).await;
+    for row in durable(&pools[0], 2).await {
+        let created = row["created"].as_str().expect("a time");
+        let created = humantime::parse_rfc3339(created).expect("a time");
+        assert!(created < SystemTime::now() + SECOND, "{row}");
+    }
+
+    set(&clock, "+0");
+    is_told(&pools[0], true).await;
+    for name in [output, cache] {
+        assert_eq!(nodes[1].reads(&plane, name).await, "node-1");
+    }
 }

@@ -54,12 +54,14 @@ impl Process {
         self.daemon = Some(Daemon(child.expect("the driver starts")));
     }
 
-    /// Starts it again with a wrong clock, such as `+10m`. Only its wall clock is wrong.
-    pub(crate) fn restart_at(&mut self, library: &Path, offset: &str) {
+    /// Starts it again with a wrong clock. A file says how wrong it is at each moment, such as
+    /// `+10m`. Only its wall clock is wrong.
+    pub(crate) fn restart_by(&mut self, library: &Path, file: &Path) {
         self.kill();
         self.environment = vec![
             ("LD_PRELOAD", library.display().to_string()),
-            ("FAKETIME", offset.to_owned()),
+            ("FAKETIME_TIMESTAMP_FILE", file.display().to_string()),
+            ("FAKETIME_NO_CACHE", "1".to_owned()),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
             ("NO_FAKE_STAT", "1".to_owned()),
         ];

@@ -386,6 +386,7 @@ pub(crate) fn serve_if_told_to() {
     config.mount_api = launch.way.api;
     config.input_wait = Duration::from_secs(10);
     config.reap_interval = Duration::from_secs(3600);
+    config.clock_settles = Duration::ZERO;
     // Each pool is on a small filesystem in memory, whatever else fills it.
     config.high_watermark = 99;
     config.reserve = 1 << 20;

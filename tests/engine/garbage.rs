@@ -59,7 +59,7 @@ async fn what_is_past_its_time_goes_unless_somebody_uses_it() {
         bench.engine.reap().await.expect("reap");
     }
     let row = bench.artifact("task-cache/used").expect("it is used");
-    while row.expires.expect("a ttl") > now() {
+    while row.expires.expect("a ttl") > bench.engine.time() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     bench.engine.reap().await.expect("reap");
@@ -76,13 +76,23 @@ async fn what_is_past_its_time_goes_unless_somebody_uses_it() {
     bench.finish().await;
 }
 
-fn now() -> baggageclaim::model::Timestamp {
-    let since = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .expect("after 1970");
-    baggageclaim::model::Timestamp(
-        u64::try_from(since.as_millis()).expect("before the end of time"),
-    )
+/// The clock of a machine that has just booted may be wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_expires_until_the_time_is_known() {
+    let bench = require_bench!(|config| config.clock_settles = Duration::MAX);
+    let output = [("type", "output"), ("name", "o"), ("ttl", "1s")];
+    bench.step("maker", &output, |_| {}).await;
+    let row = bench.artifact("artifact/o").expect("sealed");
+    let expires = row.expires.expect("a ttl");
+    while expires > bench.engine.time() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(bench.engine.reap().await.expect("reap").expired, 0);
+    assert!(bench.artifact("artifact/o").is_some());
+    bench.engine.set_time(expires);
+    bench.engine.reap().await.expect("reap");
+    assert!(bench.artifact("artifact/o").is_none());
+    bench.finish().await;
 }
 
 /// By the end of the fork, not by the next look at the clock: that is an hour away.
@@ -95,7 +105,7 @@ async fn what_is_past_its_time_goes_when_its_last_fork_does() {
     let input = [("type", "input"), ("from", "artifact/o")];
     bench.publish("user", "fork", &input).await;
     let row = bench.artifact("artifact/o").expect("sealed");
-    while row.expires.expect("a ttl") > now() {
+    while row.expires.expect("a ttl") > bench.engine.time() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     bench.engine.reap().await.expect("reap");

@@ -4,6 +4,7 @@
 use baggageclaim::engine::Result;
 use baggageclaim::engine::claims::Page;
 use baggageclaim::model::SnapshotId;
+use baggageclaim::server::{code_of, may_go_on};
 
 use super::*;
 
@@ -188,6 +189,8 @@ async fn what_the_index_may_have_is_there_or_not_after_a_restart_and_made_or_del
             };
             let error = failed.expect_err("the index fails");
             assert!(matches!(error, Error::Index(_)), "{error}");
+            // A final error would make the caller forget what may be there after the restart.
+            assert!(may_go_on(code_of(&error)), "{error}");
             assert_degraded(&pods, &made, &mounted).await;
 
             let pods = restarted(pods, broken, wrote, &changes).await;

@@ -130,14 +130,19 @@ fn capabilities(features: Features) -> Vec<rpc::Type> {
 }
 
 /// The failure of CreateVolume after an error of the store. If only the source is busy, the volume
-/// was not begun. In a cluster, a node may be making the volume. The cluster's codes say that
+/// was not begun. If a write to the index is in doubt, the next start may find the volume. In a
+/// cluster, a node may be making the volume. The cluster's codes say that
 /// ([`engine::Error::Remote`]).
 fn not_created(error: engine::Error, source: Option<&ClaimSource>) -> Failure {
     let begun = match (&error, source) {
         (engine::Error::Busy(id), Some(ClaimSource::Snapshot(from) | ClaimSource::Claim(from))) => {
             id != from
         }
-        (engine::Error::Busy(_), None) | (engine::Error::Remote { .. }, _) => true,
+        (engine::Error::Busy(_), None)
+        | (
+            engine::Error::Remote { .. } | engine::Error::Index(_) | engine::Error::Degraded(_),
+            _,
+        ) => true,
         _ => false,
     };
     let failure = Failure::from(error);

@@ -96,7 +96,7 @@ pub(in crate::engine) fn uses(inner: &Inner) -> Vec<Change> {
 
 /// Claims whose time is over. One that cannot be deleted is in no other one's way.
 fn expire(inner: &Arc<Inner>) -> (usize, Result<()>) {
-    let now = inner.time();
+    let now = inner.expiry_time();
     let is_over = |held: &VolumeEntry| {
         held.is_quiescent()
             && held.claim.attached.is_empty()

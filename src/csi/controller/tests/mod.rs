@@ -120,6 +120,12 @@ async fn a_creation_that_did_not_begin_never_answers_as_if_it_ran() {
             engine::Error::Busy(other.clone()),
             Code::Aborted,
         ),
+        // The write that is in doubt may have made the volume.
+        (
+            create("a"),
+            engine::Error::Degraded("a write is in doubt".into()),
+            Code::Unavailable,
+        ),
         (clone.clone(), engine::Error::Busy(other), Code::Aborted),
         (clone, engine::Error::Busy(source), Code::FailedPrecondition),
     ] {
