@@ -17,6 +17,8 @@ mod acls;
 mod limits;
 #[path = "conformance/noexec.rs"]
 mod noexec;
+#[path = "conformance/subvolumes.rs"]
+mod subvolumes;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -718,39 +720,6 @@ fn what_looks_like_overlays_marks_comes_back_or_is_refused(bench: &Bench) {
     }
 }
 
-fn nested_subvolumes_are_refused_by_name_and_deleted(bench: &Bench) {
-    if bench.backend.kind() != BackendKind::Btrfs {
-        return;
-    }
-    let volume = bench.fork(&[]);
-    let mut writer = None;
-    bench.within(&volume, |root| {
-        fs::create_dir_all(root.join("some/where")).expect("mkdir");
-        let dir = Dir::open(&root.join("some/where")).expect("open");
-        dir.create_subvolume("nested").expect("create");
-        dir.open_beneath("nested")
-            .expect("open")
-            .create_subvolume("inner")
-            .expect("create");
-        let file = root.join("some/where/nested/inner/f");
-        writer = Some(fs::File::create(file).expect("create"));
-    });
-    // It is refused at once: the engine waits for no process and checks none of its files, whose
-    // number is unlimited.
-    let asked = std::cell::Cell::new(false);
-    let ask = || asked.replace(true);
-    let writers = bench.backend.writers(&volume.dir, &ask).map(drop);
-    assert!(!asked.get());
-    drop(writer);
-    for refused in [writers, bench.try_seal(&volume).map(drop)] {
-        match refused {
-            Err(Error::Refused { path, .. }) => assert_eq!(path, "some/where/nested"),
-            other => panic!("{other:?}"),
-        }
-    }
-    bench.discard(volume);
-}
-
 type Case = fn(&Bench);
 
 /// How a backend is opened on a pool.
@@ -796,7 +765,15 @@ const CASES: &[(&str, Case)] = &[
     ),
     (
         "nested subvolumes",
-        nested_subvolumes_are_refused_by_name_and_deleted,
+        subvolumes::nested_subvolumes_are_refused_by_name_and_deleted,
+    ),
+    (
+        "read-only subvolumes",
+        subvolumes::what_a_pod_made_read_only_is_sealed_and_deleted,
+    ),
+    (
+        "many subvolumes",
+        subvolumes::each_attempt_to_delete_destroys_a_nested_subvolume,
     ),
 ];
 

@@ -470,6 +470,28 @@ async fn after_a_gap_the_list_tells_and_who_is_missing_there_did_not_succeed() {
     bench.finish().await;
 }
 
+/// Pods that have ended stay in the API, and each may have 1.5 MiB.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pods_are_listed_in_pages_and_all_pages_count() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    for number in 100..160 {
+        api.put(&Pod::new(&format!("{number}")).succeeded());
+    }
+    bench.publish("159", "last", &output("last")).await;
+    bench.publish("160", "new", &output("new")).await;
+    let kube = Kube::start_asking(&bench, &api, None, NO_ROUNDS);
+    watched(&api).await;
+    assert_eq!(api.asked("GET /api/v1/pods"), 4, "three pages and a watch");
+    bench.unpublish("last").await;
+    committed(&bench, "artifact/last").await;
+    api.put(&Pod::new("160").succeeded());
+    bench.unpublish("new").await;
+    committed(&bench, "artifact/new").await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_api_server_publishing_goes_on_and_seals_wait_until_it_is_back() {
     let bench = require_bench!();

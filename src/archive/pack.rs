@@ -187,7 +187,7 @@ impl Visitor for Packer<'_> {
     fn directory(&mut self, path: &[u8], dir: &Dir, stat: &Stat, opaque: bool) -> Result<()> {
         self.check(path)?;
         self.counts.directories += 1;
-        let mut records = self.records(dir)?;
+        let mut records = self.records(path, dir)?;
         if opaque && self.marks == Some(LayerMarks::Records) {
             records.push((marks::RECORD.to_vec(), marks::OPAQUE.to_vec()));
         }
@@ -218,7 +218,7 @@ impl Visitor for Packer<'_> {
         } else {
             sparse::find(file, size, &mut self.scratch).map_err(|errno| failed("pread", errno))?
         };
-        let records = self.records(file)?;
+        let records = self.records(path, file)?;
         let mut head = Head {
             size,
             records: &records,
@@ -269,7 +269,7 @@ impl Visitor for Packer<'_> {
             FileKind::Symlink => node.read_link()?,
             _ => std::ffi::OsString::new(),
         };
-        let records = self.records(node)?;
+        let records = self.records(path, node)?;
         let kind = match kind {
             FileKind::Symlink => b'2',
             FileKind::CharacterDevice => b'3',
@@ -362,8 +362,8 @@ impl Packer<'_> {
     }
 
     /// The attributes that are kept, as records in their order: ACLs, then the others.
-    fn records(&mut self, of: &impl Xattrs) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let (attributes, left_out) = attributes(of, self.marks.is_some())?;
+    fn records(&mut self, path: &[u8], of: &impl Xattrs) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let (attributes, left_out) = attributes(path, of, self.marks.is_some())?;
         self.counts.attributes_left_out += left_out;
         let (mut acls, mut others) = (Vec::new(), Vec::new());
         for (name, value) in attributes {

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{OFlags, Stat, StatVfsMountFlags};
 
-use super::error::{Error, Result};
+use super::error::{Error, Result, shown};
 use super::progress::{Limits, Progress};
 use super::sorted::{Budget, Sorted};
 use crate::sys::{self, Dir, Errno, FileKind, OpenFile, PathFd, Xattrs};
@@ -262,14 +262,32 @@ pub(super) type Attribute = (Vec<u8>, Vec<u8>);
 /// Names of the attributes that are POSIX ACLs.
 pub(super) const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// The attributes that are kept, sorted by name, and how many are not.
-pub(super) fn attributes(of: &impl Xattrs, layer: bool) -> Result<(Vec<Attribute>, u64)> {
-    let mut names = of.xattr_names()?;
+/// How many attributes a name may have, and how many bytes of them. The readers of all forms of
+/// archives refuse more.
+pub(super) const MOST_ATTRIBUTES: usize = 1024;
+pub(super) const MOST_ATTRIBUTE_BYTES: usize = 1 << 20;
+
+/// The attributes of `path` that are kept, sorted by name, and how many are not.
+/// [`Error::Unpackable`]: there are too many.
+pub(super) fn attributes(
+    path: &[u8],
+    of: &impl Xattrs,
+    layer: bool,
+) -> Result<(Vec<Attribute>, u64)> {
+    let too_many = || Error::Unpackable {
+        path: shown(path),
+        why: "it has more attributes than an archive or a table may hold",
+    };
+    let mut names = match of.xattr_names() {
+        // The kernel lists at most 64 KiB of names.
+        Err(error) if error.is(Errno::E2BIG) => return Err(too_many()),
+        names => names?,
+    };
     if names.is_empty() {
         return Ok((Vec::new(), 0));
     }
     names.sort();
-    let (mut kept, mut left_out) = (Vec::with_capacity(names.len()), 0);
+    let (mut kept, mut left_out, mut sum) = (Vec::new(), 0, 0);
     for name in names {
         let bytes = name.as_bytes();
         match bytes {
@@ -287,7 +305,11 @@ pub(super) fn attributes(of: &impl Xattrs, layer: bool) -> Result<(Vec<Attribute
         }
         // Taken away since it was listed: then it is not there.
         if let Some(value) = of.xattr(&name)? {
+            sum += bytes.len() + value.len();
             kept.push((bytes.to_vec(), value));
+        }
+        if kept.len() > MOST_ATTRIBUTES || sum > MOST_ATTRIBUTE_BYTES {
+            return Err(too_many());
         }
     }
     Ok((kept, left_out))

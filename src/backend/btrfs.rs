@@ -26,7 +26,9 @@ use crate::backend::types::{BackendKind, Limit, Start};
 use crate::model::Usage;
 use crate::model::layout::{FS, LAYER_JSON};
 use crate::model::{LayerId, VolumeId};
-use crate::sys::{self, Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
+use crate::sys::{
+    self, Dir, Errno, FileKind, MountEntry, NestedSubvolume, QuotaGroup, Quotas, Space,
+};
 use crate::tree::{self, Stop};
 
 /// The btrfs backend of one pool.
@@ -106,48 +108,66 @@ impl Btrfs {
     /// Fails if a subvolume is nested in `fs`, and names it.
     fn refuse_nested(fs: &Dir) -> Result<()> {
         let id = fs.subvolume_id()?;
-        match fs.nested_subvolumes(id)?.first() {
+        match fs.nested_subvolume(id, 0)? {
             None => Ok(()),
             Some(nested) => Err(Error::Refused {
-                path: sys::printable(fs.path_of_nested(id, nested).display()),
+                path: sys::printable(fs.path_of_nested(id, &nested).display()),
                 why: "it is a nested btrfs subvolume, which a snapshot leaves empty".to_owned(),
             }),
         }
     }
 
-    /// Destroys a subvolume and all that are nested in it, the innermost first.
+    /// Destroys a subvolume and all that are nested in it, each one after those in it.
     fn destroy(&self, id: u64) -> Result<()> {
         self.destroy_until(id, &|| false)
     }
 
-    /// Like `destroy`, but `stop` may end it between two subvolumes.
+    /// Like `destroy`, but `stop` may end it between two subvolumes. There may be any number of
+    /// nested ones, so each is destroyed as soon as it is found: a retry goes on from there.
     fn destroy_until(&self, id: u64, stop: Stop<'_>) -> Result<()> {
-        let mut order = vec![id];
-        let mut next = 0;
-        while let Some(&id) = order.get(next) {
-            order.extend(
-                self.pool
-                    .nested_subvolumes(id)?
-                    .iter()
-                    .map(|nested| nested.id),
-            );
-            next += 1;
-        }
         let group = QuotaGroup::around_subvolume(id);
         self.lift_limit(group)?;
-        for id in order.into_iter().rev() {
+        // The nested ones from the outermost inwards, and from which id the next one is searched.
+        let mut way: Vec<NestedSubvolume> = Vec::new();
+        let mut from = 0;
+        loop {
+            let within = way.last().map_or(id, |nested| nested.id);
+            if let Some(nested) = self.pool.nested_subvolume(within, from)? {
+                way.push(nested);
+                from = 0;
+                continue;
+            }
+            let Some(empty) = way.pop() else {
+                break;
+            };
+            self.destroy_nested(way.last().map_or(id, |nested| nested.id), &empty)?;
+            from = empty.id + 1;
             if stop() {
                 return Err(Error::Stopped);
             }
-            match self.pool.destroy_subvolume(id) {
-                Ok(()) => {}
-                // A concurrent or repeated deletion.
-                Err(error) if error.is(Errno::ENOENT) => {}
-                Err(error) => return Err(error.into()),
-            }
+        }
+        match self.pool.destroy_subvolume(id) {
+            // A concurrent or repeated deletion.
+            Err(error) if error.is(Errno::ENOENT) => {}
+            result => result?,
         }
         self.forget_group(group);
         Ok(())
+    }
+
+    /// Destroys a subvolume with no other one in it.
+    fn destroy_nested(&self, within: u64, nested: &NestedSubvolume) -> Result<()> {
+        match self.pool.destroy_nested_subvolume(within, nested) {
+            // A concurrent or repeated deletion.
+            Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => Ok(()),
+            // A pod can make subvolumes read-only, and then nothing in them can be destroyed.
+            Err(error) if error.is(Errno::EROFS) => {
+                let subvolume = self.pool.open_subvolume(within)?;
+                subvolume.set_subvolume_read_only(false)?;
+                Ok(self.pool.destroy_nested_subvolume(within, nested)?)
+            }
+            result => Ok(result?),
+        }
     }
 
     /// Removes a volume's limit: at its limit, even unlink and destroying nested ones is EDQUOT.
@@ -238,6 +258,8 @@ impl Backend for Btrfs {
             self.destroy(left.subvolume_id()?)?;
         }
         Self::refuse_nested(&fs)?;
+        // The pod can make its volume read-only, and the marker could not be removed.
+        fs.set_subvolume_read_only(false)?;
         // A layer with `chattr +i` on its root could never be deleted.
         fs.clear_guard_flags()?;
         if fs.has_file(marker)? {

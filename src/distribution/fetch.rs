@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::{Context, value};
@@ -28,8 +29,10 @@ use crate::shared::{
     fresh_id, now, report_damage,
 };
 
-/// How many artifacts are fetched at once.
-const AT_ONCE: usize = 4;
+/// How many artifacts are fetched at once, and how many of them for the pods of one namespace: with
+/// large inputs it would keep the content of all others from this node for hours.
+const AT_ONCE: usize = OF_ONE + 1;
+const OF_ONE: usize = 4;
 /// How often a layer whose transfer failed is taken up where it ended, and the first pause.
 const RETRIES: u32 = 5;
 pub(super) const PAUSE: Duration = Duration::from_millis(500);
@@ -47,6 +50,8 @@ pub(super) struct Fetcher {
     context: Arc<Context>,
     asker: Arc<Asker>,
     workers: Workers,
+    /// The places of each namespace with fetches.
+    of_one: Mutex<HashMap<Tenant, Arc<Semaphore>>>,
     flights: Flights<ArtifactId, Fetched>,
     /// The pods that wait for fetches.
     readers: Readers,
@@ -154,6 +159,7 @@ impl Fetcher {
     pub(super) fn new(context: Arc<Context>, asker: Arc<Asker>) -> Self {
         Self {
             workers: context.workers("shared-fetch", AT_ONCE),
+            of_one: Mutex::default(),
             flights: context.flights(),
             readers: Readers::default(),
             running: Mutex::default(),
@@ -173,17 +179,22 @@ impl Fetcher {
         is_needed: bool,
     ) -> Fetched {
         let artifact = found.manifest.artifact;
+        let tenant = reader.tenant.clone();
         let waits = self.readers.wait(name, artifact, reader);
         let fetched = self.flights.join(artifact, |callers| {
             let (fetcher, name, found) = (Arc::clone(self), name.clone(), Arc::clone(found));
             async move {
+                let own = fetcher.place_of(&tenant).await;
                 let free = fetcher.workers.free().await;
                 // One that was given up before it began is not begun.
                 let free = free.filter(|_| !callers.are_gone());
                 let abandoned = || Err("the fetch was abandoned".into());
                 let Some(free) = free else { return abandoned() };
                 let (this, thread) = (Arc::clone(&fetcher), free.clone());
-                let call = move || this.fetch_now(&name, found, thread);
+                let call = move || {
+                    let _own = own;
+                    this.fetch_now(&name, found, thread)
+                };
                 let result = fetcher.workers.run_on(free, call).await;
                 result.unwrap_or_else(abandoned)
             }
@@ -197,6 +208,17 @@ impl Fetcher {
                 Err(format!("no node that has the rest answers any more; {far}").into())
             }
         }
+    }
+
+    /// A place among the fetches of a namespace. `None`: there will be none.
+    async fn place_of(&self, tenant: &Tenant) -> Option<OwnedSemaphorePermit> {
+        let places = {
+            let mut all = self.of_one.lock();
+            all.retain(|_, places| Arc::strong_count(places) > 1);
+            let places = all.entry(tenant.clone());
+            Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(OF_ONE))))
+        };
+        places.acquire_owned().await.ok()
     }
 
     /// The fetches that run.

@@ -400,7 +400,7 @@ impl Engine {
         self.inner.threads.calls.run(job).await?
     }
 
-    /// What it has, in numbers; cheap enough to be asked often.
+    /// What it has, in numbers. Looks at each artifact and name under the lock of the state.
     pub async fn metrics(&self) -> Result<Metrics> {
         let inner = self.inner.clone();
         let job = move || metrics::collect(&inner);

@@ -8,7 +8,7 @@
 //!
 //! Any client may connect, often, and send nothing. Kubelet must still get its answer, or it
 //! restarts the driver. So a connection is short and answers one request, and their number is
-//! bounded: one more closes the oldest.
+//! bounded: one more closes the oldest. One collection of the metrics serves all that wait for it.
 
 mod distribution;
 mod pages;
@@ -26,6 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::server::{self, Connections};
 
+use pages::Pages;
 pub use pages::{AddMetrics, Alive, FindEngine, Role, Sources};
 
 /// The most connections at a time.
@@ -69,7 +70,7 @@ impl Listener {
 
     /// Answers until it is dropped.
     pub async fn serve(self, sources: Sources) -> Infallible {
-        let sources = Arc::new(sources);
+        let pages = Arc::new(Pages::new(sources));
         let mut connections = Connections::new(CONNECTIONS);
         loop {
             let stream = match self.0.accept().await {
@@ -80,16 +81,16 @@ impl Listener {
                     continue;
                 }
             };
-            connections.spawn(answer(stream, sources.clone()));
+            connections.spawn(answer(stream, Arc::clone(&pages)));
         }
     }
 }
 
 /// Answers one request.
-async fn answer(stream: TcpStream, sources: Arc<Sources>) {
+async fn answer(stream: TcpStream, pages: Arc<Pages>) {
     let service = service_fn(|request| {
-        let sources = sources.clone();
-        async move { Ok::<_, Infallible>(pages::answer(&sources, &request).await) }
+        let pages = Arc::clone(&pages);
+        async move { Ok::<_, Infallible>(pages::answer(&pages, &request).await) }
     });
     let connection = http1::Builder::new()
         .keep_alive(false)

@@ -1,17 +1,18 @@
 //! The pages and their content. Each metric is defined where it is measured; this module collects
-//! them for each request.
+//! them for the requests.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
+use tokio::task::JoinError;
 
 use super::distribution;
 use crate::distribution::{Distribution, FindDistribution};
@@ -22,6 +23,11 @@ use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, R
 /// How long the engine may take for its figures. It waits for no volume, but all its threads may
 /// wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long no collection of the metrics begins after one, as a multiple of what that took, and at
+/// most. Each one takes a thread and the lock that pods need for their volumes.
+const PAUSES: u32 = 9;
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 const OPENMETRICS: &str = "application/openmetrics-text";
 
@@ -85,8 +91,58 @@ impl fmt::Debug for Sources {
 
 type Page = Response<Full<Bytes>>;
 
+/// The pages of one port.
+pub(super) struct Pages {
+    sources: Sources,
+    /// Held while metrics are collected.
+    last: Arc<Mutex<Option<Measured>>>,
+}
+
+/// A collection of the metrics.
+struct Measured {
+    begun: Instant,
+    text: Bytes,
+    /// When the next one may begin.
+    next: Instant,
+}
+
+impl Pages {
+    pub(super) fn new(sources: Sources) -> Self {
+        let last = Arc::default();
+        Self { sources, last }
+    }
+
+    /// The metrics, collected after the call. Any client may ask, so one collection runs at a time,
+    /// and calls that came before it began share it. It goes on when its callers are gone:
+    /// otherwise clients that only connect and leave would begin many.
+    async fn measured(&self) -> Result<Bytes, JoinError> {
+        let asked = Instant::now();
+        let mut last = Arc::clone(&self.last).lock_owned().await;
+        if let Some(last) = last.as_ref().filter(|last| last.begun >= asked) {
+            return Ok(last.text.clone());
+        }
+        let sources = self.sources.clone();
+        let collection = tokio::spawn(async move {
+            if let Some(last) = last.as_ref() {
+                tokio::time::sleep_until(last.next.into()).await;
+            }
+            let begun = Instant::now();
+            let text = Bytes::from(measure(&sources).await);
+            let pause = begun.elapsed().saturating_mul(PAUSES).min(LONGEST_PAUSE);
+            *last = Some(Measured {
+                begun,
+                text: text.clone(),
+                next: Instant::now() + pause,
+            });
+            text
+        });
+        collection.await
+    }
+}
+
 /// The requested page.
-pub(super) async fn answer(sources: &Sources, request: &Request<Incoming>) -> Page {
+pub(super) async fn answer(pages: &Pages, request: &Request<Incoming>) -> Page {
+    let sources = &pages.sources;
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut page = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n".into());
         let headers = page.headers_mut();
@@ -96,7 +152,13 @@ pub(super) async fn answer(sources: &Sources, request: &Request<Incoming>) -> Pa
     match request.uri().path() {
         "/healthz" => verdict((sources.alive)().await),
         "/readyz" => verdict(ready(sources).await),
-        "/metrics" => measures(sources, request).await,
+        "/metrics" => match pages.measured().await {
+            Ok(text) => metrics_page(text, request),
+            Err(error) => {
+                let why = format!("the metrics: {error}\n");
+                plain(StatusCode::INTERNAL_SERVER_ERROR, why.into())
+            }
+        },
         _ => plain(
             StatusCode::NOT_FOUND,
             "there are /healthz, /readyz and /metrics\n".into(),
@@ -104,8 +166,8 @@ pub(super) async fn answer(sources: &Sources, request: &Request<Incoming>) -> Pa
     }
 }
 
-fn plain(status: StatusCode, text: String) -> Page {
-    let mut page = Response::new(Full::new(Bytes::from(text)));
+fn plain(status: StatusCode, text: Bytes) -> Page {
+    let mut page = Response::new(Full::new(text));
     *page.status_mut() = status;
     let text = HeaderValue::from_static("text/plain; charset=utf-8");
     page.headers_mut().insert(CONTENT_TYPE, text);
@@ -115,7 +177,7 @@ fn plain(status: StatusCode, text: String) -> Page {
 fn verdict(verdict: Result<(), String>) -> Page {
     match verdict {
         Ok(()) => plain(StatusCode::OK, "ok\n".into()),
-        Err(why) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        Err(why) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n").into()),
     }
 }
 
@@ -181,7 +243,7 @@ async fn of_engine(registry: &mut Registry, engine: &Engine) {
     }
 }
 
-async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
+async fn measure(sources: &Sources) -> String {
     let mut registry = metrics::registry();
     let build = Family::<Build, Gauge>::default();
     let version = env!("CARGO_PKG_VERSION");
@@ -192,8 +254,16 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
         build,
     );
     sources.rpcs.register(&mut registry);
-    match &sources.role {
-        Role::Controller { figures, .. } => figures(&mut registry),
+    // At once: an engine that hangs lets each of them wait.
+    let (ready, ()) = tokio::join!(ready(sources), of_role(&mut registry, &sources.role));
+    let help = "Whether volumes can be published, as /readyz says it";
+    gauges(&mut registry, &[("ready", help, ready.is_ok().into())]);
+    metrics::encode(&registry)
+}
+
+async fn of_role(registry: &mut Registry, role: &Role) {
+    match role {
+        Role::Controller { figures, .. } => figures(registry),
         Role::Node {
             engine,
             distribution,
@@ -202,19 +272,18 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
         } => {
             let registered = *registered.borrow();
             let watched = watched.as_ref().map(|watched| *watched.borrow());
-            of_node(&mut registry, registered, watched);
+            of_node(registry, registered, watched);
             if let Ok(engine) = engine() {
-                of_engine(&mut registry, &engine).await;
+                of_engine(registry, &engine).await;
             }
             if let Some(distribution) = distribution() {
-                of_distribution(&mut registry, &distribution).await;
+                of_distribution(registry, &distribution).await;
             }
         }
     }
-    let help = "Whether volumes can be published, as /readyz says it";
-    let ready = ready(sources).await.is_ok();
-    gauges(&mut registry, &[("ready", help, ready.into())]);
-    let text = metrics::encode(&registry);
+}
+
+fn metrics_page(text: Bytes, request: &Request<Incoming>) -> Page {
     let mut page = plain(StatusCode::OK, text);
     // The text is OpenMetrics, and good as the older format: counters are merely untyped there.
     let accepted = request.headers().get_all(ACCEPT).iter();
@@ -229,4 +298,44 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
     let kind = HeaderValue::from_static(kind);
     page.headers_mut().insert(CONTENT_TYPE, kind);
     page
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Waker};
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn requests_for_metrics_share_a_collection_also_those_whose_clients_leave() {
+        let collections = Arc::new(AtomicUsize::new(0));
+        let (counted, listed) = (Arc::clone(&collections), watch::channel(true).1);
+        let figures: AddMetrics = Arc::new(move |_: &mut Registry| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let pages = Pages::new(Sources {
+            alive: Arc::new(|| Box::pin(std::future::ready(Ok(())))),
+            drain: Drain::new(Duration::ZERO),
+            rpcs: Rpcs::default(),
+            role: Role::Controller { listed, figures },
+        });
+        let answers = join_all((0..2000).map(|_| pages.measured())).await;
+        assert_eq!(collections.load(Ordering::Relaxed), 1);
+        for text in answers {
+            assert!(text.expect("a page").ends_with(b"# EOF\n"));
+        }
+        for _ in 0..2000 {
+            let mut request = std::pin::pin!(pages.measured());
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(request.as_mut().poll(&mut context).is_pending());
+        }
+        pages.measured().await.expect("a page");
+        assert_eq!(collections.load(Ordering::Relaxed), 2);
+        // What is asked for later is collected later.
+        pages.measured().await.expect("a page");
+        assert_eq!(collections.load(Ordering::Relaxed), 3);
+    }
 }

@@ -119,9 +119,9 @@ impl PodOutcomes {
     }
 
     /// Removes pods that a complete list lacks, unless their outcome is known.
-    fn keep(&self, listed: &HashSet<PodUid>) {
+    fn keep(&self, listed: &HashSet<String>) {
         self.pods.lock().retain(|uid, entry| {
-            if listed.contains(uid) {
+            if listed.contains(uid.as_str()) {
                 return true;
             }
             entry.gone.get_or_insert_with(Instant::now);
@@ -240,14 +240,8 @@ struct Missed {
 impl Outcomes<'_> {
     async fn take(&mut self, event: Event) {
         match event {
-            Event::Listed(pods) => {
-                let listed = pods.iter().filter_map(uid).collect();
-                for pod in &pods {
-                    if let Some(uid) = uid(pod) {
-                        self.note(&uid, pod, false).await;
-                    }
-                }
-                self.known.keep(&listed);
+            Event::Listed(uids) => {
+                self.known.keep(&uids);
                 self.listed = true;
                 self.look_again().await;
             }

@@ -155,34 +155,40 @@ struct Compiled {
 }
 
 fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
-    let mut policies: BTreeMap<Tenant, NamespacePolicy> = BTreeMap::new();
+    let mut policies: BTreeMap<Tenant, Together> = BTreeMap::new();
     let mut problems = Vec::new();
     // The namespaces whose policies cannot be used, and why.
     let mut closed: BTreeMap<Tenant, String> = BTreeMap::new();
     for object in objects {
+        let tenant = object.namespace().unwrap_or_default().parse::<Tenant>();
+        let all = tenant.as_ref().ok();
+        let all = all.map(|tenant| policies.entry(tenant.clone()).or_default());
+        // Each rule may select all namespaces: what is too large is not expanded further.
+        if all.as_ref().is_some_and(|all| all.is_too_large()) {
+            problems.push(Vec::new());
+            continue;
+        }
         let (policy, problem) = of_object(object, namespaces);
         problems.push(problem);
-        let Ok(tenant) = object.namespace().unwrap_or_default().parse::<Tenant>() else {
+        let (Some(all), Ok(tenant)) = (all, tenant) else {
             continue;
         };
         // Its names would be open, or other rules would decide about them.
         if policy.is_none() {
             closed.insert(tenant.clone(), UNREADABLE.to_owned());
         }
-        let all = policies.entry(tenant).or_default();
         all.add(policy.unwrap_or_default());
-    }
-    for (tenant, policy) in &policies {
-        let size = serde_json::to_vec(policy).map_or(usize::MAX, |bytes| bytes.len());
-        if size > NamespacePolicy::MOST_BYTES {
+        if all.is_too_large() {
             let why = format!(
-                "the policies of the namespace have {size} bytes together, with the namespaces \
-                 that they select, and may have {}",
+                "the policies of the namespace have more than {} bytes together, with the \
+                 namespaces that they select",
                 NamespacePolicy::MOST_BYTES
             );
-            closed.entry(tenant.clone()).or_insert(why);
+            closed.entry(tenant).or_insert(why);
         }
     }
+    let policies = policies.into_iter();
+    let mut policies: BTreeMap<_, _> = policies.map(|(tenant, all)| (tenant, all.policy)).collect();
     for (object, problems) in objects.iter().zip(&mut problems) {
         let tenant = object.namespace().unwrap_or_default().parse::<Tenant>();
         if let Some(why) = tenant.ok().and_then(|tenant| closed.get(&tenant)) {
@@ -194,6 +200,37 @@ fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
     policies.extend(closed.map(|tenant| (tenant, NamespacePolicy::closed())));
     policies.retain(|_, policy| *policy != NamespacePolicy::default());
     Compiled { policies, problems }
+}
+
+/// The policies of a namespace so far. Those that are too large are dropped.
+#[derive(Default)]
+struct Together {
+    policy: NamespacePolicy,
+    /// At least their length as JSON.
+    bytes: usize,
+}
+
+impl Together {
+    fn is_too_large(&self) -> bool {
+        self.bytes > NamespacePolicy::MOST_BYTES
+    }
+
+    fn add(&mut self, policy: NamespacePolicy) {
+        self.bytes = self.bytes.saturating_add(length(&policy));
+        self.policy.add(policy);
+        if self.is_too_large() {
+            // Together they are shorter than one by one.
+            self.bytes = length(&self.policy);
+        }
+        if self.is_too_large() {
+            self.policy = NamespacePolicy::default();
+        }
+    }
+}
+
+/// The length of a policy as JSON.
+fn length(policy: &NamespacePolicy) -> usize {
+    serde_json::to_vec(policy).map_or(usize::MAX, |bytes| bytes.len())
 }
 
 /// What an object says to the nodes, and what is wrong with it. The definition of the kind refuses
@@ -296,6 +333,8 @@ fn selects(selector: &NamespaceSelector, labels: &BTreeMap<String, String>) -> b
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use serde_json::json;
 
     use super::*;
@@ -500,5 +539,54 @@ mod tests {
         assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
         assert!(problems[0][0].ends_with(CLOSED), "{problems:?}");
         assert!(problems[1].is_empty() && policies.contains_key(&tenant("other")));
+    }
+
+    /// Expanded, they would have 15 million names.
+    #[test]
+    fn objects_of_a_namespace_that_is_too_large_already_are_not_expanded() {
+        let namespaces: Labels = (0..500)
+            .map(|it| (format!("namespace-{it}"), BTreeMap::new()))
+            .collect();
+        let rule = json!({"names": ["task-cache/x"], "read": {"namespaceSelector": {}}});
+        let rules: Vec<_> = std::iter::repeat_n(rule, 100).collect();
+        let mut all = vec![object("ci", json!({"rules": rules})); 300];
+        all.push(object("other", json!({"sizeLimit": {"caches": "1Gi"}})));
+        let one = Instant::now();
+        compile(&all[..1], &namespaces);
+        let one = one.elapsed();
+        let together = Instant::now();
+        let Compiled { policies, problems } = compile(&all, &namespaces);
+        let together = together.elapsed();
+        assert!(together < one * 100, "{together:?}, {one:?} for one");
+        assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
+        let (other, ours) = problems.split_last().expect("some");
+        for problems in ours {
+            assert!(problems[0].ends_with(CLOSED), "{problems:?}");
+        }
+        assert!(other.is_empty() && policies.contains_key(&tenant("other")));
+    }
+
+    #[test]
+    fn many_small_objects_count_with_their_length_together() {
+        let small = json!({"rules": [{"names": ["task-cache/x"]}]});
+        let policy = of_object(&object("ci", small.clone()), &namespaces()).0;
+        let policy = policy.expect("it can be read");
+        // Alone, each has the braces of a policy.
+        let alone = length(&policy);
+        let mut two = policy.clone();
+        two.add(policy);
+        let each = length(&two) - alone;
+        assert!(each < alone);
+        let fit = (NamespacePolicy::MOST_BYTES - alone) / each + 1;
+        let mut all = vec![object("ci", small); fit];
+        assert_eq!(
+            compile(&all, &namespaces()).policies[&tenant("ci")]
+                .rules
+                .len(),
+            fit
+        );
+        all.push(all[0].clone());
+        let Compiled { policies, .. } = compile(&all, &namespaces());
+        assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
     }
 }

@@ -1,5 +1,5 @@
-//! The watch over this node's pods: one list, then changes, with its retries. It does not interpret
-//! pods.
+//! The watch over this node's pods: one list in pages, then changes, with its retries. It does not
+//! interpret pods.
 //!
 //! It resumes at its last version after any outage, because only this reports the end of a pod that
 //! is gone. It lists again if the API server has dropped the version (410), or was restored to an
@@ -13,13 +13,14 @@
 //! start of a watch: an API server that loses power meanwhile blocks it. It builds on `Api::watch`,
 //! which ignores the HTTP status: a refusal looks like a watch, a proxy's page like a bad event.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Collected, Limited};
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::Client;
-use kube::api::{Api, ApiResource, ListParams, WatchEvent, WatchParams};
+use kube::api::{Api, ApiResource, ListParams, ResourceExt as _, WatchEvent, WatchParams};
 use kube::client::Body;
 use kube::core::{Request, Status};
 use tokio::sync::{mpsc, watch};
@@ -40,11 +41,14 @@ const TO_CATCH_UP: Duration = Duration::from_secs(2);
 /// How many bytes of a refusal are read, and quoted if it is no [`Status`] but a proxy's page.
 const MOST_SAID: usize = 64 * 1024;
 const MOST_REPEATED: usize = 200;
+/// How many pods of a list are in memory as the API server has them. A pod has up to 1.5 MiB, and
+/// ended pods stay: the pods of one namespace could fill the memory of the driver.
+const PAGE: u32 = 25;
 
 /// A report of the watch.
 pub(super) enum Event {
-    /// All pods of this node.
-    Listed(Vec<Pod>),
+    /// A list is complete. It has the pods with these uids; each was `Changed` before.
+    Listed(HashSet<String>),
     /// The watch that began at this moment has reported all earlier events.
     CaughtUp(Instant),
     Changed(Pod),
@@ -150,16 +154,25 @@ impl Watch {
     }
 
     async fn list(&mut self) -> Result<(), Error> {
-        let which = ListParams::default().fields(&self.selector);
-        let list = self.pods.list(&which);
-        let list = self.within("the list of pods", list).await?;
-        let version = list.metadata.resource_version;
-        self.version = Some(
-            version
-                .filter(|it| !it.is_empty())
-                .ok_or(Error::NoVersion)?,
-        );
-        self.tell(Event::Listed(list.items)).await;
+        let mut which = ListParams::default().fields(&self.selector).limit(PAGE);
+        let mut uids = HashSet::new();
+        let mut version = None;
+        loop {
+            let page = self.pods.list(&which);
+            let page = self.within("the list of pods", page).await?;
+            // All pages show the pods at the version of the first.
+            version = version.or(page.metadata.resource_version);
+            for pod in page.items {
+                uids.extend(pod.uid());
+                self.tell(Event::Changed(pod)).await;
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => which = which.continue_token(&token),
+                None => break,
+            }
+        }
+        self.note(version)?;
+        self.tell(Event::Listed(uids)).await;
         Ok(())
     }
 

@@ -5,14 +5,14 @@
 
 #![expect(
     unsafe_code,
-    reason = "asserts that structures match the kernel's layout"
+    reason = "asserts that structures match the kernel's layout, and opens one by its handle"
 )]
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::btrfs::{
     btrfs_ioctl_ino_lookup_args, btrfs_ioctl_qgroup_assign_args, btrfs_ioctl_qgroup_create_args,
@@ -21,6 +21,7 @@ use linux_raw_sys::btrfs::{
 };
 use linux_raw_sys::ioctl as request;
 use nix::errno::Errno;
+use nix::libc;
 
 use super::dir::Dir;
 use super::error::{Error, IntoErrno, Result};
@@ -77,11 +78,26 @@ struct Search {
     size: u64,
     items: [u8; SEARCH_ROOM],
 }
+/// `struct file_handle` with the first fields of `struct btrfs_fid`.
+#[repr(C)]
+struct Handle {
+    /// The length of what follows `kind`, without padding.
+    bytes: u32,
+    kind: i32,
+    inode: u64,
+    subvolume: u64,
+    /// 0: any.
+    generation: u32,
+}
+/// `FILEID_BTRFS_WITHOUT_PARENT`, and its length.
+const WITHOUT_PARENT: i32 = 0x4d;
+const HANDLE_BYTES: u32 = 20;
 const SEARCH_ROOM: usize = 16 * 1024;
 /// `struct btrfs_ioctl_search_header`: transaction, objectid, offset, type, length.
 const SEARCH_HEADER: usize = 32;
 
 const _: () = assert!(size_of::<Named>() == 4096 && size_of::<NamedV2>() == 4096);
+const _: () = assert!(size_of::<Handle>() == 32 && std::mem::offset_of!(Handle, generation) == 24);
 const _: () = assert!(size_of::<btrfs_ioctl_search_key>() == 104);
 const _: () = assert!(size_of::<Search>() == 112 + SEARCH_ROOM);
 const _: () = assert!(size_of::<btrfs_ioctl_ino_lookup_args>() == 4096);
@@ -199,14 +215,15 @@ impl Dir {
             Err(error) if error.is(Errno::EROFS) => {}
             result => return result.map(drop),
         }
-        self.set_subvolume_flags(0)?;
+        self.set_subvolume_read_only(false)?;
         let cleared = self.clear_guard_flags();
-        self.set_subvolume_flags(READ_ONLY)?;
+        self.set_subvolume_read_only(true)?;
         cleared.map(drop)
     }
 
-    fn set_subvolume_flags(&self, flags: u64) -> Result<()> {
-        let mut flags = Flags(flags);
+    /// Makes a subvolume read-only or writable. Its owner may do so without privilege.
+    pub fn set_subvolume_read_only(&self, read_only: bool) -> Result<()> {
+        let mut flags = Flags(if read_only { READ_ONLY } else { 0 });
         ioctl(self, request::BTRFS_IOC_SUBVOL_SETFLAGS, &mut flags)
             .map(drop)
             .map_err(|errno| self.btrfs_error("BTRFS_IOC_SUBVOL_SETFLAGS", errno))
@@ -270,18 +287,67 @@ impl Dir {
             })
     }
 
-    /// The subvolumes nested directly in subvolume `id`.
-    pub fn nested_subvolumes(&self, id: u64) -> Result<Vec<NestedSubvolume>> {
-        let found = self.search(ROOT_TREE, id, ROOT_REF)?;
-        Ok(found
-            .into_iter()
-            .map(|item| NestedSubvolume {
-                id: item.offset,
-                // `struct btrfs_root_ref`: dirid, sequence, name_len, then the name.
-                directory: little_endian(&item.data, 0),
-                name: OsString::from_vec(item.data.get(18..).unwrap_or_default().to_vec()),
-            })
-            .collect())
+    /// Opens the root of a subvolume of this filesystem by its id.
+    pub fn open_subvolume(&self, id: u64) -> Result<Self> {
+        self.open_inode(id, SUBVOLUME_ROOT)
+    }
+
+    /// Opens a directory of a subvolume by its inode, however long its path is.
+    fn open_inode(&self, subvolume: u64, inode: u64) -> Result<Self> {
+        let mut handle = Handle {
+            bytes: HANDLE_BYTES,
+            kind: WITHOUT_PARENT,
+            inode,
+            subvolume,
+            generation: 0,
+        };
+        // SAFETY: the descriptor is open, and the structure is a handle with its length.
+        let opened = unsafe {
+            libc::syscall(
+                libc::SYS_open_by_handle_at,
+                self.as_fd().as_raw_fd(),
+                std::ptr::from_mut(&mut handle),
+                libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC,
+            )
+        };
+        let place = format!("inode {inode} of subvolume {subvolume}");
+        let opened = Errno::result(opened).and_then(|fd| {
+            // The kernel returns an int.
+            i32::try_from(fd).map_err(|_| Errno::EBADF)
+        });
+        let opened = opened.map_err(|errno| {
+            let error = self.btrfs_error("open_by_handle_at", errno);
+            error.with_detail(place.clone())
+        })?;
+        // SAFETY: it was just opened, and has no other owner.
+        let fd = unsafe { OwnedFd::from_raw_fd(opened) };
+        Ok(Self::from_fd(fd, self.path().join(place)))
+    }
+
+    /// Destroys a subvolume nested in subvolume `within`, like [`Self::destroy_subvolume`]. That
+    /// fails if the path is longer than 4,095 bytes.
+    pub fn destroy_nested_subvolume(&self, within: u64, nested: &NestedSubvolume) -> Result<()> {
+        let directory = self.open_inode(within, nested.directory)?;
+        let mut arguments = Named {
+            fd: 0,
+            name: [0; 4088],
+        };
+        fill(&mut arguments.name, &nested.name)
+            .and_then(|()| ioctl(&directory, request::BTRFS_IOC_SNAP_DESTROY, &mut arguments))
+            .map(drop)
+            .map_err(|errno| directory.error("BTRFS_IOC_SNAP_DESTROY", &nested.name, errno))
+    }
+
+    /// The first subvolume of those nested directly in subvolume `id` whose own id is at least
+    /// `from`.
+    pub fn nested_subvolume(&self, id: u64, from: u64) -> Result<Option<NestedSubvolume>> {
+        let found = self.search_range(ROOT_TREE, id, ROOT_REF, (from, u64::MAX), 1)?;
+        Ok(found.into_iter().next().map(|item| NestedSubvolume {
+            id: item.offset,
+            // `struct btrfs_root_ref`: dirid, sequence, name_len, then the name.
+            directory: little_endian(&item.data, 0),
+            name: OsString::from_vec(item.data.get(18..).unwrap_or_default().to_vec()),
+        }))
     }
 
     /// The path of a nested subvolume, relative to the root of subvolume `within`. For messages.
@@ -392,23 +458,21 @@ impl Dir {
     /// Searches the quota tree. Returns nothing if that tree does not exist: Linux 6.1 answers
     /// ENOENT, newer kernels an empty result.
     fn search_quotas(&self, object: u64, kind: u32, offsets: (u64, u64)) -> Result<Vec<Item>> {
-        match self.search_range(QUOTA_TREE, object, kind, offsets) {
+        match self.search_range(QUOTA_TREE, object, kind, offsets, u32::MAX) {
             Err(error) if error.is(Errno::ENOENT) => Ok(Vec::new()),
             found => found,
         }
     }
 
-    fn search(&self, tree: u64, object: u64, kind: u32) -> Result<Vec<Item>> {
-        self.search_range(tree, object, kind, (0, u64::MAX))
-    }
-
-    /// The items of one object and type whose offset is in the range (both ends inclusive).
+    /// The first `most` items of one object and type whose offset is in the range (both ends
+    /// inclusive).
     fn search_range(
         &self,
         tree: u64,
         object: u64,
         kind: u32,
         (first, last): (u64, u64),
+        most: u32,
     ) -> Result<Vec<Item>> {
         let mut found = Vec::new();
         let mut next = first;
@@ -424,7 +488,7 @@ impl Dir {
                     max_transid: u64::MAX,
                     min_type: kind,
                     max_type: kind,
-                    nr_items: u32::MAX,
+                    nr_items: most,
                     unused: 0,
                     unused1: 0,
                     unused2: 0,
@@ -459,7 +523,7 @@ impl Dir {
                 rest = &rest[SEARCH_HEADER + length..];
                 next = offset;
             }
-            if next >= last {
+            if next >= last || found.len() >= most as usize {
                 return Ok(found);
             }
             next += 1;

@@ -114,7 +114,7 @@ pub(super) fn disinherit(to: &Dir) -> Result<()> {
 /// Call it after the directory's content is complete. A new entry changes the directory's times,
 /// and inherits its default ACL, its group and the like, which the source may lack.
 pub fn copy_directory_attributes(from: &Dir, to: &Dir, stat: &Stat, marks: Marks) -> Result<()> {
-    let wanted = from.xattr_names()?;
+    let wanted = names_of(from)?;
     for name in to.xattr_names()? {
         if !wanted.contains(&name) && Mark::of(&name) == Mark::Content {
             to.remove_xattr(&name)?;
@@ -148,9 +148,20 @@ pub fn times_of(stat: &Stat) -> Timestamps {
     }
 }
 
+/// The names of all attributes. It is final that the kernel cannot list those of a file.
+fn names_of(from: &impl Xattrs) -> Result<Vec<OsString>> {
+    match from.xattr_names() {
+        Err(error) if error.is(Errno::E2BIG) => Err(Error::Refused {
+            path: sys::printable(from.subject().display()),
+            why: "it has more than 64 KiB of names of attributes".to_owned(),
+        }),
+        names => Ok(names?),
+    }
+}
+
 /// Copies the attributes that belong into a copy.
 fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()> {
-    for name in from.xattr_names()? {
+    for name in names_of(from)? {
         match (Mark::of(&name), marks) {
             (Mark::Content, _) | (Mark::Lasting, Marks::Keep) => {}
             (Mark::Passing, Marks::Keep) => continue,

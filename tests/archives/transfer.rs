@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::archive::toc::{
     Holder, Packing, Patience, Receiver, Scanned, Table, Taken, Want, scan,
 };
-use baggageclaim::archive::{self, Error, LayerMarks, Limits, Progress};
+use baggageclaim::archive::{self, Codec, Error, Hashing, LayerMarks, Limits, Pack, Progress};
 use baggageclaim::tree;
 use sha2::{Digest as _, Sha256};
 
@@ -632,6 +632,47 @@ fn holes_that_would_make_a_huge_table_are_refused_before_it_grows() {
     image.read_exact_at(&mut there, 300 * gib).expect("read");
     assert_eq!(&there, b"data");
     assert_eq!(image.metadata().expect("stat").len(), 500 * gib);
+}
+
+#[test]
+fn attributes_that_no_reader_takes_have_no_table_and_no_archive() {
+    let lab = require_lab!(Fs::Xfs);
+    let long = "n".repeat(240);
+    // A name for each number, how many there are, and the length of each value.
+    let cases: [(&str, &str, usize, usize); 4] = [
+        ("as many as readers take", "", 1024, 1),
+        ("one too many", "", 1025, 1),
+        ("too many bytes", "", 20, 60_000),
+        ("more names than the kernel lists", &long, 400, 1),
+    ];
+    for (case, name, count, length) in cases {
+        let from = lab.dir(case);
+        fs::write(from.join("file"), "x").expect("write");
+        for number in 0..count {
+            let name = format!("user.{name}{number}");
+            set(&from.join("file"), &name, &vec![b'v'; length]);
+        }
+        let (path, scanned) = try_scan(&lab, &from, case, &never);
+        let how = Pack {
+            codec: Codec::Plain,
+            devices: false,
+            hashing: Hashing::Both,
+            temporary: &open(&lab.dir("temporary")),
+        };
+        let packed = archive::pack(&open(&from), Vec::new(), how, &Progress::default(), &never);
+        if count == 1024 {
+            scanned.expect("it has a table");
+            table(&lab, &path, None).expect("which readers take");
+            packed.expect("and an archive");
+            continue;
+        }
+        for error in [scanned.err(), packed.err()] {
+            let error = error.expect("it is refused");
+            let is_told = error.to_string().contains("attributes");
+            let is_final = matches!(&error, Error::Unpackable { path, .. } if path == "file");
+            assert!(is_final && is_told, "{case}: {error}");
+        }
+    }
 }
 
 #[test]

@@ -495,14 +495,25 @@ fn answer(request: &Request, state: &Mutex<State>) -> (u16, Value) {
                 request.query["fieldSelector"], "spec.nodeName=here",
                 "only this node's pods"
             );
+            // A pod has up to 1.5 MiB, and clients hold a page several times.
+            let limit = &request.query["limit"];
+            let limit: usize = limit.parse().expect("a number");
+            assert!(limit <= 25, "a page of {limit} pods");
+            // A token holds the list's version and how many pods were sent.
+            let token = request.query.get("continue");
+            let token = token.and_then(|token| token.split_once('.'));
+            let version = token.map_or(state.version.to_string(), |it| it.0.to_owned());
+            let sent: usize = token.map_or(0, |it| it.1.parse().expect("a number"));
             let pods = state.pods.values();
-            let items: Vec<&Value> = pods
+            let mut items = pods
                 .filter(|pod| pod["spec"]["nodeName"] == "here")
-                .collect();
+                .skip(sent);
+            let page: Vec<&Value> = items.by_ref().take(limit).collect();
+            let more = items.next().map(|_| format!("{version}.{}", sent + limit));
             (
                 200,
-                json!({"kind": "PodList", "apiVersion": "v1",
-                "metadata": {"resourceVersion": state.version.to_string()}, "items": items}),
+                json!({"kind": "PodList", "apiVersion": "v1", "items": page,
+                "metadata": {"resourceVersion": version, "continue": more}}),
             )
         }
         // A list for an impossible name: the driver only wants the resource version.

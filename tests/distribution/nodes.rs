@@ -148,8 +148,19 @@ impl Node {
         volume: &str,
         attributes: &[(&str, &str)],
     ) -> Result<Published, Error> {
+        self.try_publish_of("ci", volume, attributes).await
+    }
+
+    /// The same, of a pod in this namespace.
+    pub(crate) async fn try_publish_of(
+        &self,
+        namespace: &str,
+        volume: &str,
+        attributes: &[(&str, &str)],
+    ) -> Result<Published, Error> {
         let pod = format!("pod-{volume}");
         let mut request = self.bench.request(&pod, volume, attributes);
+        request.tenant = tenant(namespace);
         request.share = !attributes.contains(&("share", "never"));
         self.distribution.bring(&mut request).await?;
         self.bench.engine.publish(request).await

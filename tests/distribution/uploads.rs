@@ -188,7 +188,60 @@ async fn an_upload_ends_when_a_newer_commit_takes_the_name() {
     b.finish().await;
 }
 
-/// A node fetches four artifacts at once, and a step ends while another pod waits for its turn.
+/// A namespace has many inputs whose content does not come.
+#[tokio::test(flavor = "multi_thread")]
+async fn content_of_one_namespace_comes_while_another_one_has_taken_its_fetches() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    let held = Arc::new(AtomicBool::new(true));
+    let holds = Arc::clone(&held);
+    let store = tier.failing(move |op, path| match op {
+        Op::Get if path.contains("/ci/layers/") && holds.load(Ordering::SeqCst) => {
+            Fault::Status(500)
+        }
+        _ => Fault::None,
+    });
+    let b = require!(Node::new(&store).await);
+    let names: Vec<String> = (0..6).map(|number| format!("o-{number}")).collect();
+    for name in &names {
+        let attributes = [("type", "output"), ("name", name)];
+        a.share(name, &attributes, name).await;
+    }
+    let published = a.try_publish_of("other", "made", &OUTPUT).await;
+    published.expect("publish");
+    write(&a.bench.target("made"), "of another");
+    a.end("made", Outcome::Succeeded).await;
+    a.shared().await;
+
+    let inputs = names.iter().map(|name| {
+        let b = &b;
+        async move {
+            let from = format!("artifact/{name}");
+            let attributes = [("type", "input"), ("from", &*from)];
+            b.publish(&format!("reads-{name}"), &attributes).await;
+        }
+    });
+    let other = async {
+        let all = || b.distribution.fetching().len() == 4;
+        eventually("its places are taken", all).await;
+        let published = b.try_publish_of("other", "reads", &INPUT).await;
+        published.expect("it comes");
+        assert_eq!(b.fetches(), 1, "the others still wait");
+        let seen = fs::read_to_string(b.bench.target("reads").join("text"));
+        assert_eq!(seen.ok(), text("of another"));
+        held.store(false, Ordering::SeqCst);
+    };
+    tokio::join!(join_all(inputs), other);
+    assert_eq!(b.fetches(), 7);
+    b.end("reads", Outcome::Failed).await;
+    for name in &names {
+        b.end(&format!("reads-{name}"), Outcome::Failed).await;
+    }
+    a.finish().await;
+    b.finish().await;
+}
+
+/// A node fetches four artifacts of a namespace at once, and a step ends while another pod waits for its turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_keeps_its_name_when_older_content_comes_late() {
     let tier = Shared::file();

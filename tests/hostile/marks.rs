@@ -8,7 +8,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::Notices;
 use baggageclaim::engine::claims::MountClaim;
+use baggageclaim::engine::notice::What;
 use baggageclaim::model::{Outcome, layout};
 use rustix::fs::{CWD, FileType, IFlags, Mode, RenameFlags, XattrFlags};
 
@@ -254,6 +256,39 @@ async fn what_may_not_be_changed_is_sealed_forked_and_deleted() {
         destroy(&bench, "artifact/o").await;
         bench.finish().await;
     }
+}
+
+/// xfs takes any number of attributes; listxattr(2) fails with more than 64 KiB of names. A seal
+/// that copies gives up, instead of copying again and again.
+#[tokio::test(flavor = "multi_thread")]
+async fn more_names_of_attributes_than_the_kernel_lists_are_refused_by_a_copy() {
+    let (notices, mut heard) = Notices::channel(16);
+    let bench = require_bench!(
+        on Ground(BackendKind::Copy, Fs::XfsReflink), |config| config.notices = Some(notices)
+    );
+    for (volume, place) in [("file", "below/f"), ("dir", "below"), ("root", "")] {
+        let (at, _) = bench.publish("pod", volume, OUTPUT).await;
+        fs::create_dir(at.join("below")).expect("mkdir");
+        fs::write(at.join("below/f"), "x").expect("write");
+        for number in 0..400 {
+            let key = format!("user.{}{number}", "n".repeat(240));
+            let flags = XattrFlags::empty();
+            rustix::fs::lsetxattr(at.join(place), &*key, b"v", flags).expect("setxattr");
+        }
+        bench.unpublish(volume).await;
+        soon("its end", bench.quiet()).await;
+        assert!(bench.artifact("artifact/o").is_none(), "{volume}");
+        let why = loop {
+            let notice = soon("a notice", heard.recv()).await.expect("one");
+            if let What::NotCommitted { why, .. } = notice.what {
+                break why.to_string();
+            }
+        };
+        let place = if place.is_empty() { "." } else { place };
+        let named = why.contains(place) && why.contains("names of attributes");
+        assert!(named, "{volume}: {why}");
+    }
+    bench.finish().await;
 }
 
 /// A process that still has the root runs `chattr +i` during the snapshot: a file with the flag can

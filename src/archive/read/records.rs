@@ -5,9 +5,7 @@ use super::{MOST_NAME, NO_ID};
 use crate::archive::acl;
 use crate::archive::marks::{self, Mark};
 use crate::archive::pax;
-
-/// How many attributes an entry may have: more than the kernel can list.
-const MOST_ATTRIBUTES: usize = 1024;
+use crate::archive::walk::MOST_ATTRIBUTES;
 
 /// What the records of an extended header say.
 #[derive(Default)]

@@ -4,15 +4,13 @@
 use super::super::error::Result;
 use super::super::header::malformed;
 use super::super::progress::Limits;
-use super::super::walk::{ACLS, Attribute, Look};
+use super::super::walk::{ACLS, Attribute, Look, MOST_ATTRIBUTE_BYTES, MOST_ATTRIBUTES};
 
 /// The longest name, and the longest target of a symlink: what Linux has.
 const MOST_NAME: usize = 255;
 const MOST_TARGET: usize = 4095;
-/// The longest value of an attribute, and how many attributes and bytes of them an entry may have.
+/// The longest value of an attribute.
 const MOST_VALUE: usize = 64 << 10;
-const MOST_ATTRIBUTES: usize = 1024;
-const MOST_ATTRIBUTE_BYTES: usize = 1 << 20;
 /// To chown(2) this means "leave it".
 const NO_ID: u32 = u32::MAX;
 

@@ -96,7 +96,7 @@ fn refused(path: &[u8], why: &'static str) -> Error {
 impl Scanner<'_> {
     fn put(&mut self, kind: Kind, path: &[u8], look: Look, of: Option<&impl Xattrs>) -> Result<()> {
         let (attributes, left_out) = match of {
-            Some(of) => attributes(of, true)?,
+            Some(of) => attributes(path, of, true)?,
             None => (Vec::new(), 0),
         };
         self.counts.attributes_left_out += left_out;

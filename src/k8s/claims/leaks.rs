@@ -11,19 +11,18 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::ListParams;
 use kube::runtime::reflector::store::Writer;
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use tokio::time::Instant;
 
 use super::cluster::{Cluster, PAUSES};
-use super::objects::failed;
+use super::objects::{failed, first_page, page_after};
 use super::persistent::{ApiVolume, Named};
 use super::since::Since;
 use super::volumes::absent;
 use crate::api::{BOUND, Volume, Wanted};
+use crate::engine::Result;
 use crate::engine::claims::claim_id;
-use crate::engine::{Error, Result};
 
 /// How many volumes are marked at once: in a burst of claims, one after the other falls behind.
 const MARKS: usize = 8;
@@ -167,11 +166,8 @@ impl Cluster {
 
     /// Reads claims and PersistentVolumes live, and marks the volumes that these name.
     async fn known(&self) -> Result<ApiClaims> {
-        let all = ListParams::default();
-        let unavailable = |error: kube::Error| -> Error { failed(&error) };
         // Claims first: a claim that is gone now gets no PersistentVolume later.
-        let claims: Api<PersistentVolumeClaim> = Api::all(self.client.clone());
-        let claims = claims.list_metadata(&all).await.map_err(unavailable)?;
+        let claims = uids_of_claims(&self.client).await?;
         let named = self.persistent.list().await?;
         for named in &named {
             if let Err(error) = self.mark(named).await {
@@ -181,15 +177,52 @@ impl Cluster {
         }
         let named = named.into_iter().map(|named| (named.name, named.id));
         Ok(ApiClaims {
-            claims: claims.iter().filter_map(kube::ResourceExt::uid).collect(),
+            claims,
             persistent: named.collect(),
         })
     }
 }
 
+/// The uids of all PersistentVolumeClaims, read live.
+async fn uids_of_claims(client: &Client) -> Result<HashSet<String>> {
+    let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
+    let mut uids = HashSet::new();
+    let mut next = Some(first_page());
+    while let Some(params) = next {
+        let page = claims.list_metadata(&params).await;
+        let page = page.map_err(|error| failed(&error))?;
+        uids.extend(page.iter().filter_map(kube::ResourceExt::uid));
+        next = page_after(&page);
+    }
+    Ok(uids)
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::k8s::client::client_of;
+
+    #[tokio::test]
+    async fn claims_are_read_in_small_pages() {
+        let client = client_of(|request| {
+            let query = request.uri().query().unwrap_or_default();
+            assert!(query.contains("limit=100"), "{query}");
+            let (uid, next) = if query.contains("continue=more") {
+                ("2", "")
+            } else {
+                ("1", "more")
+            };
+            let claim = json!({"metadata": {"name": "c", "namespace": "ci", "uid": uid}});
+            Some((
+                200,
+                json!({"metadata": {"continue": next}, "items": [claim]}),
+            ))
+        });
+        let uids = uids_of_claims(&client).await.expect("both pages");
+        assert_eq!(uids, HashSet::from(["1", "2"].map(str::to_owned)));
+    }
 
     #[test]
     fn only_names_with_a_whole_uid_tell_the_claim() {

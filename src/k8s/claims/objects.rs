@@ -22,8 +22,9 @@ pub(super) fn failed(error: &kube::Error) -> Error {
     refusal(Code::Unavailable, format!("the API server: {error}"))
 }
 
-/// How many objects of a live list are in memory at once.
-const PAGE: u32 = 500;
+/// How many objects of a live list are in memory at once. Users may write 256 KiB of annotations
+/// into each of their objects.
+const PAGE: u32 = 100;
 
 /// The first page of a live list.
 pub(super) fn first_page() -> ListParams {
