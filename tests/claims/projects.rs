@@ -1,6 +1,8 @@
 //! Limits of claims whose tenant changes the projects of its files. Only on kernels with quotas: in
 //! the guests.
 
+use std::path::Path;
+
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::model::PersistentVolume;
@@ -80,6 +82,48 @@ async fn a_restart_and_a_delete_change_no_limit_but_their_own_with_quota() {
         pool.set_project_limit(4711, 0)
             .expect("the administrator may");
         drop(pool);
+        bench.finish().await;
+    }
+}
+
+/// The kernel makes directories for a mount, which count. A full volume can be mounted again, so
+/// that files in it can be deleted, and its limit still holds. So can one with a tiny limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_at_its_limit_can_be_mounted_and_emptied_with_quota() {
+    if !has_project_quotas() {
+        return too_old("limits on projects");
+    }
+    for fs in Fs::WITH_QUOTA {
+        if let Err(reason) = Lab::try_sized(fs, 320 * MIB) {
+            return skip_outside_guests(&reason);
+        }
+        let ground = (BackendKind::Overlay, fs);
+        say(ground);
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let made = async |name: &str, bytes| {
+            let sized = CreateClaim {
+                required_bytes: bytes,
+                ..request(name)
+            };
+            bench.engine.create_claim(sized).await.expect("made")
+        };
+        let overrun = |root: &Path| {
+            let path = root.join("full");
+            // On ext4 a program with CAP_SYS_RESOURCE passes the limit, but not in an overlay.
+            let written = std::fs::write(&path, vec![1; 16 << 20]);
+            let written = written.and_then(|()| std::fs::File::open(&path)?.sync_all());
+            written.expect_err("the limit holds");
+        };
+        let full = made("full", 8 * MIB).await;
+        bench.inside(&full, overrun).await;
+        let remove = |root: &Path| std::fs::remove_file(root.join("full")).expect("rm");
+        bench.inside(&full, remove).await;
+        bench.inside(&full, overrun).await;
+        let tiny = made("tiny", 1024).await;
+        let read = |root: &Path| std::fs::read_dir(root).expect("it is mounted").count();
+        assert_eq!(bench.inside(&tiny, read).await, 0);
         bench.finish().await;
     }
 }

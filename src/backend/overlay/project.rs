@@ -86,6 +86,32 @@ impl Projects {
         Ok(())
     }
 
+    /// Mounts a volume while its limit is lifted. The kernel makes directories in `work.N`, which
+    /// count. At the limit xfs refuses them, and the overlay becomes read-only. No pod can write
+    /// meanwhile: nothing is attached yet.
+    pub(super) fn without_limit<T>(
+        &self,
+        volume: &Dir,
+        mount: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(project) = self.ends_with(volume) else {
+            return mount();
+        };
+        // The quota file may have no entry for it.
+        let usage = volume.project_usage(project);
+        let Some(limit) = usage
+            .ok()
+            .map(|usage| usage.limit)
+            .filter(|limit| *limit > 0)
+        else {
+            return mount();
+        };
+        volume.set_project_limit(project, 0)?;
+        let mounted = mount();
+        volume.set_project_limit(project, limit)?;
+        mounted
+    }
+
     /// Changes the limit of a volume that has a project.
     pub(super) fn change(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         const TOO_LATE: &str =
@@ -100,7 +126,7 @@ impl Projects {
         Ok(bytes.map_or(Limit::None, |_| Limit::Enforced))
     }
 
-    /// The project whose limit ends with this directory.
+    /// The project whose limit holds as long as this directory exists.
     pub(super) fn ends_with(&self, dir: &Dir) -> Option<u32> {
         match self.no_quota {
             None => recorded(dir).ok().flatten(),
