@@ -24,7 +24,8 @@ use baggageclaim::backend::{
 use baggageclaim::model::{LayerId, VolumeId, layout};
 use baggageclaim::sys::{self, Dir, Errno, MountEntry};
 use common::{
-    Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, require_root, too_old, tree,
+    Fs, Lab, Snapshot, assert_same, has_project_quotas, require_lab, require_quota_lab,
+    require_root, skip_outside_guests, too_old, tree,
 };
 use rustix::fs::XattrFlags;
 
@@ -836,4 +837,42 @@ fn a_line_of_the_mount_table_says_no_more_than_which_volume_it_is() {
         )
         .expect("detach");
     });
+}
+
+/// An administrator limits the pool as a whole by a project. Each layer inherits it, and nothing of
+/// another project can be moved there. So such a pool limits no volume, says so, and seals all.
+#[test]
+fn a_pool_that_is_in_a_project_limits_no_volume_of_its_own_with_quota() {
+    require_root!();
+    let with_quota = Fs::WITH_QUOTA.into_iter().filter(|_| has_project_quotas());
+    // Every xfs has projects; only the kernel may have no quotas.
+    for fs in [Fs::XfsReflink].into_iter().chain(with_quota) {
+        let lab = match Lab::try_new(fs) {
+            Ok(lab) => lab,
+            Err(reason) => {
+                skip_outside_guests(&reason);
+                continue;
+            }
+        };
+        for api in APIS {
+            let pool = Dir::open(&lab.dir(&format!("pool-{api}"))).expect("it opens");
+            pool.set_project(42).expect("the administrator may");
+            let Some(pool) = Pool::new(&lab, api) else {
+                continue;
+            };
+            eprintln_case(fs, api);
+            let limited = Start {
+                size_limit: Some(8 << 20),
+                ..START
+            };
+            let volume = pool.volume("limited");
+            let limit = pool.backend().create(&volume, &limited).expect("create");
+            let why = limit.why_unenforced().expect("it is not enforced");
+            assert!(why.contains("the pool is in project 42"), "{why}");
+            let mounted = pool.mount(&volume, &limited);
+            fs::write(mounted.path().join("f"), "x").expect("write");
+            pool.sealed(&volume, mounted, 1);
+        }
+        assert!(lab.close().is_empty(), "mounts were left behind");
+    }
 }

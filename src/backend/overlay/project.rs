@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use crate::backend::error::Result;
 use crate::backend::types::Limit;
-use crate::model::layout::{TOP, VOLUMES};
+use crate::model::layout::{LAYERS, TOP, VOLUMES};
 use crate::sys::{self, Dir, Errno, Xattrs as _};
 
 /// The project of a volume's directory, in decimal. An attribute is as durable as the directory's
@@ -35,7 +35,7 @@ impl Projects {
             tracing::warn!(%error, "cannot change the size limits of an older version's volumes");
         }
         Self {
-            no_quota: pool.project_quota().err().map(|why| why.to_string()),
+            no_quota: why_no_quota(pool),
         }
     }
 
@@ -141,6 +141,22 @@ impl Projects {
         {
             tracing::debug!(%error, project, "the quota file keeps the limit of a deleted project");
         }
+    }
+}
+
+/// Why the limits of projects cannot be used. If `layers/` is in a project, as one that limits the
+/// pool as a whole, each layer inherits it. Then no content of another project can be moved there.
+fn why_no_quota(pool: &Dir) -> Option<String> {
+    let of_layers = pool
+        .open_beneath(LAYERS)
+        .and_then(|layers| layers.project());
+    match of_layers {
+        // Some filesystems have no projects.
+        Ok(0) | Err(_) => pool.project_quota().err().map(|why| why.to_string()),
+        Ok(project) => Some(format!(
+            "the pool is in project {project}, and a file is in one project only: give the pool a \
+             filesystem of its own"
+        )),
     }
 }
 
