@@ -27,7 +27,7 @@ use common::{
     Fs, Lab, Snapshot, assert_same, has_project_quotas, require_lab, require_quota_lab,
     require_root, skip_outside_guests, too_old, tree,
 };
-use rustix::fs::XattrFlags;
+use rustix::fs::{IFlags, XattrFlags};
 
 const APIS: [MountApi; 2] = [MountApi::Descriptors, MountApi::Classic];
 const FILESYSTEMS: [Fs; 2] = [Fs::Ext4, Fs::XfsReflink];
@@ -875,4 +875,30 @@ fn a_pool_that_is_in_a_project_limits_no_volume_of_its_own_with_quota() {
         }
         assert!(lab.close().is_empty(), "mounts were left behind");
     }
+}
+
+/// Before Linux 5.15 overlayfs sets the flags of a pod's `chattr +i` in the upper directory.
+#[test]
+fn a_top_with_flags_that_forbid_changes_is_sealed() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("flagged", &START);
+        let marker = layout::COMMIT_MARKER;
+        for name in ["f", marker] {
+            fs::write(mounted.path().join(name), "x").expect("write");
+        }
+        let top = top_of(&volume);
+        for path in [top.join("f"), top.join(marker), top] {
+            let file = fs::File::open(&path).expect("open");
+            let flags = rustix::fs::ioctl_getflags(&file).expect("its flags");
+            rustix::fs::ioctl_setflags(&file, flags | IFlags::IMMUTABLE).expect("chattr");
+        }
+        let layer = pool.sealed(&volume, mounted, 1);
+        let layer = pool.dir.path().join(format!("layers/{layer}/fs"));
+        assert!(layer.join("f").exists() && !layer.join(marker).exists());
+        let layers = pool.dir.open_beneath(layout::LAYERS).expect("layers");
+        let name = layer.parent().and_then(Path::file_name).expect("a name");
+        let deleted = pool.backend().delete(&layers, name.as_ref(), &|| false);
+        deleted.expect("deleted");
+    });
 }

@@ -373,8 +373,11 @@ impl Backend for Overlay {
             }
             return Err(volume.error("openat2", TOP, Errno::ENOENT).into());
         };
+        // Before Linux 5.15 overlayfs sets the flags of a pod's `chattr +i` on `top` itself.
+        top.clear_guard_flags()?;
         if top.has_file(marker)? {
             let times = tree::times_of(&top.stat_self()?);
+            top.node(marker)?.clear_guard_flags()?;
             top.remove_file(marker)?;
             top.set_times(&times)?;
         }
