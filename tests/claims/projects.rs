@@ -109,7 +109,7 @@ async fn a_claim_at_its_limit_can_be_mounted_and_emptied_with_quota() {
             };
             bench.engine.create_claim(sized).await.expect("made")
         };
-        let fill = |root: &Path| {
+        let overrun = |root: &Path| {
             let path = root.join("full");
             // On ext4 a program with CAP_SYS_RESOURCE passes the limit, but not in an overlay.
             let written = std::fs::write(&path, vec![1; 16 << 20]);
@@ -117,10 +117,10 @@ async fn a_claim_at_its_limit_can_be_mounted_and_emptied_with_quota() {
             written.expect_err("the limit holds");
         };
         let full = made("full", 8 * MIB).await;
-        bench.inside(&full, fill).await;
+        bench.inside(&full, overrun).await;
         let remove = |root: &Path| std::fs::remove_file(root.join("full")).expect("rm");
         bench.inside(&full, remove).await;
-        bench.inside(&full, fill).await;
+        bench.inside(&full, overrun).await;
         let tiny = made("tiny", 1024).await;
         let read = |root: &Path| std::fs::read_dir(root).expect("it is mounted").count();
         assert_eq!(bench.inside(&tiny, read).await, 0);
