@@ -81,9 +81,8 @@ fn controller(flags: config::Controller) -> Done {
     let process = flags.process.clone();
     let config = flags.resolve()?;
     serve(&process, async |shutdown| {
-        controller::run(config, shutdown)
-            .await
-            .map_err(Failure::from)
+        let running = Box::pin(controller::run(config, shutdown));
+        running.await.map_err(Failure::from)
     })
 }
 

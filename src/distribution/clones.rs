@@ -614,11 +614,11 @@ mod tests {
     #[tokio::test]
     async fn a_clone_goes_on_for_the_object_in_the_place_of_its_own() {
         let (asked, mut questions) = mpsc::unbounded_channel();
-        let gives = flag(false);
-        let given = Arc::clone(&gives);
+        let answers = flag(false);
+        let is_there = Arc::clone(&answers);
         let world = World::new(move |_| {
             asked.send(()).expect("the test listens");
-            if given.load(Ordering::Relaxed) {
+            if is_there.load(Ordering::Relaxed) {
                 empty()
             } else {
                 Err(NoSnapshot::NotYet("it copies".to_owned()))
@@ -626,20 +626,20 @@ mod tests {
         });
         let world = world.await;
         let (first, second) = (flag(true), flag(true));
-        let begin = |wanted, wait| {
+        let clone = |wanted, wait| {
             let request = request("snap-1", wanted);
             world.distribution.clone_volume(request, wait)
         };
-        let begun = begin(&first, Duration::ZERO).await;
+        let begun = clone(&first, Duration::ZERO).await;
         assert!(matches!(begun, Cloned::Runs(_)), "{begun:?}");
         for _ in 0..2 {
             questions.recv().await.expect("it asks");
         }
         first.store(false, Ordering::Relaxed);
-        let joined = begin(&second, Duration::ZERO).await;
+        let joined = clone(&second, Duration::ZERO).await;
         assert!(matches!(joined, Cloned::Runs(_)), "{joined:?}");
-        gives.store(true, Ordering::Relaxed);
-        let made = begin(&second, LONG).await;
+        answers.store(true, Ordering::Relaxed);
+        let made = clone(&second, LONG).await;
         assert!(matches!(made, Cloned::Made(_)), "{made:?}");
         world.end().await;
     }

@@ -588,11 +588,16 @@ mod tests {
     impl Engine {
         /// Keeps all threads for copies busy until the sender is dropped.
         pub(crate) fn hold_copies(&self) -> mpsc::Sender<()> {
-            let (hold, held) = mpsc::channel::<()>();
-            let held = Arc::new(parking_lot::Mutex::new(held));
+            let (hold, receiver) = mpsc::channel::<()>();
+            let receiver = Arc::new(parking_lot::Mutex::new(receiver));
             for _ in 0..16 {
-                let held = held.clone();
-                drop(self.inner.threads.copies.run(move || held.lock().recv()));
+                let receiver = receiver.clone();
+                drop(
+                    self.inner
+                        .threads
+                        .copies
+                        .run(move || receiver.lock().recv()),
+                );
             }
             hold
         }
