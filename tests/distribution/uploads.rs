@@ -107,20 +107,33 @@ async fn what_was_not_uploaded_is_uploaded_after_a_restart_and_only_once() {
     a.finish().await;
 }
 
-/// A node commits faster than it uploads: a newer commit comes before each upload.
+/// Otherwise commits that come faster than they are uploaded would keep the oldest one waiting.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_newest_and_the_oldest_are_uploaded_in_turn() {
+async fn the_oldest_and_the_newest_are_uploaded_in_turn() {
     const KEYS: [&str; 6] = ["0", "1", "2", "3", "4", "5"];
     let tier = Shared::file();
-    let forbidden = tier.failing(|_, _| Fault::Status(403));
-    let a = Node::with(&forbidden, |settings| {
-        settings.fresh_wait = Duration::from_millis(100);
-        settings.ask = Duration::from_millis(100);
+    let forbids = Arc::new(AtomicBool::new(true));
+    let (is_forbidden, (named, order)) = (Arc::clone(&forbids), mpsc::channel());
+    let store = tier.failing(move |op, path| {
+        if is_forbidden.load(Ordering::SeqCst) {
+            return Fault::Status(403);
+        }
+        if op == Op::Create && path.contains("/names/") {
+            named.send(path.to_owned()).expect("it is waited for");
+        }
+        Fault::None
     });
-    let a = require!(a.await);
-    for key in KEYS {
+    let a = require!(Node::new(&store).await);
+    let commit = async |key: &str| {
         let attributes = [("type", "task-cache"), ("key", key)];
         a.commit(&format!("t-{key}"), &attributes, key).await;
+    };
+    commit(KEYS[0]).await;
+    // It was the newest one, so the oldest one is next. All wait for a person.
+    let has_failed = || a.distribution.metrics().upload_failures > 0;
+    eventually("its upload has failed", has_failed).await;
+    for key in &KEYS[1..] {
+        commit(key).await;
     }
     eventually("all can be uploaded", || {
         let rows = a.bench.engine.artifacts(None);
@@ -128,19 +141,11 @@ async fn the_newest_and_the_oldest_are_uploaded_in_turn() {
         rows.len() == KEYS.len() && rows.iter().all(can)
     })
     .await;
-    let bench = a.stop().await.restart().await;
-    let (named, order) = mpsc::channel();
-    let store = tier.failing(move |op, path| {
-        if op == Op::Create && path.contains("/names/") {
-            named.send(path.to_owned()).expect("it is waited for");
-        }
-        Fault::None
-    });
-    let a = Node::start(bench, &store, |_| {});
+    forbids.store(false, Ordering::SeqCst);
     a.shared().await;
     let key = |path: String| path.chars().next_back().expect("a key").to_string();
     let order: Vec<String> = order.try_iter().map(key).collect();
-    assert_eq!(order, ["5", "0", "4", "1", "3", "2"]);
+    assert_eq!(order, ["0", "5", "1", "4", "2", "3"]);
     a.finish().await;
 }
 
