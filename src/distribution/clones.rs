@@ -529,6 +529,7 @@ mod tests {
         }
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "it is an answer of a peer")]
     fn empty() -> Answer {
         Ok(Frozen {
             layers: Vec::new(),

@@ -192,7 +192,7 @@ where
 /// Waits for the next event. A watch that has ended has none.
 async fn next(seen: &mut watch::Receiver<Seen>) {
     if seen.changed().await.is_err() {
-        std::future::pending().await;
+        std::future::pending::<()>().await;
     }
 }
 
