@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -39,6 +39,9 @@ const TO_ANSWER: Duration = Duration::from_secs(1);
 /// between it is a tenth of the time since the first question.
 const SHORTEST: Duration = Duration::from_millis(5);
 const COMING: Duration = Duration::from_millis(500);
+/// How many questions of this node the controller holds at once, at most: half of the calls that it
+/// takes from one connection. The others are answered at once, and repeated.
+const HELD: usize = 128;
 /// A connection that is not used for so long is closed. A question to all nodes of a large cluster
 /// makes thousands of them, at both ends.
 const UNUSED: Duration = Duration::from_secs(60);
@@ -58,6 +61,8 @@ pub(super) struct Client {
     nodes: Mutex<HashMap<(Sha256, String), Arc<Node>>>,
     /// The artifacts that did not match their digests, each with the key of the peer.
     damaged: Mutex<HashSet<(Sha256, ArtifactId)>>,
+    /// Places of questions that the controller holds.
+    held: Semaphore,
 }
 
 /// The connection to another node.
@@ -92,6 +97,7 @@ impl Client {
             runtime: Handle::current(),
             nodes: Mutex::default(),
             damaged: Mutex::default(),
+            held: Semaphore::new(HELD),
         })
     }
 
@@ -251,11 +257,13 @@ impl Peers for Asking {
         let client = Arc::clone(&self.0);
         self.0.runtime.spawn(async move {
             let until = Instant::now() + within;
-            let wait = match patience {
-                // So much time is left to ask peers.
-                Patience::Waits => within.saturating_sub(TO_ANSWER),
-                Patience::Now => Duration::ZERO,
+            let place = match patience {
+                Patience::Waits => client.held.try_acquire().ok(),
+                Patience::Now => None,
             };
+            // So much time is left to ask peers.
+            let longest = within.saturating_sub(TO_ANSWER);
+            let wait = place.as_ref().map_or(Duration::ZERO, |_| longest);
             let holders = client.holders(&asked, wait);
             // A controller that hangs leaves time to ask all peers.
             let limit = if wait.is_zero() {
@@ -267,6 +275,7 @@ impl Peers for Asking {
                 Ok(peers) => peers,
                 Err(_) => client.roster.peers(&asked.name.tenant),
             };
+            drop(place);
             client.ask(peers, &asked, until.max(Instant::now() + TO_ANSWER));
         });
         told

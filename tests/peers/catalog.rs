@@ -14,6 +14,7 @@ use baggageclaim::model::{
     TenantOrigin,
 };
 use baggageclaim::server::Drain;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -540,6 +541,35 @@ async fn an_input_that_waits_is_told_when_its_content_is_made() {
     let (seen, ()) = tokio::join!(read, made);
     assert_eq!(seen, text("made elsewhere"));
     assert_eq!(b.figures().questions, 1, "only the holder was asked");
+    finish(hub, nodes).await;
+}
+
+/// The calls of a connection are limited. Later questions must not wait for those that are held:
+/// they would be asked of all nodes.
+#[tokio::test]
+async fn very_many_inputs_that_wait_delay_no_other_question() {
+    const INPUTS: u64 = 400;
+    let (hub, nodes) = cluster!("a", "b", "c");
+    let (a, b) = (&nodes[0], &nodes[1]);
+    a.commit("made", &TASK, "made elsewhere").await;
+    hub.knows(1).await;
+    let reads = (0..INPUTS).map(async |number| {
+        let (volume, from) = (format!("input-{number}"), format!("artifact/{number}"));
+        let input = [("type", "input"), ("from", from.as_str())];
+        b.sees(&volume, &input).await
+    });
+    let others = async {
+        let asked = || b.figures().located;
+        eventually("all inputs have asked twice", || asked() >= 2 * INPUTS).await;
+        let held = (hub.figures)().waiting;
+        assert!(held <= 128, "{held}");
+        assert_eq!(b.sees("read", &TASK).await, text("made elsewhere"));
+        assert_eq!(b.figures().questions, 1, "only the holder was asked");
+    };
+    tokio::select! {
+        _ = join_all(reads) => panic!("no input is there"),
+        () = others => {}
+    }
     finish(hub, nodes).await;
 }
 
