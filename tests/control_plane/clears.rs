@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::api::{Cache, Fence};
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt as _};
 
 use crate::common::{Fs, require_lab};
@@ -295,8 +295,11 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     assert_eq!(chain.len(), 5 + TIMED + ORDERED, "{}", controller.tail());
     assert_eq!((&*last.namespace, last.kind), ("ci", None));
 
-    // All objects are lost, as with an older etcd. The nodes still know.
-    plane.kubectl(&["delete", "fences", "--all"]);
+    // All objects are lost at once, as with an older etcd. The nodes still know. kubectl would
+    // delete one after the other, and each loss ends the streams of the nodes.
+    let all: Api<Fence> = Api::all(plane.client.clone());
+    let deleted = all.delete_collection(&DeleteParams::default(), &ListParams::default());
+    deleted.await.expect("they are deleted");
     eventually("they are made again", async || {
         let fences = fences(&plane).await;
         let repeats: usize = fences.iter().map(|fence| fence.spec.repeats.len()).sum();
