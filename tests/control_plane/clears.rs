@@ -298,8 +298,9 @@ async fn a_deleted_cache_and_a_namespace_that_is_gone_are_cleared_on_all_nodes()
     // All objects are lost at once, as with an older etcd. The nodes still know. kubectl would
     // delete one after the other, and each loss ends the streams of the nodes.
     let all: Api<Fence> = Api::all(plane.client.clone());
-    let deleted = all.delete_collection(&DeleteParams::default(), &ListParams::default());
-    deleted.await.expect("they are deleted");
+    let (how, which) = (DeleteParams::default(), ListParams::default());
+    let deleted = all.delete_collection(&how, &which).await;
+    deleted.expect("they are deleted");
     eventually("they are made again", async || {
         let fences = fences(&plane).await;
         let repeats: usize = fences.iter().map(|fence| fence.spec.repeats.len()).sum();
