@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::{Context, value};
@@ -16,6 +15,7 @@ use super::decide::{self, Here, Progress, There, has_stalled, is_replaced};
 use super::flight::Flights;
 use super::health::Access;
 use super::offered::Offered;
+use super::places::PlacesOfEach;
 use super::resume::{Readers, of_peers};
 use super::roster::Reader;
 use super::types::Moving;
@@ -50,8 +50,7 @@ pub(super) struct Fetcher {
     context: Arc<Context>,
     asker: Arc<Asker>,
     workers: Workers,
-    /// The places of each namespace with fetches.
-    of_one: Mutex<HashMap<Tenant, Arc<Semaphore>>>,
+    of_one: PlacesOfEach<Tenant>,
     flights: Flights<ArtifactId, Fetched>,
     /// The pods that wait for fetches.
     readers: Readers,
@@ -159,7 +158,7 @@ impl Fetcher {
     pub(super) fn new(context: Arc<Context>, asker: Arc<Asker>) -> Self {
         Self {
             workers: context.workers("shared-fetch", AT_ONCE),
-            of_one: Mutex::default(),
+            of_one: PlacesOfEach::new(OF_ONE),
             flights: context.flights(),
             readers: Readers::default(),
             running: Mutex::default(),
@@ -184,12 +183,16 @@ impl Fetcher {
         let fetched = self.flights.join(artifact, |callers| {
             let (fetcher, name, found) = (Arc::clone(self), name.clone(), Arc::clone(found));
             async move {
-                let own = fetcher.place_of(&tenant).await;
+                let own = fetcher.of_one.take(&tenant).await;
                 let free = fetcher.workers.free().await;
                 // One that was given up before it began is not begun.
                 let free = free.filter(|_| !callers.are_gone());
                 let abandoned = || Err("the fetch was abandoned".into());
                 let Some(free) = free else { return abandoned() };
+                // The caller may have asked just before an earlier fetch ended.
+                if fetcher.is_here(&name, artifact) {
+                    return Ok(());
+                }
                 let (this, thread) = (Arc::clone(&fetcher), free.clone());
                 let call = move || {
                     let _own = own;
@@ -210,15 +213,10 @@ impl Fetcher {
         }
     }
 
-    /// A place among the fetches of a namespace. `None`: there will be none.
-    async fn place_of(&self, tenant: &Tenant) -> Option<OwnedSemaphorePermit> {
-        let places = {
-            let mut all = self.of_one.lock();
-            all.retain(|_, places| Arc::strong_count(places) > 1);
-            let places = all.entry(tenant.clone());
-            Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(OF_ONE))))
-        };
-        places.acquire_owned().await.ok()
+    /// Whether the name shows this artifact on this node.
+    fn is_here(&self, name: &Name, artifact: ArtifactId) -> bool {
+        let local = self.context.engine.local(&name.tenant, &name.reference);
+        local.is_some_and(|local| local.id == artifact)
     }
 
     /// The fetches that run.

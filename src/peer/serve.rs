@@ -2,14 +2,12 @@
 //! whether that peer may have this content. `proto/peer.proto` has the protocol.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io::{self, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::Stream;
-use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -21,8 +19,8 @@ use super::messages;
 use super::sent::Sent;
 use super::speed::Speed;
 use crate::archive::toc::{Packing, Want};
-use crate::distribution::Pace;
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};
+use crate::distribution::{Pace, PlacesOfEach};
 use crate::engine::{Engine, OpenArtifact, OpenSnapshot};
 use crate::link::{Refusals, Who};
 use crate::model::{ArtifactId, NodeId, Sha256, SnapshotId};
@@ -67,8 +65,7 @@ pub(super) struct Inner {
     strangers: Refusals,
     drain: Drain,
     serves: Arc<Semaphore>,
-    /// The places of each peer that has a stream, or waits for one.
-    to_one: Mutex<HashMap<NodeId, Arc<Semaphore>>>,
+    to_one: PlacesOfEach<NodeId>,
     pub(super) opens: Arc<Semaphore>,
     reports: Arc<Semaphore>,
 }
@@ -94,7 +91,7 @@ impl Service {
             strangers: Refusals::of_strangers(),
             drain,
             serves: Arc::new(Semaphore::new(SERVES as usize)),
-            to_one: Mutex::default(),
+            to_one: PlacesOfEach::new(TO_ONE),
             opens: Arc::new(Semaphore::new(OPENS as usize)),
             reports: Arc::new(Semaphore::new(REPORTS)),
         }))
@@ -203,15 +200,9 @@ impl Inner {
     /// A place among the streams of a peer, and one among all streams. A peer that reads next to
     /// nothing, on purpose or not, must not keep the others from content for hours.
     async fn turn(&self, peer: &NodeId) -> Result<[OwnedSemaphorePermit; 2], Status> {
-        let to_one = {
-            let mut all = self.to_one.lock();
-            all.retain(|_, places| Arc::strong_count(places) > 1);
-            let places = all.entry(peer.clone());
-            Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(TO_ONE))))
-        };
         let to_all = Arc::clone(&self.serves);
         let turn = async {
-            let one = to_one.acquire_owned().await?;
+            let one = self.to_one.take(peer).await?;
             Ok::<_, AcquireError>([one, to_all.acquire_owned().await?])
         };
         if let Ok(Ok(places)) = tokio::time::timeout(TURN, turn).await {
