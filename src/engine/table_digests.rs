@@ -76,6 +76,16 @@ impl TableDigests {
         self.awaited.lock().iter().copied().collect()
     }
 
+    /// Whether the pool had no space for the layer's table.
+    pub(super) fn is_short(&self, layer: &LayerId) -> bool {
+        self.short.lock().contains(layer)
+    }
+
+    /// Whether the layer has no table, and may have one.
+    pub(super) fn may_be_made(&self, layer: &LayerId) -> bool {
+        self.get(layer).is_none() && !self.is_refused(layer)
+    }
+
     /// The pool has no space for the layer's table. `true`: it had some before.
     pub(super) fn lacks_space(&self, layer: LayerId) -> bool {
         self.short.lock().insert(layer)

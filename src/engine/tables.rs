@@ -71,21 +71,23 @@ fn make_missing(inner: &Inner) {
     tables.retain(&layers);
     let waiting = tables.failed.waiting(|layer| layers.contains(layer));
     for layer in layers {
-        make_awaited(inner, u64::MAX);
-        if !waiting.contains(&layer) {
+        if tables.may_be_made(&layer) && !waiting.contains(&layer) {
+            make_awaited(inner, u64::MAX);
             make_one(inner, layer);
         }
     }
 }
 
 /// Makes the tables that another node or an upload waits for, of layers of fewer bytes. The
-/// smallest come first.
+/// smallest come first. Those that lacked space are left to the rounds.
 fn make_awaited(inner: &Inner, below: u64) {
     let tables = &inner.collector.tables;
     let mut tried = HashSet::new();
     loop {
         let mut awaited = tables.awaited();
-        awaited.retain(|layer| !tried.contains(layer) && !tables.failed.is_waiting(layer));
+        awaited.retain(|layer| {
+            !tried.contains(layer) && !tables.is_short(layer) && !tables.failed.is_waiting(layer)
+        });
         let sized = awaited.iter().map(|layer| (bytes(inner, *layer), *layer));
         let Some((_, next)) = sized.filter(|(bytes, _)| *bytes < below).min() else {
             return;
@@ -105,8 +107,7 @@ fn make_one(inner: &Inner, layer: LayerId) {
     let tables = &inner.collector.tables;
     if inner.lifetime.is_stopping()
         || inner.refuse_degraded().is_err()
-        || tables.get(&layer).is_some()
-        || tables.is_refused(&layer)
+        || !tables.may_be_made(&layer)
     {
         return;
     }
