@@ -158,19 +158,19 @@ impl Overlay {
             };
             Ok(assemble(&parts, how).map_err(|error| error.of(volume.path()))?)
         };
-        let mounted = self
-            .projects
-            .without_limit(volume, || match attempt(&work) {
-                // Linux 6.13 and 6.14 take no layer from a detached clone: attach them from now on.
-                Err(Error::System(error))
-                    if error.is(Errno::EINVAL)
-                        && !owners.are_as_they_are()
-                        && self.views.attach_from_now_on() =>
-                {
-                    attempt(&self.make_work(volume)?)
-                }
-                result => result,
-            });
+        let mounted =
+            self.projects
+                .without_limit(volume, start.size_limit, || match attempt(&work) {
+                    // Linux 6.13 and 6.14 take no layer from a detached clone: attach them from now on.
+                    Err(Error::System(error))
+                        if error.is(Errno::EINVAL)
+                            && !owners.are_as_they_are()
+                            && self.views.attach_from_now_on() =>
+                    {
+                        attempt(&self.make_work(volume)?)
+                    }
+                    result => result,
+                });
         match mounted {
             Err(Error::System(error)) if error.is(Errno::EINVAL) && !owners.are_as_they_are() => {
                 Err(idmapped::unsupported(&error))

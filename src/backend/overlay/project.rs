@@ -86,24 +86,17 @@ impl Projects {
         Ok(())
     }
 
-    /// Mounts a volume while its limit is lifted. The kernel makes directories in `work.N`, which
-    /// count. At the limit xfs refuses them, and the overlay becomes read-only. No pod can write
-    /// meanwhile: nothing is attached yet.
+    /// Mounts a volume of this size limit while the limit is lifted. The kernel makes directories in
+    /// `work.N`, which count. At the limit xfs refuses them, and the overlay becomes read-only. No
+    /// pod can write meanwhile: nothing is attached yet. If the driver is killed meanwhile, the next
+    /// mount sets the limit.
     pub(super) fn without_limit<T>(
         &self,
         volume: &Dir,
+        limit: Option<u64>,
         mount: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let Some(project) = self.ends_with(volume) else {
-            return mount();
-        };
-        // The quota file may have no entry for it.
-        let usage = volume.project_usage(project);
-        let Some(limit) = usage
-            .ok()
-            .map(|usage| usage.limit)
-            .filter(|limit| *limit > 0)
-        else {
+        let (Some(project), Some(limit)) = (self.ends_with(volume), limit) else {
             return mount();
         };
         volume.set_project_limit(project, 0)?;
