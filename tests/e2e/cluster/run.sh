@@ -19,7 +19,8 @@ run() {
     return
   fi
   if [ $# = 0 ]; then
-    patiently env -C "$repository" cargo test --quiet --locked --no-run --test control_plane --test e2e
+    patiently env -C "$repository" \
+      cargo test --quiet --locked --no-run --test control_plane --test e2e
     # Claims in a cluster, without kubelets.
     run_beside control-plane -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
       cargo test --quiet --locked --test control_plane

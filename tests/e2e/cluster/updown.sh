@@ -10,6 +10,7 @@ up() {
     [[ $home/ != "$place"/* ]] || die "$home is beneath $place, which the node has its own of: set E2E_HOME"
   done
   down
+  has_disk
   for number in $(seq "$count"); do
     select_node "$number"
     mkdir -p "$node"
@@ -19,6 +20,14 @@ up() {
   echo "$overlay" > "$first/overlay"
   each_node boot
   install_driver "$overlay"
+}
+
+# Kubelet evicts all pods when 1 % of the disk is left (daemons.sh).
+has_disk() {
+  local free size
+  read -r free size < <(df --output=avail,size --block-size=1M "$home" | tail -n 1)
+  [ "$free" -ge $((size / 100 + 4096)) ] \
+    || die "$free MiB of $size are free at $home: nodes need 4 GiB and a hundredth of the disk"
 }
 
 # An empty pool. It has its own filesystem, as docs/install.md advises: the machine's may be so full
