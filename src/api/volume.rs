@@ -77,6 +77,25 @@ pub struct VolumeSpec {
     pub mutable: Mutable,
 }
 
+impl VolumeSpec {
+    /// An empty volume without parameters and limits.
+    #[must_use]
+    pub fn empty(name: impl Into<String>, node_name: impl Into<String>, wanted: Wanted) -> Self {
+        Self {
+            name: name.into(),
+            node_name: node_name.into(),
+            parameters: Parameters::default(),
+            made_with: Mutable::default(),
+            source: None,
+            fetch: None,
+            wanted,
+            capacity: 0,
+            limit: 0,
+            mutable: Mutable::default(),
+        }
+    }
+}
+
 /// The parameters of a StorageClass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

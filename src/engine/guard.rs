@@ -102,14 +102,12 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::BackendKind;
     use crate::engine::{Config, Engine, PublishRequest};
 
     #[tokio::test]
     async fn a_chore_is_waited_for_and_another_caller_is_told() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
-        config.backend = Some(BackendKind::Copy);
+        let config = Config::of_copies(folder.path());
         let engine = Engine::open(config).await.expect("it opens");
         let volume: VolumeId = "fork".parse().expect("an id");
         let target = folder.path().join("target");

@@ -339,14 +339,12 @@ fn remember_uses(inner: &Inner) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::BackendKind;
     use crate::engine::{Config, Engine};
 
     #[tokio::test]
     async fn after_a_round_only_a_call_that_waits_for_room_starts_the_next_at_once() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
-        config.backend = Some(BackendKind::Copy);
+        let config = Config::of_copies(folder.path());
         let engine = Engine::open(config).await.expect("it opens");
         let inner = &engine.inner;
         // Ends the collector's own loop: this test waits in its place.

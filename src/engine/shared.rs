@@ -90,6 +90,16 @@ pub struct Config {
     pub pods: Option<Arc<dyn Pods>>,
 }
 
+#[cfg(test)]
+impl Config {
+    /// A pool in this folder that copies: without privileges, on every filesystem.
+    pub(crate) fn of_copies(folder: &std::path::Path) -> Self {
+        let mut config = Self::new(folder.join("pool"));
+        config.backend = Some(crate::backend::BackendKind::Copy);
+        config
+    }
+}
+
 impl Config {
     /// The defaults, for a pool.
     #[must_use]

@@ -155,7 +155,6 @@ mod tests {
     use std::collections::{BTreeMap, HashMap};
 
     use super::*;
-    use crate::backend::BackendKind;
     use crate::engine::artifacts::tests::made;
     use crate::engine::catalog::Catalog;
     use crate::engine::{Config, Engine};
@@ -163,8 +162,7 @@ mod tests {
     #[tokio::test]
     async fn a_walk_sees_every_artifact_once() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
-        config.backend = Some(BackendKind::Copy);
+        let config = Config::of_copies(folder.path());
         let engine = Engine::open(config).await.expect("it opens");
         let part = AT_A_TIME as u128;
         for count in [0, 1, part, part + 1, 2 * part, 2 * part + 1] {

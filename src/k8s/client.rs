@@ -199,6 +199,19 @@ pub(super) fn client_of(
     Client::new(service, "default")
 }
 
+/// Whether a request to such a server begins a watch.
+#[cfg(test)]
+pub(super) fn is_watch(request: &hyper::Request<kube::client::Body>) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    query.contains("watch=true")
+}
+
+/// A list, as an API server answers it.
+#[cfg(test)]
+pub(super) fn list_of(items: &Value) -> Value {
+    serde_json::json!({"metadata": {"resourceVersion": "1"}, "items": items})
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -208,15 +208,15 @@ mod tests {
 
     use super::*;
     use crate::api::Cache;
-    use crate::k8s::client::client_of;
+    use crate::k8s::client::{client_of, is_watch, list_of};
 
     #[tokio::test]
     async fn objects_are_listed_in_small_pages_and_what_nothing_reads_is_not_kept() {
         let client = client_of(|request| {
-            let query = request.uri().query().unwrap_or_default();
-            if query.contains("watch=true") {
+            if is_watch(request) {
                 return None;
             }
+            let query = request.uri().query().unwrap_or_default();
             assert!(query.contains("limit=100"), "{query}");
             let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "2"});
             let cache = json!({
@@ -230,8 +230,7 @@ mod tests {
                 },
                 "spec": {"key": "go"},
             });
-            let list = json!({"metadata": {"resourceVersion": "1"}, "items": [cache]});
-            Some((200, list))
+            Some((200, list_of(&json!([cache]))))
         });
         let (caches, fill) = Watched::<Cache>::open(client, "Caches");
         tokio::spawn(fill);

@@ -1,6 +1,6 @@
-//! Which refusals were logged lately, for the servers of peers and of the controller. A peer repeats
-//! a refused request every few seconds, for each pod that waits. So each refusal is logged once a
-//! minute. The counters of the peers count all of them.
+//! Which refusals were logged lately, for the servers of peers and of the controller. A peer
+//! repeats a refused request every few seconds, for each pod that waits. So each refusal is logged
+//! once a minute. The counters of the peers count all of them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -14,19 +14,26 @@ use super::common::{Fs, Lab, has_project_quotas, skip_outside_guests, too_old};
 
 const MIB: u64 = 1 << 20;
 
+/// A bench on this filesystem with project quotas. `None`: there is none here, and the test says so.
+async fn bench_with_quota(fs: Fs) -> Option<Bench> {
+    if !has_project_quotas() {
+        too_old("limits on projects");
+        return None;
+    }
+    if let Err(reason) = Lab::try_sized(fs, 320 * MIB) {
+        skip_outside_guests(&reason);
+        return None;
+    }
+    let ground = (BackendKind::Overlay, fs);
+    say(ground);
+    Bench::new(ground).await
+}
+
 /// A start sets the limits of all claims, and sets none but theirs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_and_a_delete_change_no_limit_but_their_own_with_quota() {
-    if !has_project_quotas() {
-        return too_old("limits on projects");
-    }
     for fs in Fs::WITH_QUOTA {
-        if let Err(reason) = Lab::try_sized(fs, 320 * MIB) {
-            return skip_outside_guests(&reason);
-        }
-        let ground = (BackendKind::Overlay, fs);
-        say(ground);
-        let Some(bench) = Bench::new(ground).await else {
+        let Some(bench) = bench_with_quota(fs).await else {
             return;
         };
         let pool = Dir::open(&bench.config.pool).expect("open");
@@ -90,16 +97,8 @@ async fn a_restart_and_a_delete_change_no_limit_but_their_own_with_quota() {
 /// that files in it can be deleted, and its limit still holds. So can one with a tiny limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_at_its_limit_can_be_mounted_and_emptied_with_quota() {
-    if !has_project_quotas() {
-        return too_old("limits on projects");
-    }
     for fs in Fs::WITH_QUOTA {
-        if let Err(reason) = Lab::try_sized(fs, 320 * MIB) {
-            return skip_outside_guests(&reason);
-        }
-        let ground = (BackendKind::Overlay, fs);
-        say(ground);
-        let Some(bench) = Bench::new(ground).await else {
+        let Some(bench) = bench_with_quota(fs).await else {
             return;
         };
         let made = async |name: &str, bytes| {

@@ -27,6 +27,18 @@ fn library() -> Option<PathBuf> {
     libraries.into_iter().find(|library| library.exists())
 }
 
+/// That library, and an API server with the namespace `ci`. `None`: there is none here, and the test
+/// says so.
+async fn start() -> Option<(PathBuf, ControlPlane)> {
+    let Some(library) = library() else {
+        skip("no libfaketime: make deps installs it");
+        return None;
+    };
+    let plane = ControlPlane::start().await?;
+    plane.kubectl(&["create", "namespace", "ci"]);
+    Some((library, plane))
+}
+
 /// Sets the clock of a process that was started with this file.
 fn set(file: &Path, offset: &str) {
     // The process reads all of the file, or the one before.
@@ -124,14 +136,10 @@ fn minutes_ahead(node: &Process) -> i64 {
 
 #[tokio::test]
 async fn with_clocks_that_are_ten_minutes_wrong_the_last_commit_is_the_newest() {
-    let Some(library) = library() else {
-        return skip("no libfaketime: make deps installs it");
-    };
-    let Some(plane) = ControlPlane::start().await else {
+    let Some((library, plane)) = start().await else {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    plane.kubectl(&["create", "namespace", "ci"]);
     let controller = hub(&plane);
     let pools = [lab.dir("one"), lab.dir("two"), lab.dir("three")];
     let (mut processes, mut nodes) = (Vec::new(), Vec::new());
@@ -213,14 +221,10 @@ async fn durable(pool: &Path, count: usize) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_clock_that_jumps_ahead_deletes_nothing_and_dates_nothing() {
-    let Some(library) = library() else {
-        return skip("no libfaketime: make deps installs it");
-    };
-    let Some(plane) = ControlPlane::start().await else {
+    let Some((library, plane)) = start().await else {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    plane.kubectl(&["create", "namespace", "ci"]);
     peers::nodes(&plane, 2);
     let _controller = hub(&plane);
     let pools = [lab.dir("one"), lab.dir("two")];

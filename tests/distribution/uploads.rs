@@ -193,6 +193,30 @@ async fn an_upload_ends_when_a_newer_commit_takes_the_name() {
     b.finish().await;
 }
 
+/// A node makes outputs of these names, each with its name in it, and uploads them.
+async fn share_outputs(node: &Node, names: &[&str]) {
+    for name in names {
+        let attributes = [("type", "output"), ("name", name)];
+        node.share(name, &attributes, name).await;
+    }
+}
+
+/// Publishes inputs of these names at once.
+async fn publish_inputs(node: &Node, names: &[&str]) {
+    let inputs = names.iter().map(async |name| {
+        let from = format!("artifact/{name}");
+        let attributes = [("type", "input"), ("from", &*from)];
+        node.publish(&format!("reads-{name}"), &attributes).await;
+    });
+    join_all(inputs).await;
+}
+
+async fn end_inputs(node: &Node, names: &[&str]) {
+    for name in names {
+        node.end(&format!("reads-{name}"), Outcome::Failed).await;
+    }
+}
+
 /// A namespace has many inputs whose content does not come.
 #[tokio::test(flavor = "multi_thread")]
 async fn content_of_one_namespace_comes_while_another_one_has_taken_its_fetches() {
@@ -207,25 +231,15 @@ async fn content_of_one_namespace_comes_while_another_one_has_taken_its_fetches(
         _ => Fault::None,
     });
     let b = require!(Node::new(&store).await);
-    let names: Vec<String> = (0..6).map(|number| format!("o-{number}")).collect();
-    for name in &names {
-        let attributes = [("type", "output"), ("name", name)];
-        a.share(name, &attributes, name).await;
-    }
+    let names = ["o-0", "o-1", "o-2", "o-3", "o-4", "o-5"];
+    share_outputs(&a, &names).await;
     let published = a.try_publish_of("other", "made", &OUTPUT).await;
     published.expect("publish");
     write(&a.bench.target("made"), "of another");
     a.end("made", Outcome::Succeeded).await;
     a.shared().await;
 
-    let inputs = names.iter().map(|name| {
-        let b = &b;
-        async move {
-            let from = format!("artifact/{name}");
-            let attributes = [("type", "input"), ("from", &*from)];
-            b.publish(&format!("reads-{name}"), &attributes).await;
-        }
-    });
+    let inputs = publish_inputs(&b, &names);
     let other = async {
         let all = || b.distribution.fetching().len() == 4;
         eventually("its places are taken", all).await;
@@ -236,17 +250,16 @@ async fn content_of_one_namespace_comes_while_another_one_has_taken_its_fetches(
         assert_eq!(seen.ok(), text("of another"));
         held.store(false, Ordering::SeqCst);
     };
-    tokio::join!(join_all(inputs), other);
+    tokio::join!(inputs, other);
     assert_eq!(b.fetches(), 7);
     b.end("reads", Outcome::Failed).await;
-    for name in &names {
-        b.end(&format!("reads-{name}"), Outcome::Failed).await;
-    }
+    end_inputs(&b, &names).await;
     a.finish().await;
     b.finish().await;
 }
 
-/// A node fetches four artifacts of a namespace at once, and a step ends while another pod waits for its turn.
+/// A node fetches four artifacts of a namespace at once, and a step ends while another pod waits
+/// for its turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_keeps_its_name_when_older_content_comes_late() {
     let tier = Shared::file();
@@ -264,18 +277,8 @@ async fn a_commit_keeps_its_name_when_older_content_comes_late() {
     write(&b.bench.target("runs"), "newer");
     a.share("older", &TASK, "older").await;
     let outputs = ["o-0", "o-1", "o-2", "o-3"];
-    for name in outputs {
-        let attributes = [("type", "output"), ("name", name)];
-        a.share(name, &attributes, name).await;
-    }
-    let inputs = join_all(outputs.map(|name| {
-        let b = &b;
-        async move {
-            let from = format!("artifact/{name}");
-            let attributes = [("type", "input"), ("from", &*from)];
-            b.publish(&format!("reads-{name}"), &attributes).await;
-        }
-    }));
+    share_outputs(&a, &outputs).await;
+    let inputs = publish_inputs(&b, &outputs);
     let waits = async {
         let all = || b.distribution.fetching().len() == outputs.len();
         eventually("all places are taken", all).await;
@@ -290,16 +293,14 @@ async fn a_commit_keeps_its_name_when_older_content_comes_late() {
         let (_, made) = tokio::join!(b.publish("waits", &TASK), ends);
         made
     };
-    let (_, made) = tokio::join!(inputs, waits);
+    let ((), made) = tokio::join!(inputs, waits);
     assert_eq!(b.fetches(), 5, "the older one has come, too");
     let named = b.bench.artifact("task-cache/go").expect("it is there").id;
     assert_eq!(named, made);
     let seen = fs::read_to_string(b.bench.target("waits").join("text"));
     assert_eq!(seen.ok(), text("newer"));
     b.end("waits", Outcome::Failed).await;
-    for name in outputs {
-        b.end(&format!("reads-{name}"), Outcome::Failed).await;
-    }
+    end_inputs(&b, &outputs).await;
     let b = Node::start(b.stop().await, &tier.store, |_| {});
     b.shared().await;
     assert_eq!(a.sees("look", &TASK).await, text("newer"));

@@ -382,12 +382,8 @@ mod tests {
         assert_eq!(older.made_with, None);
         for (seconds, same) in [(1, true), (2, true), (3, false)] {
             let request = CreateClaim {
-                name: "c".to_owned(),
-                required_bytes: 0,
-                limit_bytes: None,
-                parameters: ClaimParameters::default(),
                 mutable: ttl(seconds),
-                source: None,
+                ..CreateClaim::empty("c")
             };
             assert_eq!(repeated(known.clone(), &request).is_ok(), same, "{seconds}");
             repeated(older.clone(), &request).expect("nobody knows better");

@@ -145,25 +145,15 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::backend::BackendKind;
     use crate::engine::claims::CreateClaim;
     use crate::engine::{Config, Engine, guard};
-    use crate::model::{ClaimParameters, MutableParameters};
 
     #[tokio::test]
     async fn who_waits_for_a_chore_and_then_for_a_mount_waits_no_longer_in_all() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
-        config.backend = Some(BackendKind::Copy);
+        let config = Config::of_copies(folder.path());
         let engine = Engine::open(config).await.expect("it opens");
-        let request = CreateClaim {
-            name: "claim".to_owned(),
-            required_bytes: 0,
-            limit_bytes: None,
-            parameters: ClaimParameters::default(),
-            mutable: MutableParameters::default(),
-            source: None,
-        };
+        let request = CreateClaim::empty("claim");
         let id = engine.create_claim(request).await.expect("made").id;
         let detached = |count| {
             let mut state = engine.inner.state.lock();

@@ -115,8 +115,8 @@ pub(in crate::engine) fn recover_volume(
             held.busy_layers = Some(BusyLayers::assumed(held.claim.layers.clone()));
             held.mounts = unrecorded(inner, mounts, id)?;
             if held.mounts.is_empty() {
-                // After a power cut a file may have its name and not its content. It was written at a
-                // mount or unmount, of which the index may not know.
+                // After a power cut a file may have its name and not its content. It was written at
+                // a mount or unmount, of which the index may not know.
                 was_used_until_now(inner, held);
             } else {
                 tracing::error!(volume.id = %id, %why,

@@ -24,6 +24,21 @@ pub struct CreateClaim {
     pub source: Option<ClaimSource>,
 }
 
+#[cfg(test)]
+impl CreateClaim {
+    /// A request for an empty claim without limits.
+    pub(crate) fn empty(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            required_bytes: 0,
+            limit_bytes: None,
+            parameters: ClaimParameters::default(),
+            mutable: MutableParameters::default(),
+            source: None,
+        }
+    }
+}
+
 /// Claims, or snapshots, in the order of their ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page<T> {

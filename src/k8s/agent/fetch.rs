@@ -1,8 +1,8 @@
 //! Volumes whose content comes from another node. `distribution` fetches it; this file tells in the
 //! `Volume` how far that is.
 //!
-//! A job waits a moment only, and then tells how far the fetch is. A fetch goes on between two jobs.
-//! It ends before its volume is deleted, and looks at the order once more before the volume
+//! A job waits a moment only, and then tells how far the fetch is. A fetch goes on between two
+//! jobs. It ends before its volume is deleted, and looks at the order once more before the volume
 //! appears.
 
 use std::sync::Arc;

@@ -305,29 +305,18 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::api::{Mutable, Parameters, VolumeSpec, Wanted};
-    use crate::backend::BackendKind;
+    use crate::api::{VolumeSpec, Wanted};
     use crate::engine::Config;
     use crate::engine::claims::{CreateClaim, claim_id};
     use crate::k8s::claims::name_on;
-    use crate::k8s::client::client_of;
-    use crate::model::{
-        ClaimParameters, ClaimSource, MutableParameters, NodeId, Topology, VolumeId,
-    };
+    use crate::k8s::client::{client_of, is_watch, list_of};
+    use crate::model::{ClaimSource, NodeId, Topology, VolumeId};
 
     /// An order for a volume of this node, empty or a clone.
     fn order(name: &str, of: Option<VolumeId>) -> Volume {
         let spec = VolumeSpec {
-            name: name.to_owned(),
-            node_name: "node-1".to_owned(),
-            parameters: Parameters::default(),
-            made_with: Mutable::default(),
             source: of.map(|id| (&ClaimSource::Claim(id)).into()),
-            fetch: None,
-            wanted: Wanted::Present,
-            capacity: 0,
-            limit: 0,
-            mutable: Mutable::default(),
+            ..VolumeSpec::empty(name, "node-1", Wanted::Present)
         };
         let mut order = Volume::new(claim_id(&name_on("node-1", name)).as_str(), spec);
         order.metadata.uid = Some(name.to_owned());
@@ -341,15 +330,11 @@ mod tests {
         let (answered, answers) = mpsc::unbounded_channel();
         let client = client_of(move |request| {
             let (uri, method) = (request.uri(), request.method().as_str());
-            let is_watch = uri
-                .query()
-                .is_some_and(|query| query.contains("watch=true"));
             let mut path = uri.path().rsplit('/');
-            let list = |items| json!({"metadata": {"resourceVersion": "1"}, "items": items});
             match (method, path.next()?) {
-                ("GET", _) if is_watch => None,
-                ("GET", "volumes") => Some((200, list(json!(orders)))),
-                ("GET", "snapshots") => Some((200, list(json!([])))),
+                ("GET", _) if is_watch(request) => None,
+                ("GET", "volumes") => Some((200, list_of(&json!(orders)))),
+                ("GET", "snapshots") => Some((200, list_of(&json!([])))),
                 ("PATCH", "status") => {
                     let name = path.next()?;
                     let order = orders.iter().find(|order| order.name_any() == name)?;
@@ -365,19 +350,11 @@ mod tests {
     #[tokio::test]
     async fn volumes_that_wait_for_copies_keep_no_other_order_waiting() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
-        config.backend = Some(BackendKind::Copy);
+        let config = Config::of_copies(folder.path());
         let engine = Engine::open(config).await.expect("it opens");
         let mut orders = Vec::new();
         for number in 0..50 {
-            let source = engine.create_claim(CreateClaim {
-                name: format!("source-{number}"),
-                required_bytes: 0,
-                limit_bytes: None,
-                parameters: ClaimParameters::default(),
-                mutable: MutableParameters::default(),
-                source: None,
-            });
+            let source = engine.create_claim(CreateClaim::empty(format!("source-{number}")));
             let source = source.await.expect("made").id;
             orders.push(order(&format!("clone-{number}"), Some(source)));
         }

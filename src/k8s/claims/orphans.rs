@@ -339,7 +339,7 @@ mod tests {
 
     use super::*;
     use crate::api::{Mutable, Orphans, Parameters, PoolSpec, PoolStatus};
-    use crate::k8s::client::client_of;
+    use crate::k8s::client::{client_of, is_watch, list_of};
 
     #[tokio::test]
     async fn contents_are_listed_once_for_the_same_orphans_and_for_many_deletions() {
@@ -362,13 +362,9 @@ mod tests {
         let count = lists.clone();
         let client = client_of(move |request| {
             let uri = request.uri();
-            if uri
-                .query()
-                .is_some_and(|query| query.contains("watch=true"))
-            {
+            if is_watch(request) {
                 return None;
             }
-            let list = |items| json!({"metadata": {"resourceVersion": "1"}, "items": items});
             let version = "snapshot.storage.k8s.io/v1";
             let answer = match uri.path().rsplit('/').next()? {
                 "apis" => {
@@ -383,7 +379,7 @@ mod tests {
                     });
                     json!({"groupVersion": version, "resources": [contents]})
                 }
-                "pools" => list(json!([pool])),
+                "pools" => list_of(&json!([pool])),
                 "volumesnapshotcontents" => {
                     count.fetch_add(1, Ordering::Relaxed);
                     let content = json!({
@@ -391,9 +387,9 @@ mod tests {
                         "metadata": {"name": "c"},
                         "spec": {"driver": "ours", "source": {"snapshotHandle": "named"}},
                     });
-                    list(json!([content]))
+                    list_of(&json!([content]))
                 }
-                _ => list(json!([])),
+                _ => list_of(&json!([])),
             };
             Some((200, answer))
         });

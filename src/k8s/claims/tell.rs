@@ -235,22 +235,11 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::api::{Mutable, Parameters, VolumeSpec, VolumeStatus};
-    use crate::k8s::client::client_of;
+    use crate::api::{Mutable, VolumeSpec, VolumeStatus};
+    use crate::k8s::client::{client_of, is_watch, list_of};
 
     fn lost(number: usize) -> Volume {
-        let spec = VolumeSpec {
-            name: format!("pvc-{number}"),
-            node_name: "node-1".to_owned(),
-            parameters: Parameters::default(),
-            made_with: Mutable::default(),
-            source: None,
-            fetch: None,
-            wanted: Wanted::Present,
-            capacity: 0,
-            limit: 0,
-            mutable: Mutable::default(),
-        };
+        let spec = VolumeSpec::empty(format!("pvc-{number}"), "node-1", Wanted::Present);
         let mut volume = Volume::new(&format!("vol-{number}"), spec);
         volume.metadata.uid = Some(format!("uid-{number}"));
         volume.status = Some(VolumeStatus {
@@ -281,16 +270,12 @@ mod tests {
         let (told, mut events) = mpsc::unbounded_channel();
         let client = client_of(move |request| {
             let uri = request.uri();
-            if uri
-                .query()
-                .is_some_and(|query| query.contains("watch=true"))
-            {
+            if is_watch(request) {
                 return None;
             }
-            let list = |items| json!({"metadata": {"resourceVersion": "1"}, "items": items});
             let numbers = 0..CLAIMS;
             let items = match uri.path().rsplit('/').next()? {
-                "volumes" => numbers.map(|number| json!(lost(number))).collect(),
+                "volumes" => numbers.map(lost).map(|lost| json!(lost)).collect(),
                 "persistentvolumes" => {
                     let namespace = |number| if number == 0 { "open" } else { "closed" };
                     numbers
@@ -305,9 +290,9 @@ mod tests {
                     told.send(()).ok()?;
                     return Some((201, json!({"metadata": {}, "involvedObject": {}})));
                 }
-                _ => Vec::new(),
+                _ => json!([]),
             };
-            Some((200, list(items)))
+            Some((200, list_of(&items)))
         });
         let _cluster = Cluster::of_server(client).await;
         let event = tokio::time::timeout(Duration::from_secs(60), events.recv()).await;

@@ -113,25 +113,14 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{Mutable, Parameters, VolumeSpec, VolumeStatus};
+    use crate::api::{Mutable, VolumeSpec, VolumeStatus};
 
     #[test]
     fn a_snapshot_is_needed_until_its_volume_is_made_or_given_up() {
         assert_eq!(volume_of(&name_for("vol-1")), Some("vol-1"));
         assert_eq!(volume_of("snapshot-3f0c9a52"), None);
         let volume = |wanted, phase: Option<Phase>| {
-            let spec = VolumeSpec {
-                name: "pvc-1".to_owned(),
-                node_name: "node-2".to_owned(),
-                parameters: Parameters::default(),
-                made_with: Mutable::default(),
-                source: None,
-                fetch: None,
-                wanted,
-                capacity: 0,
-                limit: 0,
-                mutable: Mutable::default(),
-            };
+            let spec = VolumeSpec::empty("pvc-1", "node-2", wanted);
             let mut volume = Volume::new("vol-1", spec);
             volume.status = phase.map(|phase| VolumeStatus {
                 observed_generation: 1,

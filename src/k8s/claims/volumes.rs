@@ -331,18 +331,7 @@ impl Cluster {
             );
             return Err(refusal(Code::FailedPrecondition, message));
         }
-        let spec = VolumeSpec {
-            name: named.name,
-            node_name: node,
-            parameters: crate::api::Parameters::default(),
-            made_with: Mutable::default(),
-            source: None,
-            fetch: None,
-            wanted: Wanted::Absent,
-            capacity: 0,
-            limit: 0,
-            mutable: Mutable::default(),
-        };
+        let spec = VolumeSpec::empty(named.name, node, Wanted::Absent);
         Ok(Some(Volume::new(id, spec)))
     }
 

@@ -55,16 +55,8 @@ fn volume(at: &str, wanted: Wanted, status: Option<(Phase, i64)>) -> Volume {
     let mut volume = Volume::new(
         &format!("vol-{at}"),
         VolumeSpec {
-            name: "pvc".to_owned(),
-            node_name: at.to_owned(),
-            parameters: Parameters::default(),
-            made_with: Mutable::default(),
-            source: None,
-            fetch: None,
-            wanted,
             capacity: 50,
-            limit: 0,
-            mutable: Mutable::default(),
+            ..VolumeSpec::empty("pvc", at, wanted)
         },
     );
     volume.metadata.generation = Some(1);

@@ -58,10 +58,15 @@ fn of_each_type(pod: &str, name: &str, node: &Cluster, reads: bool, command: &st
     pod_with(pod, &more, volumes, command)
 }
 
+/// A command for the volume of each type, `/$it`.
+fn for_each_type(command: &str) -> String {
+    let volumes = MADE.map(|(volume, _)| volume).join(" ");
+    format!("for it in {volumes}; do {command}; done")
+}
+
 /// Has a pod make an output, a task cache and a resource cache of one name.
 fn makes(env: &Env, name: &str, node: &Cluster) {
-    let write =
-        format!("for it in output task-cache resource-cache; do echo {name} > /$it/text; done");
+    let write = for_each_type(&format!("echo {name} > /$it/text"));
     env.apply_text(&of_each_type(name, name, node, false, &write));
     env.succeeded(name);
     for kind in ["artifact", "task-cache", "resource-cache"] {
@@ -72,46 +77,50 @@ fn makes(env: &Env, name: &str, node: &Cluster) {
 /// A pod gets all three.
 fn reads(env: &Env, name: &str, node: &Cluster) {
     let pod = format!("{name}-on-{}", node.name());
-    let read =
-        format!("for it in output task-cache resource-cache; do grep -x {name} /$it/text; done");
+    let read = for_each_type(&format!("grep -x {name} /$it/text"));
     env.apply_text(&of_each_type(&pod, name, node, true, &read));
     env.succeeded(&pod);
 }
 
-/// Caches that no node has start empty. An input waits until another node has made it.
-fn nowhere_and_coming(env: &Env, two: &Cluster, three: &Cluster) {
+/// The caches of a name start empty.
+fn caches_are_empty(env: &Env, name: &str, node: &Cluster) {
     for kind in ["task-cache", "resource-cache"] {
-        let attributes = format!("type: {kind}, key: nowhere, commit: never");
-        let pod = format!("{kind}-nowhere");
+        let attributes = format!("type: {kind}, key: {name}, commit: never");
+        let pod = format!("{kind}-{name}");
         let empty = "[ -z \"$(ls -A /work)\" ]";
-        env.apply_text(&step_with(&pod, three, "work", &attributes, empty));
+        env.apply_text(&step_with(&pod, node, "work", &attributes, empty));
         env.succeeded(&pod);
     }
-    let input = "type: input, from: artifact/coming";
-    let read = "grep -x coming /work/text";
-    env.apply_text(&step_with("waits", three, "work", input, read));
-    env.event("waits", &["artifact/coming"]);
+}
+
+/// A pod begins to wait for the input of a name. Its own name is what this returns.
+fn waits(env: &Env, name: &str, node: &Cluster) -> String {
+    let pod = format!("waits-for-{name}");
+    let (input, read) = (
+        format!("type: input, from: artifact/{name}"),
+        format!("grep -x {name} /work/text"),
+    );
+    env.apply_text(&step_with(&pod, node, "work", &input, &read));
+    env.event(&pod, &[&format!("artifact/{name}")]);
+    pod
+}
+
+/// Caches that no node has start empty. An input waits until another node has made it.
+fn nowhere_and_coming(env: &Env, two: &Cluster, three: &Cluster) {
+    caches_are_empty(env, "nowhere", three);
+    let pod = waits(env, "coming", three);
     makes(env, "coming", two);
-    env.succeeded("waits");
+    env.succeeded(&pod);
 }
 
 /// Of a node whose cable is pulled a cache is not to be had, and an input waits for it.
 fn away(env: &Env, two: &Cluster, three: &Cluster) {
     makes(env, "away", two);
     let cable = two.cut_off();
-    for kind in ["task-cache", "resource-cache"] {
-        let attributes = format!("type: {kind}, key: away, commit: never");
-        let pod = format!("{kind}-away");
-        let empty = "[ -z \"$(ls -A /work)\" ]";
-        env.apply_text(&step_with(&pod, three, "work", &attributes, empty));
-        env.succeeded(&pod);
-    }
-    let input = "type: input, from: artifact/away";
-    let read = "grep -x away /work/text";
-    env.apply_text(&step_with("waits-for-node", three, "work", input, read));
-    env.event("waits-for-node", &["artifact/away"]);
+    caches_are_empty(env, "away", three);
+    let pod = waits(env, "away", three);
     drop(cable);
-    env.succeeded("waits-for-node");
+    env.succeeded(&pod);
     super::node_is_ready(env, two);
 }
 
@@ -179,7 +188,8 @@ fn disturbed(env: &Env, two: &Cluster, three: &Cluster) {
     assert!(received(three) < LARGE * 3 / 2, "it came once");
 }
 
-/// A hundred pods on three nodes: the content comes once to each of the other two nodes.
+/// A hundred pods on three nodes: each of the other two nodes fetches once, and gets each byte
+/// once.
 fn crowd(env: &Env, holder: &Cluster, nodes: [&Cluster; 3]) {
     const PODS: usize = 100;
     const SIZE: u64 = 1 << 20;
@@ -189,7 +199,7 @@ fn crowd(env: &Env, holder: &Cluster, nodes: [&Cluster; 3]) {
     env.apply_text(&step_with("makes-shared", holder, "work", output, &write));
     env.succeeded("makes-shared");
     kept(holder, "artifact/shared-by-all");
-    let before = nodes.map(received);
+    let before = nodes.map(|node| (fetches(node), received(node)));
     let input = "type: input, from: artifact/shared-by-all";
     let read = "grep -x shared-by-all /work/text";
     let mut all = String::new();
@@ -204,17 +214,11 @@ fn crowd(env: &Env, holder: &Cluster, nodes: [&Cluster; 3]) {
     for number in 0..PODS {
         env.succeeded(&format!("crowd-{number}"));
     }
-    for (node, before) in nodes.into_iter().zip(before) {
-        let least = if node.name() == holder.name() {
-            0
-        } else {
-            SIZE
-        };
-        let came = received(node) - before;
-        assert!(
-            (least / 2..=least * 3 / 2).contains(&came),
-            "{}: {came}",
-            node.name()
-        );
+    for (node, (fetched, came)) in nodes.into_iter().zip(before) {
+        let times = u64::from(node.name() != holder.name());
+        assert_eq!(fetches(node), fetched + times, "{}", node.name());
+        let came = received(node) - came;
+        let expected = times * SIZE..=times * SIZE * 3 / 2;
+        assert!(expected.contains(&came), "{}: {came}", node.name());
     }
 }
