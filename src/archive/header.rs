@@ -1,9 +1,12 @@
 //! The blocks of 512 bytes of which tar streams are made: their fields, read and written. Paths,
 //! records and the meaning of an entry as a whole are handled elsewhere.
 //!
-//! The crate `tar` does not supply them. Its version 0.4.46 splits pax records at newlines, which
-//! the values of attributes may hold, and takes base-256 numbers that overflow or are negative for
-//! others. Since it is no dependency, clippy.toml needs no ban of its `unpack*` functions.
+//! The crate `tar` says where the fields of each dialect lie and which types of entries there are.
+//! Numbers are read here: version 0.4.46 of the crate takes base-256 numbers that overflow or are
+//! negative for others. They are written here, since the crate allocates for each of them.
+
+pub(super) use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader};
+use tar::{GnuHeader, OldHeader, UstarHeader};
 
 use super::error::{Error, Result};
 
@@ -13,48 +16,21 @@ pub(super) const BLOCK: usize = 512;
 /// One block.
 pub(super) type Block = [u8; BLOCK];
 
-/// A field of the header block.
-pub(super) type Field = std::ops::Range<usize>;
-
-pub(super) const NAME: Field = 0..100;
-pub(super) const MODE: Field = 100..108;
-pub(super) const UID: Field = 108..116;
-pub(super) const GID: Field = 116..124;
-pub(super) const SIZE: Field = 124..136;
-pub(super) const MTIME: Field = 136..148;
-const CHECKSUM: Field = 148..156;
-const TYPE: usize = 156;
-pub(super) const LINK: Field = 157..257;
-const MAGIC: Field = 257..265;
-pub(super) const MAJOR: Field = 329..337;
-pub(super) const MINOR: Field = 337..345;
-const PREFIX: Field = 345..500;
-/// GNU's old sparse headers: four runs, whether more follow, the file's size.
-pub(super) const OLD_SPARSE: Field = 386..482;
-pub(super) const OLD_SPARSE_MORE: usize = 482;
-pub(super) const OLD_SPARSE_SIZE: Field = 483..495;
+/// The fields of POSIX: where its checksum lies, and the version of its dialect.
+const CHECKSUM: std::ops::Range<usize> = 148..156;
+const VERSION: std::ops::Range<usize> = 263..265;
 
 /// The largest value of a field of 12 bytes, in octal.
 pub(super) const MOST_12: u64 = 0o77_777_777_777;
 
-/// Which dialect a header block is written in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Dialect {
-    /// Before 1988: no prefix, no devices.
-    V7,
-    /// POSIX.
-    Ustar,
-    /// GNU: no prefix, other things in its place.
-    Gnu,
-}
-
 /// A header block whose checksum is right.
-pub(super) struct Header(Block);
+pub(super) struct Header(tar::Header);
 
 impl Header {
     /// `None`: the checksum is wrong, so this is no header.
     pub(super) fn parse(block: &Block) -> Option<Self> {
-        let stored = octal(&block[CHECKSUM])?;
+        let mut header = tar::Header::from_byte_slice(block).clone();
+        let stored = octal(&header.as_old().cksum)?;
         let byte = |index: usize, byte: u8| {
             if CHECKSUM.contains(&index) {
                 b' '
@@ -67,51 +43,58 @@ impl Header {
         // Some old writers added signed bytes.
         let signed: i64 = bytes().map(|b| i64::from(b.cast_signed())).sum();
         let right = stored == unsigned || i64::try_from(stored) == Ok(signed);
-        right.then_some(Self(*block))
-    }
-
-    pub(super) fn kind(&self) -> u8 {
-        self.0[TYPE]
-    }
-
-    pub(super) fn dialect(&self) -> Dialect {
-        match &self.0[MAGIC] {
-            b"ustar  \0" => Dialect::Gnu,
-            magic if magic.starts_with(b"ustar\0") => Dialect::Ustar,
-            _ => Dialect::V7,
+        // Readers look at POSIX' magic only; the crate looks at the version, too.
+        if block[..VERSION.start].ends_with(b"ustar\0") {
+            header.as_mut_bytes()[VERSION].copy_from_slice(b"00");
         }
+        right.then_some(Self(header))
     }
 
-    pub(super) fn bytes(&self, field: Field) -> &[u8] {
-        &self.0[field]
+    pub(super) fn kind(&self) -> EntryType {
+        self.0.entry_type()
     }
 
-    pub(super) fn flag(&self, at: usize) -> bool {
-        !matches!(self.0[at], 0 | b'0')
+    /// The fields that all dialects have.
+    pub(super) fn fields(&self) -> &OldHeader {
+        self.0.as_old()
     }
 
-    /// Text up to its first NUL.
-    pub(super) fn text(&self, field: Field) -> &[u8] {
-        text(&self.0[field])
+    /// The fields of GNU's dialect; `None`: it is another.
+    pub(super) fn gnu(&self) -> Option<&GnuHeader> {
+        self.0.as_gnu()
     }
 
     /// The path as the block has it.
     pub(super) fn path(&self) -> Vec<u8> {
+        let name = text(&self.fields().name);
+        let Some(posix) = self.0.as_ustar() else {
+            return name.to_vec();
+        };
         // star has times behind a shorter prefix.
-        let is_star = self.0[508..] == *b"tar\0";
-        let prefix = if is_star { 345..476 } else { PREFIX };
-        let (name, prefix) = (self.text(NAME), self.text(prefix));
-        if self.dialect() == Dialect::Ustar && !prefix.is_empty() {
-            [prefix, b"/", name].concat()
-        } else {
-            name.to_vec()
+        let is_star = posix.pad.ends_with(b"tar\0");
+        match text(&posix.prefix[..if is_star { 131 } else { 155 }]) {
+            b"" => name.to_vec(),
+            prefix => [prefix, b"/", name].concat(),
         }
     }
 
-    /// A number that may be negative only in base 256; `None`: it is none.
-    pub(super) fn number(&self, field: Field) -> Option<i64> {
-        number(&self.0[field])
+    /// Where a link leads to.
+    pub(super) fn link(&self) -> &[u8] {
+        text(&self.fields().linkname)
     }
+
+    /// The numbers of a device node, not interpreted. Before POSIX there were none.
+    pub(super) fn device(&self) -> (&[u8], &[u8]) {
+        let posix = self.0.as_ustar().map(|it| (&it.dev_major, &it.dev_minor));
+        let gnu = || self.gnu().map(|it| (&it.dev_major, &it.dev_minor));
+        let (major, minor) = posix.or_else(gnu).unwrap_or((&[0; 8], &[0; 8]));
+        (major, minor)
+    }
+}
+
+/// Whether a field says that more follows.
+pub(super) fn flag(field: [u8; 1]) -> bool {
+    !matches!(field[0], 0 | b'0')
 }
 
 /// Text up to its first NUL.
@@ -154,59 +137,69 @@ fn octal(field: &[u8]) -> Option<u64> {
 }
 
 /// A header block that is being made.
-pub(super) struct Draft(Block);
+pub(super) struct Draft(tar::Header);
 
 impl Draft {
-    pub(super) fn new(kind: u8) -> Self {
-        let mut block = [0; BLOCK];
-        block[TYPE] = kind;
-        block[MAGIC].copy_from_slice(b"ustar\x0000");
-        Self(block)
+    pub(super) fn new(kind: EntryType) -> Self {
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(kind);
+        Self(header)
     }
 
-    /// Writes as much as fits. Returns whether all of it did.
-    pub(super) fn text(&mut self, field: Field, text: &[u8]) -> bool {
-        let fits = text.len().min(field.len());
-        self.0[field.start..field.start + fits].copy_from_slice(&text[..fits]);
-        fits == text.len()
+    pub(super) fn fields(&mut self) -> &mut OldHeader {
+        self.0.as_old_mut()
+    }
+
+    pub(super) fn posix(&mut self) -> &mut UstarHeader {
+        self.0.as_ustar_mut().expect("it was made as one")
     }
 
     /// Writes the path, in one field or two. Returns whether it fitted.
     pub(super) fn path(&mut self, path: &[u8]) -> bool {
-        if path.len() <= NAME.len() {
-            return self.text(NAME, path);
+        let posix = self.posix();
+        let (most, most_prefix) = (posix.name.len(), posix.prefix.len());
+        if path.len() <= most {
+            return put_text(&mut posix.name, path);
         }
         // The first slash that leaves few enough bytes behind it, and some.
-        let from = path.len() - NAME.len() - 1;
+        let from = path.len() - most - 1;
         let slash = path[from..path.len() - 1].iter().position(|&b| b == b'/');
         match slash.map(|at| at + from) {
-            Some(slash) if (1..=PREFIX.len()).contains(&slash) => {
-                self.text(PREFIX, &path[..slash]) && self.text(NAME, &path[slash + 1..])
+            Some(slash) if (1..=most_prefix).contains(&slash) => {
+                put_text(&mut posix.prefix, &path[..slash])
+                    && put_text(&mut posix.name, &path[slash + 1..])
             }
-            _ => self.text(NAME, path),
+            _ => put_text(&mut posix.name, path),
         }
-    }
-
-    /// Octal with leading zeros and a NUL; 0 if it does not fit, which it tells.
-    pub(super) fn number(&mut self, field: Field, value: u64) -> bool {
-        let digits = field.len() - 1;
-        let fits = value < 1 << (3 * digits);
-        let mut left = if fits { value } else { 0 };
-        for slot in self.0[field.start..field.start + digits].iter_mut().rev() {
-            *slot = b'0' + u8::try_from(left & 7).expect("three bits");
-            left >>= 3;
-        }
-        fits
     }
 
     pub(super) fn finish(mut self) -> Block {
-        self.0[CHECKSUM].fill(b' ');
-        let sum: u64 = self.0.iter().map(|&byte| u64::from(byte)).sum();
-        let last = CHECKSUM.end - 1;
-        self.number(CHECKSUM.start..last, sum);
-        self.0[last - 1] = 0;
-        self.0
+        self.fields().cksum = [b' '; 8];
+        let sum: u64 = self.0.as_bytes().iter().map(|&byte| u64::from(byte)).sum();
+        // Six digits, NUL and the space that is there.
+        put_number(&mut self.fields().cksum[..7], sum);
+        *self.0.as_bytes()
     }
+}
+
+/// Writes as much as fits. Returns whether all of it did.
+pub(super) fn put_text(field: &mut [u8], text: &[u8]) -> bool {
+    let fits = text.len().min(field.len());
+    field[..fits].copy_from_slice(&text[..fits]);
+    fits == text.len()
+}
+
+/// Writes octal with leading zeros and a NUL; 0 if it does not fit. Returns whether it did.
+pub(super) fn put_number(field: &mut [u8], value: u64) -> bool {
+    let (last, digits) = field.split_last_mut().expect("no field is empty");
+    *last = 0;
+    let fits = value < 1 << (3 * digits.len());
+    let mut left = if fits { value } else { 0 };
+    for slot in digits.iter_mut().rev() {
+        *slot = b'0' + u8::try_from(left & 7).expect("three bits");
+        left >>= 3;
+    }
+    fits
 }
 
 /// How many bytes fill the last block.
@@ -224,9 +217,8 @@ pub(super) fn malformed(at: u64, why: impl Into<String>) -> Error {
 }
 
 /// A number of the header that must not be negative.
-pub(super) fn unsigned(header: &Header, field: Field, what: &str, at: u64) -> Result<u64> {
-    let value = header.number(field);
-    value
+pub(super) fn unsigned(field: &[u8], what: &str, at: u64) -> Result<u64> {
+    number(field)
         .and_then(|value| u64::try_from(value).ok())
         .ok_or_else(|| {
             malformed(
@@ -270,10 +262,11 @@ mod tests {
     #[test]
     fn a_long_path_is_split_where_the_document_says() {
         let split = |path: &str| {
-            let mut draft = Draft::new(b'0');
+            let mut draft = Draft::new(EntryType::Regular);
             let fits = draft.path(path.as_bytes());
+            let prefix = text(&draft.posix().prefix).len();
             let header = Header::parse(&draft.finish()).expect("the checksum is right");
-            fits.then(|| (header.text(PREFIX).len(), header.path()))
+            fits.then(|| (prefix, header.path()))
         };
         let part = "x".repeat(50);
         let three = [&*part, &part, &part].join("/");

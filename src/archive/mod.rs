@@ -18,9 +18,8 @@
 //! resolved twice, no symlink followed, no mount point crossed, nothing recurses. A tree may be one
 //! layer of a stack, in overlayfs' form (`marks`, `onto`). Nothing here knows volumes or the pool.
 //!
-//! The blocks and records are read and written here, not by the crate `tar` (0.4.46). That crate
-//! splits pax records at newlines, which attributes may hold. It also takes base-256 numbers that
-//! overflow or are negative for others.
+//! The crate `tar` supplies the header blocks. Its readers and writers of whole archives are not
+//! used: version 0.4.46 splits pax records at newlines, which attributes may hold.
 
 mod acl;
 mod cores;

@@ -12,9 +12,7 @@ use rustix::fs::Stat;
 use super::digest::{Codec, Digests, Hashing};
 use super::encode::encode;
 use super::error::{Error, Result, shown};
-use super::header::{
-    BLOCK, Draft, GID, LINK, MAJOR, MINOR, MODE, MOST_12, MTIME, NAME, SIZE, UID, padding,
-};
+use super::header::{BLOCK, Draft, EntryType, MOST_12, padding, put_number, put_text};
 use super::links::Links;
 use super::marks::{self, LayerMarks};
 use super::pipe::{Feeder, pipe};
@@ -144,7 +142,7 @@ fn pack_as(
 /// What an entry says.
 struct Head<'a> {
     path: &'a [u8],
-    kind: u8,
+    kind: EntryType,
     look: Look,
     /// Of what follows.
     size: u64,
@@ -158,7 +156,7 @@ struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    fn new(path: &'a [u8], kind: u8, look: Look) -> Self {
+    fn new(path: &'a [u8], kind: EntryType, look: Look) -> Self {
         Self {
             path,
             kind,
@@ -195,12 +193,15 @@ impl Visitor for Packer<'_> {
         let name = [name, b"/"].concat();
         let head = Head {
             records: &records,
-            ..Head::new(&name, b'5', Look::of(stat))
+            ..Head::new(&name, EntryType::Directory, Look::of(stat))
         };
         put(&mut self.feeder, &head)?;
         if opaque && self.marks == Some(LayerMarks::Oci) {
             let path = [path, b"/", marks::OCI_OPAQUE].concat();
-            put(&mut self.feeder, &Head::new(&path, b'0', Look::default()))?;
+            put(
+                &mut self.feeder,
+                &Head::new(&path, EntryType::Regular, Look::default()),
+            )?;
         }
         Ok(())
     }
@@ -222,7 +223,7 @@ impl Visitor for Packer<'_> {
         let mut head = Head {
             size,
             records: &records,
-            ..Head::new(path, b'0', Look::of(stat))
+            ..Head::new(path, EntryType::Regular, Look::of(stat))
         };
         let data: u64 = runs.iter().map(|run| run.length).sum();
         // What the map has no place for is written, and may be a hole of an exabyte.
@@ -271,10 +272,10 @@ impl Visitor for Packer<'_> {
         };
         let records = self.records(path, node)?;
         let kind = match kind {
-            FileKind::Symlink => b'2',
-            FileKind::CharacterDevice => b'3',
-            FileKind::BlockDevice => b'4',
-            _ => b'6',
+            FileKind::Symlink => EntryType::Symlink,
+            FileKind::CharacterDevice => EntryType::Char,
+            FileKind::BlockDevice => EntryType::Block,
+            _ => EntryType::Fifo,
         };
         let head = Head {
             link: target.as_bytes(),
@@ -291,12 +292,15 @@ impl Visitor for Packer<'_> {
         let look = Look::default();
         if self.marks == Some(LayerMarks::Oci) {
             let path = marks::oci_whiteout(path)?;
-            return put(&mut self.feeder, &Head::new(&path, b'0', look));
+            return put(
+                &mut self.feeder,
+                &Head::new(&path, EntryType::Regular, look),
+            );
         }
         let records = [(marks::RECORD.to_vec(), marks::WHITEOUT.to_vec())];
         let head = Head {
             records: &records,
-            ..Head::new(path, b'0', look)
+            ..Head::new(path, EntryType::Regular, look)
         };
         put(&mut self.feeder, &head)
     }
@@ -355,7 +359,7 @@ impl Packer<'_> {
         };
         let head = Head {
             link: &first,
-            ..Head::new(path, b'1', Look::of(stat))
+            ..Head::new(path, EntryType::Link, Look::of(stat))
         };
         put(&mut self.feeder, &head)?;
         Ok(true)
@@ -396,7 +400,10 @@ fn put(feeder: &mut Feeder, head: &Head<'_>) -> Result<()> {
         let base = head.path.rsplit(|&byte| byte == b'/').next();
         let base = base.unwrap_or_default();
         let base = &base[..base.len().min(SPARSE_BASE)];
-        draft.text(NAME, &[b"GNUSparseFile.0/", base].concat());
+        put_text(
+            &mut draft.fields().name,
+            &[b"GNUSparseFile.0/", base].concat(),
+        );
         true
     } else {
         draft.path(head.path)
@@ -404,24 +411,25 @@ fn put(feeder: &mut Feeder, head: &Head<'_>) -> Result<()> {
     if !path_fits {
         pax::push(&mut records, b"path", head.path);
     }
-    if !draft.text(LINK, head.link) {
+    if !put_text(&mut draft.fields().linkname, head.link) {
         pax::push(&mut records, b"linkpath", head.link);
     }
-    draft.number(MODE, u64::from(head.look.mode));
-    let numbers = [
-        (SIZE, &b"size"[..], head.size),
-        (UID, b"uid", u64::from(head.look.uid)),
-        (GID, b"gid", u64::from(head.look.gid)),
+    let fields = draft.fields();
+    put_number(&mut fields.mode, u64::from(head.look.mode));
+    let numbers: [(&mut [u8], _, _); 3] = [
+        (&mut fields.size, &b"size"[..], head.size),
+        (&mut fields.uid, b"uid", u64::from(head.look.uid)),
+        (&mut fields.gid, b"gid", u64::from(head.look.gid)),
     ];
     for (field, key, value) in numbers {
-        if !draft.number(field, value) {
+        if !put_number(field, value) {
             pax::push(&mut records, key, value.to_string().as_bytes());
         }
     }
     let mtime = head.look.mtime;
     let seconds = u64::try_from(mtime.0).ok();
     let seconds = seconds.filter(|&seconds| seconds <= MOST_12);
-    draft.number(MTIME, seconds.unwrap_or(0));
+    put_number(&mut fields.mtime, seconds.unwrap_or(0));
     if seconds.is_none() || mtime.1 > 0 {
         let text = pax::time(mtime);
         pax::push(&mut records, b"mtime", text.as_bytes());
@@ -439,9 +447,22 @@ fn put(feeder: &mut Feeder, head: &Head<'_>) -> Result<()> {
     for (key, value) in head.records {
         pax::push(&mut records, key, value);
     }
-    if matches!(head.kind, b'3' | b'4') {
-        draft.number(MAJOR, u64::from(rustix::fs::major(head.device)));
-        draft.number(MINOR, u64::from(rustix::fs::minor(head.device)));
+    if matches!(head.kind, EntryType::Char | EntryType::Block) {
+        let (major, minor) = (
+            rustix::fs::major(head.device),
+            rustix::fs::minor(head.device),
+        );
+        put_number(&mut draft.posix().dev_major, u64::from(major));
+        put_number(&mut draft.posix().dev_minor, u64::from(minor));
+    }
+    put_records(feeder, records)?;
+    feeder.write(&draft.finish())
+}
+
+/// Writes an extended header, if there are records.
+fn put_records(feeder: &mut Feeder, mut records: Vec<u8>) -> Result<()> {
+    if records.is_empty() {
+        return Ok(());
     }
     if records.len() > MOST_RECORDS {
         return Err(Error::Limit {
@@ -449,17 +470,16 @@ fn put(feeder: &mut Feeder, head: &Head<'_>) -> Result<()> {
             limit: MOST_RECORDS as u64,
         });
     }
-    if !records.is_empty() {
-        let mut extended = Draft::new(b'x');
-        let length = records.len() as u64;
-        extended.text(NAME, b"PaxHeaders/0");
-        extended.number(MODE, 0o644);
-        for (field, value) in [(UID, 0), (GID, 0), (SIZE, length), (MTIME, 0)] {
-            extended.number(field, value);
-        }
-        records.resize(records.len() + padding(length), 0);
-        feeder.write(&extended.finish())?;
-        feeder.write(&records)?;
-    }
-    feeder.write(&draft.finish())
+    let length = records.len() as u64;
+    let mut draft = Draft::new(EntryType::XHeader);
+    let fields = draft.fields();
+    put_text(&mut fields.name, b"PaxHeaders/0");
+    put_number(&mut fields.mode, 0o644);
+    put_number(&mut fields.uid, 0);
+    put_number(&mut fields.gid, 0);
+    put_number(&mut fields.size, length);
+    put_number(&mut fields.mtime, 0);
+    records.resize(records.len() + padding(length), 0);
+    feeder.write(&draft.finish())?;
+    feeder.write(&records)
 }

@@ -8,8 +8,7 @@ mod records;
 use self::records::{Facts, id, optional, time};
 use super::error::{Error, Result, refused, shown};
 use super::header::{
-    BLOCK, Block, Dialect, Field, GID, Header, LINK, MAJOR, MINOR, MODE, MTIME, OLD_SPARSE_MORE,
-    OLD_SPARSE_SIZE, SIZE, UID, malformed, padding, unsigned,
+    BLOCK, Block, EntryType, GnuExtSparseHeader, Header, flag, malformed, number, padding, unsigned,
 };
 use super::marks::Mark;
 use super::pax::{self, Record};
@@ -118,13 +117,13 @@ impl Reader {
                 (!again).then_some(()).ok_or_else(two)
             };
             match header.kind() {
-                b'x' => once(&mut said.pax, self.special(&header, at)?)?,
-                b'g' => {
+                EntryType::XHeader => once(&mut said.pax, self.special(&header, at)?)?,
+                EntryType::XGlobalHeader => {
                     let content = self.special(&header, at)?;
                     self.global(&content).map_err(|why| malformed(at, why))?;
                 }
-                b'L' => once(&mut said.name, self.special(&header, at)?)?,
-                b'K' => once(&mut said.link, self.special(&header, at)?)?,
+                EntryType::GNULongName => once(&mut said.name, self.special(&header, at)?)?,
+                EntryType::GNULongLink => once(&mut said.link, self.special(&header, at)?)?,
                 _ => {
                     self.entries += 1;
                     if self.entries > self.limits.entries {
@@ -215,7 +214,7 @@ impl Reader {
     /// The content of an extended header. Its size is that of its own block, whatever other headers
     /// said.
     fn special(&mut self, header: &Header, at: u64) -> Result<Vec<u8>> {
-        let size = unsigned(header, SIZE, "size", at)?;
+        let size = unsigned(&header.fields().size, "size", at)?;
         if size > MOST_SPECIAL {
             return Err(limit("an extended header's size", MOST_SPECIAL));
         }
@@ -261,10 +260,10 @@ impl Reader {
         let raw = raw.unwrap_or_else(|| header.path());
         let path = self.path(&raw, &raw)?;
         let link = facts.link.take().or_else(|| long(&said.link));
-        let link = link.unwrap_or_else(|| header.text(LINK).to_vec());
+        let link = link.unwrap_or_else(|| header.link().to_vec());
         let stored = match facts.size {
             Some(size) => size,
-            None => unsigned(header, SIZE, "size", at)?,
+            None => unsigned(&header.fields().size, "size", at)?,
         };
         let kind = self.kind(header, &raw, link, stored, at)?;
         if kind != Kind::File && stored > 0 {
@@ -281,17 +280,17 @@ impl Reader {
         let (size, runs) = self.runs(header, &kind, &facts, &records, stored, at)?;
         let mtime = match facts.mtime.or(self.defaults.mtime) {
             Some(mtime) => mtime,
-            None => (of(header, MTIME, "time", at)?, 0),
+            None => (of(&header.fields().mtime, "time", at)?, 0),
         };
         let default = |said: Option<u32>, default: Option<u32>, field, what| match said.or(default)
         {
             Some(id) => Ok(id),
-            None => u32::try_from(of(header, field, what, at)?)
+            None => u32::try_from(of(field, what, at)?)
                 .ok()
                 .filter(|&id| id != NO_ID)
                 .ok_or_else(|| malformed(at, format!("its {what} is negative or too large"))),
         };
-        let mode = unsigned(header, MODE, "mode", at)? & 0o7777;
+        let mode = unsigned(&header.fields().mode, "mode", at)? & 0o7777;
         let mut xattrs = facts.xattrs;
         xattrs.extend(facts.acls);
         let fits = match facts.mark {
@@ -305,8 +304,8 @@ impl Reader {
         }
         let look = Look {
             mode: u32::try_from(mode).expect("twelve bits"),
-            uid: default(facts.uid, self.defaults.uid, UID, "owner")?,
-            gid: default(facts.gid, self.defaults.gid, GID, "group")?,
+            uid: default(facts.uid, self.defaults.uid, &header.fields().uid, "owner")?,
+            gid: default(facts.gid, self.defaults.gid, &header.fields().gid, "group")?,
             mtime,
         };
         Ok(Entry {
@@ -329,32 +328,44 @@ impl Reader {
         stored: u64,
         at: u64,
     ) -> Result<Kind> {
-        let device = |field, what| {
-            let number = unsigned(header, field, what, at)?;
-            u32::try_from(number).map_err(|_| malformed(at, format!("its {what} is too large")))
+        let device = || -> Result<(u32, u32)> {
+            let number = |field| {
+                let number = unsigned(field, "device", at)?;
+                u32::try_from(number).map_err(|_| malformed(at, "its device is too large"))
+            };
+            let (major, minor) = header.device();
+            Ok((number(major)?, number(minor)?))
         };
         Ok(match header.kind() {
             // Before there were directories in tar, a slash at the end made one.
-            0 | b'0' if raw.ends_with(b"/") && stored == 0 => Kind::Directory,
-            0 | b'0' | b'7' if !raw.ends_with(b"/") => Kind::File,
-            b'S' if header.dialect() == Dialect::Gnu => Kind::File,
-            b'1' => {
+            EntryType::Regular if raw.ends_with(b"/") && stored == 0 => Kind::Directory,
+            EntryType::Regular | EntryType::Continuous if !raw.ends_with(b"/") => Kind::File,
+            EntryType::GNUSparse if header.gnu().is_some() => Kind::File,
+            EntryType::Link => {
                 let target = self.path(&link, raw)?;
                 if target.is_empty() {
                     return Err(refused(raw, "it is a hard link to the root or to nothing"));
                 }
                 Kind::HardLink(target)
             }
-            b'2' if link.is_empty() || link.len() > MOST_TARGET || link.contains(&0) => {
+            EntryType::Symlink
+                if link.is_empty() || link.len() > MOST_TARGET || link.contains(&0) =>
+            {
                 return Err(refused(raw, "its target is empty, too long or has a NUL"));
             }
-            b'2' => Kind::Symlink(link),
-            b'3' => Kind::Character(device(MAJOR, "device")?, device(MINOR, "device")?),
-            b'4' => Kind::Block(device(MAJOR, "device")?, device(MINOR, "device")?),
-            b'5' => Kind::Directory,
-            b'6' => Kind::Fifo,
+            EntryType::Symlink => Kind::Symlink(link),
+            EntryType::Char => {
+                let (major, minor) = device()?;
+                Kind::Character(major, minor)
+            }
+            EntryType::Block => {
+                let (major, minor) = device()?;
+                Kind::Block(major, minor)
+            }
+            EntryType::Directory => Kind::Directory,
+            EntryType::Fifo => Kind::Fifo,
             kind => {
-                let kind = kind.escape_ascii();
+                let kind = kind.as_byte().escape_ascii();
                 return Err(malformed(at, format!("an entry is of the kind '{kind}'")));
             }
         })
@@ -371,22 +382,26 @@ impl Reader {
         at: u64,
     ) -> Result<(u64, Vec<Run>)> {
         let wrong = |why: &'static str| malformed(at, why);
-        let old = header.kind() == b'S';
-        if !old && !facts.sparse {
+        let old = header
+            .gnu()
+            .filter(|_| header.kind() == EntryType::GNUSparse);
+        if old.is_none() && !facts.sparse {
             return Ok((stored, sparse::whole(stored)));
         }
-        if *kind != Kind::File || (old && facts.sparse) {
+        if *kind != Kind::File || (old.is_some() && facts.sparse) {
             return Err(wrong("a sparse map belongs to no file, or there are two"));
         }
-        let (size, runs) = if old {
-            let mut runs = sparse::old(header).map_err(wrong)?;
-            let mut more = header.flag(OLD_SPARSE_MORE);
+        let (size, runs) = if let Some(old) = old {
+            let mut runs = Vec::new();
+            sparse::old(&old.sparse, &mut runs).map_err(wrong)?;
+            let mut more = flag(old.isextended);
             while more {
-                let block = self.block()?;
-                sparse::old_block(&block[..504], &mut runs).map_err(wrong)?;
-                more = !matches!(block[504], 0 | b'0');
+                let mut block = GnuExtSparseHeader::new();
+                self.exact(block.as_mut_bytes())?;
+                sparse::old(&block.sparse, &mut runs).map_err(wrong)?;
+                more = flag(block.isextended);
             }
-            (unsigned(header, OLD_SPARSE_SIZE, "real size", at)?, runs)
+            (unsigned(&old.realsize, "real size", at)?, runs)
         } else {
             let runs = match facts.sparse_version {
                 (None, None) | (Some(0), Some(0 | 1)) => sparse::from_records(records),
@@ -451,9 +466,8 @@ impl Reader {
     }
 }
 
-fn of(header: &Header, field: Field, what: &str, at: u64) -> Result<i64> {
-    let number = header.number(field);
-    number.ok_or_else(|| malformed(at, format!("its {what} is not a number")))
+fn of(field: &[u8], what: &str, at: u64) -> Result<i64> {
+    number(field).ok_or_else(|| malformed(at, format!("its {what} is not a number")))
 }
 
 fn until_nul(name: &[u8]) -> &[u8] {

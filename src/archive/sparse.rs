@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::header::{self, BLOCK, Header, OLD_SPARSE, padding};
+use super::header::{self, BLOCK, GnuSparseHeader, padding};
 use super::pax::{self, Record};
 
 /// A hole begins and ends at multiples of this. Nothing smaller is worth an entry in a map.
@@ -238,23 +238,15 @@ pub(super) fn from_records(records: &[Record<'_>]) -> Result<Vec<Run>, &'static 
     Ok(pairs(&numbers))
 }
 
-/// GNU's old map: some runs in the header block, the others in blocks of their own. Feed these to
-/// [`old_block`].
-pub(super) fn old(header: &Header) -> Result<Vec<Run>, &'static str> {
-    let mut runs = Vec::new();
-    old_block(header.bytes(OLD_SPARSE), &mut runs)?;
-    Ok(runs)
-}
-
-/// The runs in a part of a block, up to the first that is blank.
-pub(super) fn old_block(bytes: &[u8], runs: &mut Vec<Run>) -> Result<(), &'static str> {
-    let (entries, _) = bytes.as_chunks::<24>();
-    for entry in entries {
-        if entry[0] == 0 {
+/// GNU's old map: adds the runs of one block, up to the first that is blank. The header has some,
+/// blocks of their own have the others.
+pub(super) fn old(map: &[GnuSparseHeader], runs: &mut Vec<Run>) -> Result<(), &'static str> {
+    for run in map {
+        if run.offset[0] == 0 {
             return Ok(());
         }
         let number = |field: &[u8]| header::number(field).and_then(|n| u64::try_from(n).ok());
-        let (Some(offset), Some(length)) = (number(&entry[..12]), number(&entry[12..])) else {
+        let (Some(offset), Some(length)) = (number(&run.offset), number(&run.numbytes)) else {
             return Err("its sparse map has an unknown form");
         };
         if runs.len() == MOST_READ {
