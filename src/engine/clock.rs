@@ -21,8 +21,16 @@ use crate::model::Timestamp;
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     last: AtomicU64,
+    base: Mutex<Base>,
+}
+
+/// What the time counts from.
+#[derive(Debug, Default)]
+struct Base {
     /// The time of the boot, once it is known.
-    booted: Mutex<Option<Timestamp>>,
+    booted: Option<Timestamp>,
+    /// Whether the controller's time says so, not the wall clock.
+    is_told: bool,
     /// The uptime from which the wall clock is right.
     settles: Duration,
 }
@@ -30,8 +38,12 @@ pub(super) struct Clock {
 impl Clock {
     /// A clock for a machine whose wall clock is right from this uptime on.
     pub(super) fn new(settles: Duration) -> Self {
-        Self {
+        let base = Base {
             settles,
+            ..Base::default()
+        };
+        Self {
+            base: Mutex::new(base),
             ..Self::default()
         }
     }
@@ -58,7 +70,19 @@ impl Clock {
 
     /// Follows the cluster's time from now on. [`Clock::now`] still never goes back.
     pub(super) fn set(&self, time: Timestamp) {
-        *self.booted.lock() = Some(time.before(uptime()));
+        let mut base = self.base.lock();
+        base.booted = Some(time.before(uptime()));
+        base.is_told = true;
+    }
+
+    /// The wall clock is far from the cluster's time, and one of them is wrong. So nothing expires
+    /// until the cluster's time is [`Clock::set`], unless it was before.
+    pub(super) fn doubt(&self) {
+        let mut base = self.base.lock();
+        if !base.is_told {
+            base.booted = None;
+            base.settles = Duration::MAX;
+        }
     }
 
     /// The time now, whatever was given or seen before.
@@ -75,11 +99,11 @@ impl Clock {
 
     /// The same, given this machine's clocks.
     fn settled_at(&self, wall: Timestamp, uptime: Duration) -> Option<Timestamp> {
-        let mut booted = self.booted.lock();
-        if booted.is_none() && uptime >= self.settles {
-            *booted = Some(wall.before(uptime));
+        let mut base = self.base.lock();
+        if base.booted.is_none() && uptime >= base.settles {
+            base.booted = Some(wall.before(uptime));
         }
-        booted.map(|booted| booted.after(uptime))
+        base.booted.map(|booted| booted.after(uptime))
     }
 }
 
@@ -131,6 +155,20 @@ mod tests {
             let time = clock.settled_at(wall, DAY + minutes * MINUTE);
             assert_eq!(time, Some(T.after(minutes * MINUTE)));
         }
+    }
+
+    #[test]
+    fn a_wall_clock_in_doubt_ends_nothing_until_the_clusters_time_is_told() {
+        let clock = Clock::default();
+        assert_eq!(clock.settled_at(T, DAY), Some(T));
+        clock.doubt();
+        assert_eq!(clock.settled_at(T, 2 * DAY), None);
+        clock.set(T);
+        clock.doubt();
+        assert!(
+            clock.settled().is_some(),
+            "the controller has told the time"
+        );
     }
 
     #[test]

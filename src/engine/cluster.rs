@@ -262,6 +262,12 @@ impl Engine {
         self.inner.set_time(time);
     }
 
+    /// This machine's clock and the controller's are far apart, so one of them is wrong. Nothing
+    /// expires by this machine's.
+    pub fn doubt_time(&self) {
+        self.inner.doubt_time();
+    }
+
     /// The cluster's time, as far as this node knows it.
     #[must_use]
     pub fn time(&self) -> Timestamp {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::clock::Clock;
+use super::clock::{Clock, uptime};
 use super::collector::Collector;
 use super::counters::Counters;
 use super::durability::Durability;
@@ -73,7 +73,8 @@ pub struct Config {
     /// crash forgets at most this much.
     pub uses_unwritten: Duration,
     /// How long after the boot this machine's clock may be wrong, since NTP has not corrected it.
-    /// Until then nothing expires, unless the controller has told the time.
+    /// Until then nothing expires, unless the controller has told the time. The controller has as
+    /// long for that after each start of the driver.
     pub clock_settles: Duration,
     /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
     pub reserve: u64,
@@ -166,7 +167,13 @@ impl Inner {
         let dirs = Arc::new(dirs);
         let lifetime = Lifetime::begin();
         let (durability, sealed) = Durability::new();
-        let clock = Clock::new(config.clock_settles);
+        // A controller has as long to tell the time.
+        let since = if config.policies {
+            uptime()
+        } else {
+            Duration::ZERO
+        };
+        let clock = Clock::new(since.saturating_add(config.clock_settles));
         let inner = Self {
             threads: ThreadPools::start(config.threads)?,
             config,
@@ -210,6 +217,11 @@ impl Inner {
     /// The cluster's time is this.
     pub(super) fn set_time(&self, time: Timestamp) {
         self.clock.set(time);
+    }
+
+    /// This machine's clock may be wrong.
+    pub(super) fn doubt_time(&self) {
+        self.clock.doubt();
     }
 
     /// The cluster's time, as the controller told it, or this machine's clock.

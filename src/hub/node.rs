@@ -215,7 +215,11 @@ impl Stream<'_> {
     /// The controller's time has come.
     fn heard_beat(&mut self, beat: &wire::Beat) -> Result<(), Unmeasured> {
         let (sent, theirs, now) = (Timestamp(beat.sent), Timestamp(beat.time), wall());
-        self.clock.answered(sent, theirs, now)?;
+        let answered = self.clock.answered(sent, theirs, now);
+        if answered == Err(Unmeasured::Far) {
+            self.engine.doubt_time();
+        }
+        answered?;
         self.engine.set_time(self.clock.time(now));
         Ok(())
     }
