@@ -166,7 +166,7 @@ impl Catalog {
         let newest_fence = self.fences.newest().max(self.applied);
         for told in &report.put {
             let key = Key::new(told.name, id);
-            let old = self.entries.get(&key).copied();
+            let old = self.entries.get(key);
             let mut entry = *told;
             // No fence that does not exist protects content from the next one.
             entry.fence = entry.fence.min(newest_fence);
@@ -180,7 +180,7 @@ impl Catalog {
         let mut outputs = Vec::new();
         let mut gone = Vec::new();
         for name in &report.drop {
-            if let Some(packed) = self.entries.remove(&Key::new(*name, id)) {
+            if let Some(packed) = self.entries.remove(Key::new(*name, id)) {
                 session.entries -= 1;
                 session.coming -= usize::from(packed.is_coming());
                 // Another holder may be the newest now, for one that has refused this content.
@@ -234,7 +234,7 @@ impl Catalog {
             })
         };
         let is_dated = |id: SessionId| {
-            let packed = self.entries.get(&Key::new(name, id));
+            let packed = self.entries.get(Key::new(name, id));
             packed.is_some_and(|packed| !packed.is_lowered())
         };
         let dated = holders().filter(|(id, ..)| is_dated(*id));
@@ -348,14 +348,10 @@ impl Catalog {
         self.dead += session.entries;
         if self.dead > self.entries.len() / 4 {
             let sessions = &self.sessions;
-            self.entries
-                .retain(|key, _| sessions.contains_key(&key.session()));
+            self.entries.retain(|id| sessions.contains_key(&id));
             self.dead = 0;
             let entries = &self.entries;
-            self.names.retain(|name| {
-                let of_name = Key::new(name, SessionId(0))..=Key::new(name, SessionId(u32::MAX));
-                entries.range(of_name).next().is_some()
-            });
+            self.names.retain(|name| entries.of(name).next().is_some());
         }
     }
 }

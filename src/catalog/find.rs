@@ -128,9 +128,7 @@ impl Catalog {
         &self,
         name: NameHash,
     ) -> impl Iterator<Item = (SessionId, &Session, Entry)> {
-        let range = Key::new(name, SessionId(0))..=Key::new(name, SessionId(u32::MAX));
-        self.entries.range(range).filter_map(move |(key, packed)| {
-            let id = key.session();
+        self.entries.of(name).filter_map(move |(id, packed)| {
             // Else the session has ended.
             let session = self.sessions.get(&id)?;
             let is_newest = !self.is_in_later_session(name, session);
@@ -142,7 +140,7 @@ impl Catalog {
     fn is_in_later_session(&self, name: NameHash, session: &Session) -> bool {
         let mut next = session.followed_by;
         while let Some(id) = next {
-            if self.entries.contains_key(&Key::new(name, id)) {
+            if self.entries.get(Key::new(name, id)).is_some() {
                 return true;
             }
             next = self.sessions.get(&id).and_then(|later| later.followed_by);

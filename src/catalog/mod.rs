@@ -18,7 +18,7 @@
 //! - `waiting`: questions that wait for another answer.
 //! - `usage`: what namespaces use on the nodes, and what goes for their limits.
 //! - `names`: the names of caches, and who committed them.
-//! - `name`: names as digests. `packed`: an entry in few bytes.
+//! - `name`: names as digests. `packed`, `table`: entries in few bytes.
 
 mod apply;
 mod entry;
@@ -29,6 +29,7 @@ mod names;
 mod newest;
 mod packed;
 mod state;
+mod table;
 mod usage;
 mod waiting;
 

@@ -14,6 +14,11 @@ pub(super) struct Key {
 }
 
 impl Key {
+    pub(super) const LOWEST: Self = Self {
+        name: NameHash([0; 16]),
+        session: [0; 4],
+    };
+
     pub(super) fn new(name: NameHash, session: SessionId) -> Self {
         Self {
             name,

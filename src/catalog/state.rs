@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::entry::{Session, SessionId};
 use super::names::CacheNames;
-use super::packed::{Key, Packed};
+use super::table::Table;
 use crate::model::{Clear, Fences, Timestamp};
 
 /// How long entries stay when their node's stream is lost.
@@ -19,7 +19,7 @@ pub const MAX_INCOMPLETE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Catalog {
     /// By name, then by session. Entries of sessions that ended are skipped, and swept together.
-    pub(super) entries: BTreeMap<Key, Packed>,
+    pub(super) entries: Table,
     /// The names of caches.
     pub(super) names: CacheNames,
     pub(super) sessions: BTreeMap<SessionId, Session>,
@@ -43,7 +43,7 @@ impl Catalog {
     #[must_use]
     pub fn new(fences: Fences, now: Timestamp) -> Self {
         Self {
-            entries: BTreeMap::new(),
+            entries: Table::default(),
             names: CacheNames::default(),
             sessions: BTreeMap::new(),
             last_session: 0,
