@@ -20,15 +20,12 @@ const BURST: usize = 100;
 /// How many times as long as without our volumes it may take.
 const GOAL: f64 = 1.1;
 
-/// Measures, and prints the tables. The burst is long and a case of its own, so it is measured only
-/// on request.
-pub(crate) fn report(cluster: &Cluster, with_burst: bool) {
+/// Measures, and prints the tables.
+pub(crate) fn report(cluster: &Cluster) {
     let env = Env::new(cluster, "speed");
     starts(&env);
-    if with_burst {
-        for volumes in [1, 2] {
-            burst(&env, volumes);
-        }
+    for volumes in [1, 2] {
+        burst(&env, volumes);
     }
     env.clear();
     env.assert_nothing_left();

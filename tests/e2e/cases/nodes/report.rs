@@ -16,12 +16,10 @@ use crate::env::{Env, phase};
 use crate::speed::Spread;
 
 /// How often each is measured. The kinds take turns.
-const ROUNDS: usize = 3;
-/// The same if the report is all that was asked for.
-const MANY_ROUNDS: usize = 10;
+const ROUNDS: usize = 10;
 
 /// Measures, and prints the table.
-pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
+pub(crate) fn report(cluster: &Cluster) {
     let env = Env::new(cluster, "speed");
     let node = cluster.node(2);
     for name in ["source", "existing"] {
@@ -33,10 +31,9 @@ pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
     let scratch =
         "csi: {driver: baggageclaim.csi.concourse-ci.org, volumeAttributes: {type: scratch}}";
     let inline = || [("claim-0".to_owned(), scratch.to_owned())];
-    let rounds = if was_asked { MANY_ROUNDS } else { ROUNDS };
     let kinds = ["inline", "existing", "empty", "clone", "restore"];
     let mut times: HashMap<&str, Vec<Times>> = HashMap::new();
-    for round in 0..rounds {
+    for round in 0..ROUNDS {
         for kind in kinds {
             let name = format!("{kind}-{round}");
             let with = |claim: String| claim + &pod(&name, ENDS, &[&name], "true");
@@ -54,7 +51,7 @@ pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
             times.entry(kind).or_default().push(taken);
         }
     }
-    println!("\npods with one volume, median of {rounds} (least to most)");
+    println!("\npods with one volume, median of {ROUNDS} (least to most)");
     println!(
         "  {:<10} {:>24} {:>24}",
         "volume", "pod created to ended", "node selected to bound"
