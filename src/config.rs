@@ -270,7 +270,7 @@ pub struct Driver {
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", default_value = "4",
         value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
-    /// How long a publish waits for an input whose maker is about to finish
+    /// How long a publish waits for an input that is being made or fetched, on this node or another
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", default_value = "90s",
         value_parser = parse_duration)]
     pub input_wait: Duration,

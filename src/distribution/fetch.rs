@@ -125,8 +125,8 @@ pub(super) fn fetch_layer(
     }
 }
 
-/// Asks each of these sources for what is missing of a layer. `replaces_slow`: also the next one
-/// after a source that is slow.
+/// Asks the sources, one after the other, for the missing part of a layer. `replaces_slow`: goes on
+/// to the next source when one is slow, not only when one fails.
 pub(super) fn try_layer(
     context: &Context,
     sources: &[&dyn Source],

@@ -1,5 +1,5 @@
-//! Places for what goes on at once, of which each owner has so many: a namespace, or a peer. So one
-//! owner leaves some of all places to the others.
+//! Limits concurrent work of each owner: a namespace, or a peer. So one owner cannot take all
+//! permits of a node.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,5 +1,5 @@
-//! Fetches of single layers from peers. A fetch goes on when a peer restarts with another key, when
-//! another peer gets the content, and when the pod ends whose right the fetch uses. `fetch` is
+//! Fetches of single layers from peers. A fetch continues when a peer restarts with another key,
+//! when another peer gets the content, and when the pod ends that authorizes the fetch. `fetch` is
 //! about whole artifacts.
 
 use std::sync::atomic::AtomicU64;

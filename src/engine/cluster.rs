@@ -340,7 +340,7 @@ impl Engine {
     }
 
     /// Marks an artifact as damaged because its layer with this table of contents is, and all other
-    /// artifacts that stack this layer. Returns those that had no mark.
+    /// artifacts that stack this layer. Returns all of them.
     pub async fn mark_damaged(&self, id: ArtifactId, table: Sha256) -> Result<Vec<ArtifactId>> {
         sharing::mark_damaged(&self.inner, id, table).await
     }

@@ -1,5 +1,5 @@
 //! Eviction: unused artifacts go when the pool is nearly full, or when a call found no space.
-//! `model::evict` chooses the artifacts; `reap` decides when eviction runs.
+//! [`evict()`] of `model/artifact.rs` chooses the artifacts; `reap` decides when eviction runs.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A hit: the content that a new volume starts from, as its pod's users and the metrics learn of
-//! it. Only facts are gathered here; `publish` decides what a volume starts from.
+//! A hit: a new volume starts from existing content. Collects the facts for the pod's event and for
+//! the metrics; `publish` decides what a volume starts from.
 
 use super::notice::{Forked, What};
 use super::shared::Inner;

@@ -57,7 +57,7 @@
 //! | `open`, `recover`, `orphans`, `rebuild` | the start, and what an earlier process left |
 //! | `fsck`, `fsck_input`, `scrub` | the comparison of index and directories |
 //! | `query`, `outcome`, `metrics` | questions, and outcomes of pods |
-//! | `engine`, `cluster`, `claims::facade` | the methods of [`Engine`] |
+//! | this file, `cluster`, `claims::facade` | the methods of [`Engine`] |
 
 mod artifacts;
 mod backoff;

@@ -1,6 +1,5 @@
-//! Pins: layers that an operation needs to stay where they are, though nothing that is known may
-//! refer to them; and artifacts that count as in use while they are read, so that neither eviction
-//! nor a merge takes them away.
+//! A pin keeps layers in place for an operation, even if nothing else refers to them. A use marks
+//! an artifact as in use while it is read, so that neither eviction nor a merge takes it away.
 //!
 //! Taken under the lock under which they were found; given back in `Drop`.
 

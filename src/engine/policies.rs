@@ -1,8 +1,8 @@
 //! The cache policies of the cluster, as this node knows them: in memory, and in the pool for the
 //! next start. `model::Policies` decides; `seal` and `publish` ask.
 //!
-//! A node that has no controller knows that there are none. A node of a cluster that was never told
-//! any does not know, and holds commits. Once told, it decides by the last ones that it got.
+//! Without a controller, a node has no policies. In a cluster, a node holds commits until the
+//! controller has sent the policies. From then on it decides by the last ones that it got.
 
 use std::sync::{Arc, OnceLock, Weak};
 

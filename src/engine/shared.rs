@@ -1,6 +1,6 @@
 //! What all parts of the engine share: its configuration and [`Inner`], the one struct that each of
-//! them is given. A part that one module alone uses belongs in that module; what works on a
-//! subsystem belongs there.
+//! them is given. State that only one module uses belongs in that module. Code that works on one
+//! subsystem belongs in the module of that subsystem.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -106,8 +106,8 @@ pub(super) fn excess(total: u64, available: u64, percent: u8) -> u64 {
 
 /// Asking for room, and the reserve.
 impl Inner {
-    /// The same because a call found no space for so many bytes (see [`SpaceRequests`]): unused
-    /// content is evicted if that is enough.
+    /// Wakes the reaper because a call found no space for so many bytes (see [`SpaceRequests`]): it
+    /// evicts unused content if that is enough.
     pub(super) fn ask_for_room(&self, bytes: u64) {
         self.space.ask(bytes);
         self.wake_reaper();

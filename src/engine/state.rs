@@ -4,11 +4,10 @@
 //! a system call. Everything here can be computed again from the index, the records and the mount
 //! table; nothing here is the only copy of anything.
 //!
-//! **References.** A layer is referred to by the artifacts, claims and snapshots that stack it and
-//! by the volumes mounted over it, from the moment a publish picks its parent (under this lock)
-//! until no process holds the volume's files open any more, for reading either; and by operations
-//! that pin it, while a claim or snapshot is being made of it. References are computed here from
-//! all of them, and never stored.
+//! **References.** These refer to a layer: the artifacts, claims and snapshots that stack it; the
+//! volumes that are mounted over it; and operations that pin it. A volume's reference begins when a
+//! publish picks the parent, under this lock. It ends when no process has a file of the volume
+//! open, not even for reading. References are computed here, and never stored.
 
 use std::collections::HashSet;
 use std::sync::Arc;

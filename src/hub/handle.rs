@@ -1,6 +1,6 @@
-//! What the other parts of the controller get of the hub: the catalog for people who ask, and the
-//! figures. Reads in parts, so that streams and questions of nodes do not wait for a long list.
-//! What belongs to fences, policies, budgets, rollbacks and placement is in their files.
+//! The interface of the hub for the rest of the controller: questions of users, and metrics. Reads
+//! in parts, so that streams and questions of nodes do not wait for a long list. What belongs to
+//! fences, policies, budgets, rollbacks and placement is in their files.
 
 use std::collections::HashMap;
 use std::sync::Arc;

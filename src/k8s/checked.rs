@@ -2,9 +2,9 @@
 //! for some content of each layer, and each of these calls is checked: without this memory, one
 //! fetch would be many questions to the API server.
 //!
-//! A result holds for one peer, pod and name. Only that a peer may read is remembered, never a
-//! refusal. The key of the peer is checked before, at each call. So a pod that ended, or was
-//! deleted, gives its node the right to what it has asked for up to a minute longer.
+//! A result holds for one peer, pod and name. Only permissions are remembered, never refusals. The
+//! key of the peer is checked before, at each call. So the permission of a pod can outlast the pod
+//! by up to a minute.
 
 use std::collections::HashMap;
 use std::sync::Arc;

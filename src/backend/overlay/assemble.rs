@@ -1,5 +1,5 @@
-//! Mounts an overlay from open directories, by either mount API.
-//! Both give a detached mount in no peer group, `nosuid,nodev`.
+//! Mounts an overlay from open directories, in one of three ways ([`How`]).
+//! Each gives a detached mount in no peer group, `nosuid,nodev`.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -44,13 +44,13 @@ pub(super) enum How<'a> {
     /// `fsopen`, all layers in one string (at most [`STRING_LAYERS`]).
     Strings,
     /// mount(2) in this namespace; the parts were opened through mounts in it.
-    Classic(&'a PrivateMountNs),
+    MountCall(&'a PrivateMountNs),
 }
 
 /// A detached mount of `parts`.
 pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
     match how {
-        How::Classic(mount_ns) => classic(parts, mount_ns),
+        How::MountCall(mount_ns) => by_mount_call(parts, mount_ns),
         How::Descriptors => {
             let context = FsContext::open("overlay")?;
             // As text: the mount table shows a descriptor as a whole path, to the pod and all its
@@ -109,7 +109,7 @@ fn create(context: &FsContext, source: &str, read_only: bool) -> Result<OwnedFd>
     context.mount(attributes)
 }
 
-fn classic(parts: &Parts<'_>, mount_ns: &PrivateMountNs) -> Result<OwnedFd> {
+fn by_mount_call(parts: &Parts<'_>, mount_ns: &PrivateMountNs) -> Result<OwnedFd> {
     let mut options = String::with_capacity(512);
     // Writing to a String cannot fail. The numbers are relative to `/proc/self/fd`.
     for (index, lower) in parts.lowers.iter().enumerate() {

@@ -152,7 +152,7 @@ impl Overlay {
                 read_only,
             };
             let how = match (view.and_then(idmapped::View::mount_ns), self.api) {
-                (Some(mount_ns), _) => How::Classic(mount_ns),
+                (Some(mount_ns), _) => How::MountCall(mount_ns),
                 (None, MountApi::Descriptors) => How::Descriptors,
                 (None, MountApi::Classic) => How::Strings,
             };

@@ -1,6 +1,5 @@
-//! Periodic work on persistent volumes: notice that no process holds a mount that is gone, record
-//! the last use, delete volumes that were unused for longer than their class allows. Runs on the
-//! thread that frees space.
+//! Periodic work on persistent volumes: notices that no process holds an unmounted volume, records
+//! the last use, and deletes volumes whose `ttl` has ended. Runs on the thread that frees space.
 
 use std::sync::Arc;
 

@@ -21,7 +21,7 @@
 //! | `mount` | stage, publish, unpublish, unstage |
 //! | `list` | pages, and how a claim is used |
 //! | `placement` | the seam to the Controller service: claims, on whichever node they are |
-//! | `maintenance` | what is done now and then |
+//! | `maintenance` | periodic work: last uses, the end of a `ttl` |
 //! | `recover` | what a crash or a reboot has left |
 //! | `receive` | a volume of a snapshot of another node |
 //! | `lookup` | what operations begin with |

@@ -2,8 +2,8 @@
 //!
 //! An artifact that is exported counts as in use, and its layers are pinned: neither eviction nor a
 //! merge takes them away. A volume is shown by a snapshot where the backend has snapshots.
-//! Elsewhere it is read as it is, while its pod goes on; it must still be its pod's at the end, or
-//! files that were deleted with it would be missing from the archive.
+//! Elsewhere it is read as it is, while its pod goes on. The pod must still have the volume at the
+//! end of the export. Otherwise the export fails: the archive could lack files.
 //!
 //! What a view needs on disk lies in `incoming/`: a start sweeps it.
 

@@ -1,5 +1,5 @@
 //! Space for content that is being received: requested first, and checked again while it arrives.
-//! The gate that checks it also has what came in written back, beside the transfer.
+//! The gate that checks it also starts the write-back of received data while the transfer goes on.
 //!
 //! An import never takes the last space of the disk, because running pods need some. While there is
 //! too little, unused caches are evicted and the import waits for a limited time. An import that is

@@ -5,8 +5,8 @@
 //! The new object is an order to keep ([`Wanted::Kept`]), which never makes or deletes data. An
 //! orphan that nothing names stays, and is counted in its node's `Pool`.
 //!
-//! A node may report wrong data, so an order that the API server refuses keeps no other from being
-//! made, and [`MOST_TEMPORARY`] limits the orders that nothing but a node asks for.
+//! A node may report wrong data. So an order that the API server refuses does not block the other
+//! orders. [`MOST_TEMPORARY`] limits the orders that only a node asks for.
 //!
 //! A `Pool` can be seconds late. So an object may be made of data that was deleted meanwhile. Its
 //! node reports it Lost, and the object is deleted if nothing names it.
