@@ -24,11 +24,22 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo clippy --test torture --test guests --test e2e --test control_plane --locked -- -D warnings
 	cargo test --no-run --locked
-	@# Tests wait for disks and processes: one more at once than there are processors.
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( $$(nproc) + 1 ))} $(ALONE) cargo test --locked --no-fail-fast
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync --keep-going suite-unit $(SUITES:%=suite-%)
 	cargo test --no-run --locked --test torture --test guests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync torture-short guests BAGGAGECLAIM_GUESTS_SHORT=1
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
+
+# The tests in src/, and each program in tests/. Tests wait for disks and processes most of the time,
+# so two programs run at once.
+SUITES := $(filter-out torture guests e2e control_plane,$(basename $(notdir \
+  $(wildcard tests/*.rs) $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs)))))
+RUN_SUITE := RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} $(ALONE) cargo test --locked --no-fail-fast
+.PHONY: suite-unit $(SUITES:%=suite-%)
+suite-unit:
+	@$(RUN_SUITE) --lib --bins
+
+$(SUITES:%=suite-%): suite-%:
+	@$(RUN_SUITE) --test $*
 
 # Torture for a minute or two. `make test` runs it beside the guests.
 .PHONY: torture-short
