@@ -76,6 +76,30 @@ fn both_policies_refuse_in_namespaces_with_the_label_and_when_they_cannot_tell()
 }
 
 #[test]
+fn a_binding_that_refuses_without_its_parameters_goes_before_them() {
+    let page = fs::read_to_string(root().join("docs/install.md")).expect("a page");
+    let (_, section) = page.split_once("\n## Uninstall\n").expect("a section");
+    // The parameters are in the driver's namespace, and go with it.
+    let (before, _) = section.split_once("\n$ kubectl delete -k ").expect("it");
+    let removed = before
+        .split("\n$ ")
+        .filter(|command| command.starts_with("kubectl delete "))
+        .filter_map(|command| command.split_once(" validatingadmissionpolicybindings "))
+        .filter_map(|(_, names)| names.split("```").next())
+        .flat_map(str::split_whitespace);
+    let removed: Vec<&str> = removed.collect();
+    let mut bindings = 0;
+    for Manifest { place, object } in manifests() {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        if place.starts_with("deploy/") && object["spec"].get("paramRef").is_some() {
+            assert!(removed.contains(&name), "{place}: {name}: {removed:?}");
+            bindings += 1;
+        }
+    }
+    assert!(bindings > 0, "none was found");
+}
+
+#[test]
 fn the_example_grants_what_there_is() {
     let all = manifests();
     let is_example = |manifest: &&Manifest| manifest.place.starts_with("examples/pull-requests/");

@@ -50,6 +50,7 @@ pub(super) fn uninstalled(env: &Env) {
         no_mirror,
         mirror,
         caches,
+        bindings,
         delete,
         on_nodes @ ..,
         labels,
@@ -99,7 +100,15 @@ pub(super) fn uninstalled(env: &Env) {
         "{caches:?}"
     );
     caches.run(cluster);
+    assert!(
+        bindings.text.contains("validatingadmissionpolicybindings"),
+        "{bindings:?}"
+    );
+    bindings.run(cluster);
     assert!(delete.text.starts_with("kubectl delete -k "), "{delete:?}");
+    // The overlay that was installed.
+    let installed = format!("overlays/{}", cluster.overlay());
+    delete.text = delete.text.replace("overlays/host", &installed);
     delete.run(cluster);
     let namespaced = "pods,daemonsets,deployments,serviceaccounts,networkpolicies";
     for (kinds, selector) in [
@@ -156,8 +165,7 @@ pub(super) fn uninstalled(env: &Env) {
     assert_none_left(cluster);
 
     for mut command in installation() {
-        let wanted = format!("overlays/{overlay}");
-        command.text = command.text.replace("overlays/host", &wanted);
+        command.text = command.text.replace("overlays/host", &installed);
         command.run(cluster);
     }
     cluster.driver_ready();
