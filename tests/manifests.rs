@@ -14,6 +14,8 @@
 mod controller;
 #[path = "common/docs.rs"]
 mod docs;
+#[path = "manifests/kustomize.rs"]
+mod kustomize;
 #[path = "manifests/locality.rs"]
 mod locality;
 #[path = "manifests/monitoring.rs"]
@@ -332,7 +334,7 @@ fn what_is_deployed_is_this_driver() {
     let driver: CSIDriver =
         serde_saphyr::from_str(&text("node/csidriver.yaml")).expect("a CSIDriver");
     assert_eq!(driver.metadata.name.as_deref(), Some(DRIVER_NAME));
-    for overlay in ["host", "loop", "node"] {
+    for overlay in platforms::overlays() {
         let overlay: Value =
             serde_saphyr::from_str(&text(&format!("overlays/{overlay}/kustomization.yaml")))
                 .expect("a kustomization");
