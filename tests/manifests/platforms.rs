@@ -171,33 +171,71 @@ fn openshift_admits_the_driver_and_the_pods_that_use_it() {
     assert_eq!(driver["metadata"]["labels"][label], "restricted");
 
     let text = fs::read_to_string(root().join("deploy/overlays/openshift/scc.yaml"));
-    let objects: Vec<Value> =
-        serde_saphyr::from_multiple(&text.expect("a file")).expect("two objects");
-    let [role, binding] = &objects[..] else {
-        panic!("a role and its binding: {objects:?}");
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text.expect("a file")).expect("objects");
+    let [privileged, _, nonroot, _] = &objects[..] else {
+        panic!("two roles, each with its binding: {objects:?}");
     };
-    // One verb on one object: the right to use it, in the driver's namespace.
-    let right = json!([{
-        "apiGroups": ["security.openshift.io"],
-        "resources": ["securitycontextconstraints"],
-        "resourceNames": ["privileged"],
-        "verbs": ["use"],
-    }]);
-    assert_eq!(role["kind"], "Role");
-    assert_eq!(role["rules"], right);
-    assert_eq!(binding["kind"], "RoleBinding");
-    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
-    let daemons = read("node/daemonset.yaml");
-    let account = json!([{
-        "kind": "ServiceAccount",
-        "name": daemons["spec"]["template"]["spec"]["serviceAccountName"],
-        "namespace": daemons["metadata"]["namespace"],
-    }]);
-    assert_eq!(binding["subjects"], account);
-    for object in [role, binding] {
-        let namespace = &object["metadata"]["namespace"];
-        assert_eq!(*namespace, daemons["metadata"]["namespace"]);
+    for pair in objects.chunks(2) {
+        let [role, binding] = pair else {
+            unreachable!("there are four");
+        };
+        assert_eq!(role["kind"], "Role");
+        assert_eq!(binding["kind"], "RoleBinding");
+        assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+        for object in [role, binding] {
+            assert_eq!(object["metadata"]["namespace"], "baggageclaim");
+        }
     }
+    for (role, scc) in [(privileged, "privileged"), (nonroot, "nonroot-v2")] {
+        // One verb on one object: the right to use it, in the driver's namespace.
+        let right = json!([{
+            "apiGroups": ["security.openshift.io"],
+            "resources": ["securitycontextconstraints"],
+            "resourceNames": [scc],
+            "verbs": ["use"],
+        }]);
+        assert_eq!(role["rules"], right);
+        let mut bindings = objects.iter();
+        let binding = bindings.find(|it| it["roleRef"]["name"] == role["metadata"]["name"]);
+        let subjects = list(&binding.expect("a binding")["subjects"]).into_iter();
+        let accounts = subjects.map(|subject| {
+            assert_eq!(subject["kind"], "ServiceAccount");
+            assert_eq!(subject["namespace"], "baggageclaim");
+            subject["name"].as_str().expect("a name").to_owned()
+        });
+        assert_eq!(accounts.collect::<BTreeSet<_>>(), accounts_for(scc));
+    }
+}
+
+/// The service accounts whose pods in deploy/ need an SCC. `restricted-v2`, which every account may
+/// use, allows neither privileged containers nor a user that the pod chooses.
+fn accounts_for(scc: &str) -> BTreeSet<String> {
+    let mut accounts = BTreeSet::new();
+    for Manifest { place, object } in manifests() {
+        let spec = &object["spec"];
+        for spec in [spec, &spec["jobTemplate"]["spec"]] {
+            let pod = &spec["template"]["spec"];
+            let account = pod["serviceAccountName"].as_str();
+            let Some(account) = account.filter(|_| place.starts_with("deploy/")) else {
+                continue;
+            };
+            let contexts = list(&pod["containers"]).into_iter();
+            let contexts = contexts.map(|container| container["securityContext"].clone());
+            let contexts: Vec<Value> = contexts.chain([pod["securityContext"].clone()]).collect();
+            let needed = if contexts.iter().any(|it| it["privileged"] == true) {
+                "privileged"
+            } else if contexts.iter().any(|it| it["runAsUser"].is_number()) {
+                "nonroot-v2"
+            } else {
+                continue;
+            };
+            if needed == scc {
+                accounts.insert(account.to_owned());
+            }
+        }
+    }
+    assert!(!accounts.is_empty(), "{scc}");
+    accounts
 }
 
 fn read(file: &str) -> Value {
