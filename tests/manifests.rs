@@ -281,6 +281,11 @@ fn every_code_that_the_engine_answers_with_is_explained() {
         let written = format!("| `{:?}`", code.expect("a code"));
         assert!(page.contains(&written), "{name}: {written}");
     }
+    // The words that a reader of the message searches for.
+    let limit = "this node's limit fs.mount-max is reached";
+    for (place, text) in [("the message", &table), ("the page", &page)] {
+        assert!(text.contains(limit), "{place}: {limit}");
+    }
 }
 
 #[test]
