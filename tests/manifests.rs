@@ -14,6 +14,8 @@
 mod controller;
 #[path = "common/docs.rs"]
 mod docs;
+#[path = "manifests/kustomize.rs"]
+mod kustomize;
 #[path = "manifests/locality.rs"]
 mod locality;
 #[path = "manifests/monitoring.rs"]
@@ -279,6 +281,11 @@ fn every_code_that_the_engine_answers_with_is_explained() {
         let written = format!("| `{:?}`", code.expect("a code"));
         assert!(page.contains(&written), "{name}: {written}");
     }
+    // The words that a reader of the message searches for.
+    let limit = "this node's limit fs.mount-max is reached";
+    for (place, text) in [("the message", &table), ("the page", &page)] {
+        assert!(text.contains(limit), "{place}: {limit}");
+    }
 }
 
 #[test]
@@ -332,7 +339,7 @@ fn what_is_deployed_is_this_driver() {
     let driver: CSIDriver =
         serde_saphyr::from_str(&text("node/csidriver.yaml")).expect("a CSIDriver");
     assert_eq!(driver.metadata.name.as_deref(), Some(DRIVER_NAME));
-    for overlay in ["host", "loop", "node"] {
+    for overlay in platforms::overlays() {
         let overlay: Value =
             serde_saphyr::from_str(&text(&format!("overlays/{overlay}/kustomization.yaml")))
                 .expect("a kustomization");

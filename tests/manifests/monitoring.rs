@@ -176,6 +176,34 @@ fn every_alert_says_what_it_is_about_and_has_a_row_in_troubleshooting() {
 }
 
 #[test]
+fn an_absent_driver_raises_an_alert_also_when_it_is_the_only_one() {
+    let alerts = alerts();
+    let mut away = alerts
+        .iter()
+        .filter(|one| one["alert"] == "BaggageclaimDriverIsAway");
+    let query = away.next().expect("an alert")["expr"]
+        .as_str()
+        .expect("text");
+    let (nodes, drivers) = query.split_once(" > ").expect("both counts");
+    assert_eq!(nodes, r#"sum(baggageclaim_cluster_nodes{state="present"})"#);
+    // A metric that only a driver has, and always. Without `or`, no driver at all would be no
+    // number to compare with.
+    let metric = named(drivers);
+    let page = fs::read_to_string(root().join("docs/metrics.md")).expect("a page");
+    let (_, section) = page.split_once("\n### Driver\n").expect("a section");
+    let (section, _) = section.split_once("\n### ").expect("it ends");
+    assert_eq!(metric.len(), 1, "{query}");
+    assert!(
+        section.contains(&format!("| `{}` |", metric[0].0)),
+        "{query}"
+    );
+    assert!(
+        drivers.starts_with("(count(") && drivers.ends_with(" or vector(0))"),
+        "{query}"
+    );
+}
+
+#[test]
 fn an_absent_controller_raises_an_alert_only_where_there_was_one() {
     let alerts = alerts();
     let mut away = alerts

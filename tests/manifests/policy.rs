@@ -76,6 +76,105 @@ fn both_policies_refuse_in_namespaces_with_the_label_and_when_they_cannot_tell()
 }
 
 #[test]
+fn a_binding_that_refuses_without_its_parameters_goes_before_them() {
+    let page = fs::read_to_string(root().join("docs/install.md")).expect("a page");
+    let (_, section) = page.split_once("\n## Uninstall\n").expect("a section");
+    // The parameters are in the driver's namespace, and go with it.
+    let (before, _) = section.split_once("\n$ kubectl delete -k ").expect("it");
+    let removed = before
+        .split("\n$ ")
+        .filter(|command| command.starts_with("kubectl delete "))
+        .filter_map(|command| command.split_once(" validatingadmissionpolicybindings "))
+        .filter_map(|(_, names)| names.split("```").next())
+        .flat_map(str::split_whitespace);
+    let removed: Vec<&str> = removed.collect();
+    let mut bindings = 0;
+    for Manifest { place, object } in manifests() {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        if place.starts_with("deploy/") && object["spec"].get("paramRef").is_some() {
+            assert!(removed.contains(&name), "{place}: {name}: {removed:?}");
+            bindings += 1;
+        }
+    }
+    assert!(bindings > 0, "none was found");
+}
+
+#[test]
+fn a_namespace_that_kustomize_does_not_change_has_a_patch_on_the_page() {
+    let page = fs::read_to_string(root().join("docs/install.md")).expect("a page");
+    let (_, section) = page.split_once("\n### Another namespace\n").expect("it");
+    let block = section.split("```yaml\n").nth(1).expect("a block");
+    let block = block.split("```").next().unwrap_or_default();
+    let overlay: Value = serde_saphyr::from_str(block).expect("YAML");
+    let namespace = overlay["namespace"].as_str().expect("a namespace");
+    let patches = overlay["patches"].as_array().expect("patches").iter();
+    let patches = patches.map(|patch| {
+        let target = &patch["target"];
+        let changes: Value =
+            serde_saphyr::from_str(patch["patch"].as_str().expect("text")).expect("YAML");
+        let [change] = &changes.as_array().expect("a list")[..] else {
+            panic!("one change: {changes}");
+        };
+        assert_eq!(change["op"], "replace");
+        json!([
+            target["kind"],
+            target["name"],
+            change["path"],
+            change["value"]
+        ])
+    });
+    let patches: Vec<Value> = patches.collect();
+    let mut expected = Vec::new();
+    for Manifest { place, object } in manifests() {
+        let policies = [
+            "ValidatingAdmissionPolicy",
+            "ValidatingAdmissionPolicyBinding",
+        ];
+        let is_policy = policies.iter().any(|kind| object["kind"] == *kind);
+        if !is_policy || !place.starts_with("deploy/") {
+            continue;
+        }
+        for (path, text) in texts(&object["spec"], "/spec") {
+            let moved = if text == "baggageclaim" {
+                namespace.to_owned()
+            } else {
+                text.replace(":baggageclaim:", &format!(":{namespace}:"))
+            };
+            if moved != text {
+                let name = &object["metadata"]["name"];
+                expected.push(json!([object["kind"], name, path, moved]));
+            }
+        }
+    }
+    for list in [&patches, &expected] {
+        assert_eq!(list.len(), 2, "{list:?}");
+    }
+    assert!(
+        expected.iter().all(|change| patches.contains(change)),
+        "{expected:#?}\n{patches:#?}"
+    );
+}
+
+/// The texts of an object, each with its JSON pointer.
+fn texts(object: &Value, path: &str) -> Vec<(String, String)> {
+    match object {
+        Value::String(text) => vec![(path.to_owned(), text.clone())],
+        Value::Array(all) => {
+            let all = all.iter().enumerate();
+            all.flat_map(|(n, each)| texts(each, &format!("{path}/{n}")))
+                .collect()
+        }
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            fields
+                .flat_map(|(name, value)| texts(value, &format!("{path}/{name}")))
+                .collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[test]
 fn the_example_grants_what_there_is() {
     let all = manifests();
     let is_example = |manifest: &&Manifest| manifest.place.starts_with("examples/pull-requests/");

@@ -3,12 +3,11 @@
 //! deploy/components/shared-tier-controller the controller is the collector.
 
 use std::fs;
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{help, root};
+use super::{help, kustomize, root};
 
 const COMPONENT: &str = "deploy/components/shared-tier";
 const CONTROLLER: &str = "deploy/components/shared-tier-controller";
@@ -204,29 +203,10 @@ fn block(first: &str) -> String {
     block.split("```").next().expect("it ends").to_owned()
 }
 
-/// Has kubectl build an overlay. `None`: there is no kubectl.
+/// Has kubectl build an overlay of ours. `None`: there is no kubectl.
 fn built(overlay: &str, parameters: &str) -> Option<Vec<Value>> {
-    if Command::new("kubectl").arg("help").output().is_err() {
-        return None;
-    }
-    let deploy = tempfile::tempdir().expect("a temporary directory");
-    let copied = Command::new("cp")
-        .arg("-r")
-        .arg(root().join("deploy"))
-        .arg(deploy.path())
-        .status()
-        .expect("cp");
-    assert!(copied.success());
-    let ours = deploy.path().join("deploy/overlays/ours");
-    fs::create_dir(&ours).expect("it is new");
-    fs::write(ours.join("kustomization.yaml"), overlay).expect("write");
-    fs::write(ours.join("tier.yaml"), parameters).expect("write");
-    let built = Command::new("kubectl").arg("kustomize").arg(&ours).output();
-    let built = built.expect("kubectl starts");
-    let complaint = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "{complaint}");
-    let built = serde_saphyr::from_multiple(&String::from_utf8_lossy(&built.stdout));
-    Some(built.expect("YAML"))
+    let files = [("kustomization.yaml", overlay), ("tier.yaml", parameters)];
+    kustomize::built("ours", &files)
 }
 
 #[test]

@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use tempfile::TempDir;
+
 use crate::cluster::{Cluster, POOL, eventually, succeed};
 use crate::env::{Env, items};
 
@@ -19,6 +21,16 @@ const TOPOLOGY: [&str; 2] = [
     "topology.baggageclaim.csi.concourse-ci.org/backend",
     "topology.baggageclaim.csi.concourse-ci.org/node",
 ];
+
+/// A policy for another name than the case uses.
+const POLICY: &str = "apiVersion: baggageclaim.concourse-ci.org/v1alpha1
+kind: CachePolicy
+metadata: {name: main}
+spec:
+  rules:
+  - names: [task-cache/main-*]
+    commit: {serviceAccounts: [release]}
+";
 
 #[expect(
     clippy::too_many_lines,
@@ -50,7 +62,12 @@ pub(super) fn uninstalled(env: &Env) {
         no_mirror,
         mirror,
         caches,
+        bindings,
+        save,
         delete,
+        definitions,
+        established,
+        policies,
         on_nodes @ ..,
         labels,
     ] = &mut commands[..]
@@ -99,7 +116,24 @@ pub(super) fn uninstalled(env: &Env) {
         "{caches:?}"
     );
     caches.run(cluster);
+    assert!(
+        bindings.text.contains("validatingadmissionpolicybindings"),
+        "{bindings:?}"
+    );
+    bindings.run(cluster);
+    env.apply_text(POLICY);
+    let saved = TempDir::new().expect("a temporary directory");
+    let saved = saved.path().join("cachepolicies.yaml");
+    for command in [&mut *save, &mut *policies] {
+        assert!(command.text.contains(" cachepolicies.yaml"), "{command:?}");
+        let file = format!(" '{}'", saved.display());
+        command.text = command.text.replace(" cachepolicies.yaml", &file);
+    }
+    save.run(cluster);
     assert!(delete.text.starts_with("kubectl delete -k "), "{delete:?}");
+    // The overlay that was installed.
+    let installed = format!("overlays/{}", cluster.overlay());
+    delete.text = delete.text.replace("overlays/host", &installed);
     delete.run(cluster);
     let namespaced = "pods,daemonsets,deployments,serviceaccounts,networkpolicies";
     for (kinds, selector) in [
@@ -155,9 +189,16 @@ pub(super) fn uninstalled(env: &Env) {
     labels.run(cluster);
     assert_none_left(cluster);
 
+    definitions.run(cluster);
+    established.run(cluster);
+    policies.run(cluster);
+    let found = env.get("cachepolicies.baggageclaim.concourse-ci.org/main");
+    assert_eq!(
+        found["spec"]["rules"][0]["names"][0], "task-cache/main-*",
+        "{found}"
+    );
     for mut command in installation() {
-        let wanted = format!("overlays/{overlay}");
-        command.text = command.text.replace("overlays/host", &wanted);
+        command.text = command.text.replace("overlays/host", &installed);
         command.run(cluster);
     }
     cluster.driver_ready();

@@ -2,7 +2,7 @@
 //! another setting, and is applied again. Then the way back.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde_json::Value;
@@ -54,6 +54,33 @@ pub(super) fn upgraded(env: &Env) {
     assert_eq!(image(cluster), format!("{IMAGE}:{OLD}"));
     meanwhile.works();
     meanwhile.ends();
+    set_by_hand(cluster);
+}
+
+/// A variable that docs/troubleshooting.md sets stays when deploy/ is applied again, until it is
+/// removed as the page says.
+fn set_by_hand(cluster: &Cluster) {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/troubleshooting.md");
+    let page = fs::read_to_string(page).expect("a page");
+    let commands = page.lines().filter_map(|line| line.strip_prefix("$ "));
+    let commands = commands.filter(|line| line.contains(" set env daemonset/baggageclaim-node "));
+    let [set, remove] = commands.collect::<Vec<_>>()[..] else {
+        panic!("a command and the way back");
+    };
+    let is_set = || {
+        let daemons = ["daemonset/baggageclaim-node", "--namespace=baggageclaim"];
+        let daemons = cluster.get(&daemons);
+        let variables = &daemons["spec"]["template"]["spec"]["containers"][0]["env"];
+        let mut variables = variables.as_array().into_iter().flatten();
+        variables.any(|variable| variable["name"] == "BAGGAGECLAIM_LOG")
+    };
+    assert!(!is_set());
+    cluster.shell(set, false);
+    apply(cluster, &overlay(cluster));
+    assert!(is_set());
+    cluster.shell(remove, false);
+    assert!(!is_set());
+    cluster.driver_ready();
 }
 
 /// Whether a log has a publish for a pod that succeeded.
@@ -116,11 +143,16 @@ impl<'a> Upgrade<'a> {
 
 impl Drop for Upgrade<'_> {
     fn drop(&mut self) {
-        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/overlays");
-        apply(self.0, &deploy.join(self.0.overlay()));
+        apply(self.0, &overlay(self.0));
         self.0.driver_ready();
         ctr(self.0, &["rm", &format!("{IMAGE}:{NEW}")]);
     }
+}
+
+/// The overlay that is installed.
+fn overlay(cluster: &Cluster) -> PathBuf {
+    let overlays = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/overlays");
+    overlays.join(cluster.overlay())
 }
 
 fn apply(cluster: &Cluster, overlay: &Path) {

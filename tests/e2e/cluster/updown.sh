@@ -272,7 +272,6 @@ write_overlay() {
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [$deploy/overlays/$1]
-images: [{name: baggageclaim-csi, newTag: "$(driver_version)"}]
 patches:
 - target: {kind: Deployment, name: baggageclaim-controller}
   patch: |
