@@ -164,6 +164,8 @@ impl Job<'_> {
             Error::Layer(
                 error @ (archive::Error::Truncated { .. } | archive::Error::Stalled { .. }),
             ) => Error::away(object(), error),
+            // A limit is this node's own: other nodes may take the layer.
+            error @ Error::Layer(archive::Error::Limit { .. }) => error,
             Error::Layer(error) if is_of_the_source(&error) => Error::corrupt(object(), error),
             error => error,
         };

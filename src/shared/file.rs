@@ -17,11 +17,14 @@ use object_store::{
     PutPayload, PutResult, Result, UpdateVersion,
 };
 
+use super::keys::Keys;
 use super::record::sha256;
 use crate::sys::{self, Dir, Lock};
 
 /// The file that is locked.
 const LOCK: &str = ".lock";
+/// The mode of the directory that all objects are in.
+const PRIVATE: u32 = 0o700;
 /// Objects of at most so many bytes have an ETag and can be replaced conditionally.
 const SMALL: u64 = 64 << 10;
 /// How long a writer waits for the lock. Each holder has it for one small write.
@@ -44,6 +47,26 @@ impl Directory {
             .with_fsync(true)
             .with_automatic_cleanup(true);
         Ok(Self { inner, root })
+    }
+
+    /// Makes sure that only this user can reach the objects. The crate makes files and directories
+    /// with all permissions that the umask permits, and a driver has none. It also deletes the
+    /// directory with its last object.
+    fn close_to_others(&self) -> sys::Result<()> {
+        loop {
+            if self.root.ensure_dir(Keys::tenants(), PRIVATE)? {
+                return self.root.sync();
+            }
+            let Some(all) = self.root.open_if_there(Keys::tenants())? else {
+                continue;
+            };
+            let stat = all.stat_self()?;
+            let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
+            if is_own && stat.st_mode & 0o077 != 0 {
+                all.set_mode(PRIVATE)?;
+            }
+            return Ok(());
+        }
     }
 
     /// Waits for the lock without holding a thread.
@@ -147,6 +170,7 @@ impl ObjectStore for Directory {
         options: PutOptions,
     ) -> Result<PutResult> {
         let lock = self.lock().await?;
+        self.close_to_others().map_err(|error| generic(&error))?;
         let (inner, location) = (self.inner.clone(), location.clone());
         // A caller may give up, but a write to a file that has begun goes on. So it keeps the lock
         // until its end: the next writer's condition must see it.
@@ -162,6 +186,7 @@ impl ObjectStore for Directory {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
+        self.close_to_others().map_err(|error| generic(&error))?;
         self.inner.put_multipart_opts(location, options).await
     }
 
@@ -254,5 +279,37 @@ mod tests {
         });
         let (bytes, _) = next.get("key", 9).expect("read").expect("an object");
         assert_eq!(bytes, b"newer".as_slice());
+    }
+
+    #[test]
+    fn only_the_driver_can_reach_the_objects_of_a_directory_that_all_can_enter() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let root = Dir::open(directory.path()).expect("open");
+        root.set_mode(0o755).expect("chmod");
+        let url: Url = format!("file://{}", directory.path().display())
+            .parse()
+            .expect("a URL");
+        let store = url.open(runtime.handle().clone(), Times::default());
+        let store = store.expect("open");
+        let objects = || root.open_beneath("v1").expect("open");
+        let mode = || objects().stat_self().expect("stat").st_mode & 0o7777;
+
+        store.write("v1/ci/format", b"1".to_vec()).expect("write");
+        assert_eq!(mode(), 0o700);
+        // An earlier version made it.
+        objects().set_mode(0o777).expect("chmod");
+        store.write("v1/ci/format", b"1".to_vec()).expect("write");
+        assert_eq!(mode(), 0o700);
+        // The directory goes with its last object.
+        store.delete("v1/ci/format").expect("delete");
+        assert!(!root.has("v1").expect("stat"));
+        let upload = store.multipart("v1/ci/layers/1");
+        assert_eq!(mode(), 0o700);
+        drop(upload);
     }
 }

@@ -2,9 +2,11 @@
 //! `docs/shared-tier.md` is the layout, byte by byte. `source` reads the object, `upload` writes
 //! it.
 
+use std::io::{self, Read, Write};
+
 use sha2::{Digest as _, Sha256 as Hasher};
 
-use crate::archive::toc::{FrameAt, end_record};
+use crate::archive::toc::{FrameAt, end_record, most_frames};
 use crate::model::Sha256;
 
 /// A zstd skippable frame, as in `docs/layer-format.md`.
@@ -20,8 +22,13 @@ const VERSION: u16 = 1;
 const COMPRESSED: u16 = 1;
 /// Bytes of a frame in the index.
 const ENTRY: usize = 24;
+/// How many frames are read or written at once.
+const AT_ONCE: usize = 1024;
+/// Of so many frames, the first one's place is kept.
+const STEP: usize = 64;
 /// The most frames of an object: 1 TiB of content, the most that readers take, in the smallest
-/// frames that are written where there are larger files. Readers have the index in memory.
+/// frames that are written where there are larger files. Readers have the index in memory, 96 MiB
+/// of it.
 pub(super) const MOST_FRAMES: u64 = 4 << 20;
 /// Bytes of a piece in a table, at least. A frame has a piece.
 const PIECE: u64 = 32;
@@ -57,8 +64,8 @@ pub struct Footer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Index {
     frames: Vec<FrameAt>,
-    /// Where each of them begins, and where the last one ends.
-    offsets: Vec<u64>,
+    /// Where every [`STEP`]th of them begins, and where the last one ends.
+    starts: Vec<u64>,
 }
 
 /// Begins a record; `None` if it would be too long.
@@ -74,7 +81,8 @@ pub(super) fn head(kind: u8, body: u64) -> Option<[u8; HEAD]> {
 /// The most bytes of the index of a layer with so many bytes of content and of table.
 pub(super) fn most_index(content: u64, table: u64) -> u64 {
     // A frame has at least one byte.
-    ENTRY as u64 * content.min(table / PIECE).min(MOST_FRAMES)
+    let frames = content.min(table / PIECE).min(most_frames(content));
+    ENTRY as u64 * frames.min(MOST_FRAMES)
 }
 
 /// Whether a table, or the beginning of one, may be compressed to so few bytes.
@@ -166,14 +174,14 @@ impl Index {
     /// The index of these frames, which follow each other from the beginning of an object.
     #[must_use]
     pub fn new(frames: Vec<FrameAt>) -> Self {
-        let mut offsets = Vec::with_capacity(frames.len() + 1);
+        let mut starts = Vec::with_capacity(frames.len().div_ceil(STEP) + 1);
         let mut at: u64 = 0;
-        offsets.push(at);
-        for frame in &frames {
-            at = at.saturating_add(frame.length());
-            offsets.push(at);
+        starts.push(at);
+        for frames in frames.chunks(STEP) {
+            at = at.saturating_add(length(frames));
+            starts.push(at);
         }
-        Self { frames, offsets }
+        Self { frames, starts }
     }
 
     /// The frames.
@@ -185,57 +193,98 @@ impl Index {
     /// Where the frames from `first` to before `end` are in the object.
     #[must_use]
     pub fn bytes_of(&self, first: usize, end: usize) -> std::ops::Range<u64> {
-        self.offsets[first]..self.offsets[end]
+        self.begin_of(first)..self.begin_of(end)
+    }
+
+    fn begin_of(&self, frame: usize) -> u64 {
+        let step = frame / STEP;
+        let before = length(&self.frames[step * STEP..frame]);
+        self.starts[step].saturating_add(before)
     }
 
     /// The bytes of the index.
     #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.frames.len() * ENTRY);
-        for frame in &self.frames {
-            out.extend(frame.file.to_le_bytes());
-            out.extend(frame.offset.to_le_bytes());
-            out.extend(frame.plain.to_le_bytes());
-            out.extend(frame.packed.to_le_bytes());
-        }
-        out
+    pub fn bytes(&self) -> u64 {
+        (self.frames.len() * ENTRY) as u64
     }
 
-    /// Parses the index of an object with this footer.
-    pub fn parse(bytes: &[u8], footer: &Footer) -> Result<Self, String> {
-        if <[u8; 32]>::from(Hasher::digest(bytes)) != footer.index.0 {
+    /// Writes the bytes of the index; returns their SHA-256.
+    pub fn write_to(&self, out: &mut impl Write) -> io::Result<Sha256> {
+        let mut hasher = Hasher::new();
+        let mut bytes = Vec::with_capacity(AT_ONCE * ENTRY);
+        for frames in self.frames.chunks(AT_ONCE) {
+            bytes.clear();
+            for frame in frames {
+                bytes.extend(frame.file.to_le_bytes());
+                bytes.extend(frame.offset.to_le_bytes());
+                bytes.extend(frame.plain.to_le_bytes());
+                bytes.extend(frame.packed.to_le_bytes());
+            }
+            hasher.update(&bytes);
+            out.write_all(&bytes)?;
+        }
+        Ok(Sha256(hasher.finalize().into()))
+    }
+
+    /// Reads an index of so many bytes; returns their SHA-256, too. The footer, which comes behind
+    /// it, is for [`Index::check`].
+    pub fn read(mut from: impl Read, length: u64) -> io::Result<(Self, Sha256)> {
+        let entries = usize::try_from(length / ENTRY as u64).map_err(io::Error::other)?;
+        let (mut frames, mut hasher) = (Vec::with_capacity(entries), Hasher::new());
+        let mut bytes = vec![0; AT_ONCE * ENTRY];
+        let mut left = length;
+        while left > 0 {
+            let part = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let part = &mut bytes[..part];
+            from.read_exact(part)?;
+            hasher.update(&*part);
+            frames.extend(part.chunks_exact(ENTRY).map(frame));
+            left -= part.len() as u64;
+        }
+        Ok((Self::new(frames), Sha256(hasher.finalize().into())))
+    }
+
+    /// Checks that it is the index of an object with this footer. `digest` is that of its bytes.
+    pub fn check(&self, digest: Sha256, footer: &Footer) -> Result<(), String> {
+        if digest != footer.index {
             return Err("the SHA-256 of its index is not the one in its footer".to_owned());
         }
-        if footer.frames.checked_mul(ENTRY as u64) != Some(bytes.len() as u64) {
+        if footer.frames != self.frames.len() as u64 {
             return Err("its index has another number of frames than its footer says".to_owned());
         }
-        let frames: Vec<FrameAt> = bytes
-            .chunks_exact(ENTRY)
-            .map(|entry| {
-                let long = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("8"));
-                let short =
-                    |at: usize| u32::from_le_bytes(entry[at..at + 4].try_into().expect("4"));
-                FrameAt {
-                    file: long(0),
-                    offset: long(8),
-                    plain: short(16),
-                    packed: short(20),
-                }
-            })
-            .collect();
         let place = |frame: &FrameAt| (frame.file, frame.offset);
-        let ordered = frames
+        let ordered = self
+            .frames
             .windows(2)
             .all(|pair| place(&pair[0]) < place(&pair[1]));
-        if !ordered || !frames.iter().all(FrameAt::is_possible) {
+        if !ordered || !self.frames.iter().all(FrameAt::is_possible) {
             return Err("its index is not in order".to_owned());
         }
-        let index = Self::new(frames);
         let end = end_record(footer.frames).len() as u64;
-        if index.offsets.last().and_then(|at| at.checked_add(end)) != Some(footer.tail) {
+        if self.begin_of(self.frames.len()).checked_add(end) != Some(footer.tail) {
             return Err("its frames do not add up to its index".to_owned());
         }
-        Ok(index)
+        Ok(())
+    }
+}
+
+/// How many bytes of an object these frames take.
+fn length(frames: &[FrameAt]) -> u64 {
+    frames
+        .iter()
+        .map(FrameAt::length)
+        .fold(0, u64::saturating_add)
+}
+
+/// The frame of an entry of the index.
+fn frame(entry: &[u8]) -> FrameAt {
+    let long = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("8"));
+    let short = |at: usize| u32::from_le_bytes(entry[at..at + 4].try_into().expect("4"));
+    FrameAt {
+        file: long(0),
+        offset: long(8),
+        plain: short(16),
+        packed: short(20),
     }
 }
 
@@ -257,8 +306,19 @@ mod tests {
         ]
     }
 
+    fn encode(index: &Index) -> (Vec<u8>, Sha256) {
+        let mut bytes = Vec::new();
+        let digest = index.write_to(&mut bytes).expect("it is memory");
+        assert_eq!(bytes.len() as u64, index.bytes());
+        (bytes, digest)
+    }
+
+    fn parse(bytes: &[u8], footer: &Footer) -> Result<Index, String> {
+        let (index, digest) = Index::read(bytes, bytes.len() as u64).expect("all of it is there");
+        index.check(digest, footer).map(|()| index)
+    }
+
     fn footer(index: &Index) -> Footer {
-        let bytes = index.encode();
         Footer {
             compressed: true,
             tail: 3 * 65 + 134 + 17,
@@ -266,7 +326,7 @@ mod tests {
             table: 419,
             frames: 3,
             digest: Sha256([7; 32]),
-            index: Sha256(Hasher::digest(&bytes).into()),
+            index: encode(index).1,
         }
     }
 
@@ -275,10 +335,10 @@ mod tests {
         let index = Index::new(frames());
         let footer = footer(&index);
         let object = footer.object().expect("small");
-        let (bytes, list) = (footer.encode(), index.encode());
+        let (bytes, list) = (footer.encode(), encode(&index).0);
         assert_eq!(bytes.len() as u64, FOOTER_BYTES);
         assert_eq!(Footer::parse(&bytes, object), Ok(footer));
-        assert_eq!(Index::parse(&list, &footer), Ok(index.clone()));
+        assert_eq!(parse(&list, &footer), Ok(index.clone()));
         assert_eq!(index.bytes_of(1, 3), 85..85 + 165 + 79);
         for at in 0..bytes.len() {
             for bit in [1, 0x80] {
@@ -297,10 +357,35 @@ mod tests {
         for at in 0..list.len() {
             let mut bad = list.clone();
             bad[at] ^= 1;
-            Index::parse(&bad, &footer).expect_err("its digest differs");
+            parse(&bad, &footer).expect_err("its digest differs");
         }
         Footer::parse(&bytes, object + 1).expect_err("another length");
         Footer::parse(&bytes[1..], object).expect_err("cut");
+        // An entry that is cut.
+        parse(&list[..list.len() - 1], &footer).expect_err("its digest differs");
+        Index::read(&*list, list.len() as u64 + 1).expect_err("it ends too early");
+    }
+
+    #[test]
+    fn frames_of_a_long_index_are_where_they_were() {
+        for count in [0, 1, 63, 64, 65, 1023, 1024, 1025, 3000] {
+            let frame = |file: u32| FrameAt {
+                file: file.into(),
+                offset: 0,
+                plain: 1000,
+                packed: file % 900,
+            };
+            let index = Index::new((0..count).map(frame).collect());
+            let (bytes, digest) = encode(&index);
+            let (read, found) = Index::read(&*bytes, bytes.len() as u64).expect("read");
+            assert_eq!((&read, found), (&index, digest));
+            let mut at = 0;
+            for (place, frame) in read.frames().iter().enumerate() {
+                assert_eq!(read.bytes_of(place, place + 1), at..at + frame.length());
+                at += frame.length();
+            }
+            assert_eq!(read.bytes_of(0, read.frames().len()), 0..at);
+        }
     }
 
     #[test]
@@ -309,6 +394,9 @@ mod tests {
         assert_eq!(most_index(1, 1 << 30), 24);
         assert_eq!(most_index(u64::MAX, 320), 240);
         assert_eq!(most_index(u64::MAX, u64::MAX), 96 << 20);
+        // 10 GiB of content in frames of 256 KiB, and two frames for each hole of 4 MiB.
+        let frames = (40 << 10) + (256 << 10) + 1;
+        assert_eq!(most_index(10 << 30, 1 << 30), 24 * frames);
         assert!(may_unpack(0, 64 << 20));
         assert!(!may_unpack(1 << 10, 65 << 20));
         assert!(may_unpack(1 << 20, 256 << 20));
@@ -328,7 +416,7 @@ mod tests {
             let mut frames = frames();
             lie(&mut frames);
             let index = Index::new(frames);
-            Index::parse(&index.encode(), &footer(&index)).expect_err("it lies");
+            parse(&encode(&index).0, &footer(&index)).expect_err("it lies");
         }
     }
 }

@@ -235,8 +235,9 @@ impl From<io::Error> for TailError {
 
 /// Reads table, index and footer of an object. The table's digest is `Table::open`'s to check.
 ///
-/// Nothing here is known to be true yet: what is written to disk is bounded by what came, and what
-/// is held in memory by the table that came.
+/// Nothing here is known to be true yet. What is written to disk is bounded by what came. What is
+/// held in memory is bounded by the table that came, and by the content for which the pool has
+/// space.
 fn read_tail(
     mut tail: impl Read,
     layer: &LayerRef,
@@ -271,8 +272,7 @@ fn read_tail(
             .to_owned()
             .into());
     }
-    let mut list = Vec::new();
-    tail.by_ref().take(length).read_to_end(&mut list)?;
+    let (index, digest) = Index::read(&mut tail, length)?;
     let mut end = Vec::new();
     tail.take(FOOTER_BYTES + 1).read_to_end(&mut end)?;
     if let Some(head) = end.first_chunk::<HEAD>() {
@@ -288,7 +288,8 @@ fn read_tail(
             .to_owned()
             .into());
     }
-    Ok(Index::parse(&list, &footer)?)
+    index.check(digest, &footer)?;
+    Ok(index)
 }
 
 /// Counts what comes.

@@ -11,7 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::object::{FOOTER_BYTES, Footer, INDEX, Index, MOST_FRAMES, TABLE, head, may_unpack};
-use super::record::{LayerRef, ObjectId, sha256};
+use super::record::{LayerRef, ObjectId};
 use super::store::Store;
 use crate::archive;
 use crate::archive::toc::{Holder, Noted, Packing, Table, Want};
@@ -23,14 +23,17 @@ const MOST_PARTS: u64 = 9000;
 /// The level at which tables are compressed.
 const TABLE_LEVEL: i32 = 3;
 
-/// How a layer is uploaded. Memory: `part` × (`parallel` + 1), and two frames.
+/// How many bytes travel at once, if no part is larger.
+const MOST_TRAVELLING: usize = 32 << 20;
+
+/// How a layer is uploaded. Memory: the parts that travel, the next one, the index and two frames.
 #[derive(Clone, Copy)]
 pub struct Upload<'a> {
     /// The level of zstd for frames.
     pub level: i32,
     /// Bytes of a part, at least 5 MiB. Larger for layers that would have too many.
     pub part: usize,
-    /// How many parts travel at once.
+    /// How many parts travel at once. Fewer if they would have more than 32 MiB.
     pub parallel: usize,
     /// Called before each part with its length: it may wait, to limit the bandwidth.
     pub pace: &'a dyn Fn(usize),
@@ -98,15 +101,14 @@ fn write_tail(parts: &mut Parts<'_>, table: &Table, index: &Index, tail: u64) ->
     let packed = packed_length(table)?;
     let plain = table.digest().bytes;
     let compressed = packed < plain && may_unpack(packed, plain);
-    let list = index.encode();
-    let footer = Footer {
+    let mut footer = Footer {
         compressed,
         tail,
         packed: if compressed { packed } else { plain },
         table: plain,
         frames: index.frames().len() as u64,
         digest: Sha256(table.digest().sha256),
-        index: sha256(&list),
+        index: Sha256([0; 32]),
     };
     let limit = || archive::Error::Limit {
         what: "the length of its table or index",
@@ -126,8 +128,9 @@ fn write_tail(parts: &mut Parts<'_>, table: &Table, index: &Index, tail: u64) ->
     } else {
         table.write_to(parts).map_err(ours)?;
     }
-    write(parts.write_all(&head(INDEX, list.len() as u64).ok_or_else(limit)?))?;
-    write(parts.write_all(&list))?;
+    write(parts.write_all(&head(INDEX, index.bytes()).ok_or_else(limit)?))?;
+    let written = index.write_to(parts);
+    footer.index = written.map_err(|error| ours(archive::Error::Write(error)))?;
     write(parts.write_all(&footer.encode()))?;
     Ok(footer)
 }
@@ -174,6 +177,11 @@ fn is_ours(error: &io::Error) -> bool {
     matches!(error.get_ref(), Some(inner) if inner.is::<Error>())
 }
 
+/// How many parts of so many bytes travel at once.
+fn at_once(parallel: usize, part: usize) -> usize {
+    parallel.min(MOST_TRAVELLING / part).max(1)
+}
+
 /// Output that becomes one object: in one request if it is small, else in parts.
 struct Parts<'a> {
     store: &'a Store,
@@ -189,7 +197,7 @@ struct Parts<'a> {
 impl Parts<'_> {
     /// Sends the buffer as a part.
     fn send(&mut self) -> Result<()> {
-        while self.running.len() >= self.how.parallel.max(1) {
+        while self.running.len() >= at_once(self.how.parallel, self.part) {
             self.wait_for_one()?;
         }
         (self.how.pace)(self.buffer.len());
@@ -269,5 +277,23 @@ impl Drop for Parts<'_> {
                 .store
                 .transfer(self.key, async { upload.abort().await });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_parts_do_not_travel_all_at_once() {
+        let how = Upload::default();
+        assert_eq!(at_once(how.parallel, how.part), how.parallel);
+        // Of the largest layer: 1 TiB.
+        let part = usize::try_from((1_u64 << 40).div_ceil(MOST_PARTS)).expect("small");
+        for part in (how.part..=part).step_by(1 << 20) {
+            let travelling = at_once(how.parallel, part) * part;
+            assert!(travelling <= MOST_TRAVELLING.max(part), "{part}");
+        }
+        assert_eq!(at_once(0, how.part), 1);
     }
 }

@@ -87,6 +87,24 @@ async fn a_fetch_without_space_fails_with_the_reason_and_works_once_there_is_som
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_with_holes_may_be_larger_than_the_pool() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    a.publish("t", &TASK).await;
+    write(&a.bench.target("t"), "a small text");
+    let image = fs::File::create(a.bench.target("t").join("disk.img")).expect("create");
+    image.set_len(1 << 30).expect("truncate");
+    drop(image);
+    a.end("t", Outcome::Succeeded).await;
+    a.shared().await;
+    let b = require!(small(&tier).await);
+    assert_eq!(b.sees("t", &TASK).await, text("a small text"));
+    assert_eq!(b.distribution.metrics().damage_reported, 0);
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_fetch_that_fits_exactly_beside_the_margin_is_not_refused() {
     let tier = Shared::file();
     let a = require!(Node::new(&tier.store).await);

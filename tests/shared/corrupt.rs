@@ -172,6 +172,20 @@ fn an_object_made_to_exhaust_a_node_is_refused_before_it_does() {
     let (error, _) = opened(&long, layer, &never);
     assert!(error.to_string().contains("more frames"), "{error}");
 
+    // A long table takes little space in an object. It has room for as many frames, but so little
+    // content is never divided into them.
+    let table = zstd::encode_all(std::io::repeat(0).take(60 << 20), 3).expect("compress");
+    let frames = (60 << 20) / 32;
+    let object = [&head(6, table.len())[..], &table, &head(7, 24 * frames)].concat();
+    let layer = LayerRef {
+        tail: 0,
+        table: 60 << 20,
+        content: 10 << 30,
+        ..world.layer
+    };
+    let (error, _) = opened(&object, layer, &never);
+    assert!(error.to_string().contains("more frames"), "{error}");
+
     // A table of zeros, in an object of some kilobytes and in one that is not read at once.
     let zeros = std::io::repeat(0).take(1 << 30);
     let table = zstd::encode_all(zeros, 3).expect("compress");

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use baggageclaim::archive::toc::Want;
 use baggageclaim::model::{ArtifactId, Reference, Tenant};
@@ -333,32 +333,78 @@ fn what_one_source_does_not_give_the_next_one_does() {
     let into = lab.dir("both");
     down(&lab, &[&weak, &bucket(&tier.store)], &layer, &into).expect("fetch");
     assert_same(&shown(&original), &shown(&into.join("fs")));
-    // The limits of imports hold.
-    let (dir, temporary) = (
-        crate::tier::open(&lab.dir("limited")),
-        crate::tier::open(&lab.dir("temporary")),
-    );
-    let destination = baggageclaim::shared::Destination {
-        into: &dir,
-        temporary: &temporary,
-        limits: baggageclaim::archive::Limits {
-            bytes: 1 << 20,
-            ..Default::default()
-        },
-        devices: true,
-        patience: baggageclaim::archive::toc::Patience(std::time::Duration::from_secs(9)),
-        moved: &std::sync::atomic::AtomicU64::new(0),
-        progress: &AtomicU64::new(0),
-        replaces_slow: false,
-    };
-    let refused = baggageclaim::shared::fetch(
-        &[&bucket(&tier.store)],
-        &tenant(),
-        &layer,
-        destination,
-        &never,
-    );
-    assert!(matches!(refused, Err(Error::Layer(_))), "{refused:?}");
+}
+
+/// A source that is told of damage.
+struct Told<S>(S, AtomicBool);
+
+impl<S: Source> Source for Told<S> {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn resolve(
+        &self,
+        tenant: &Tenant,
+        name: &Reference,
+        has: Option<ArtifactId>,
+    ) -> Result<Resolved> {
+        self.0.resolve(tenant, name, has)
+    }
+
+    fn open(
+        &self,
+        tenant: &Tenant,
+        layer: &LayerRef,
+        table: &fs::File,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Box<dyn Content>> {
+        self.0.open(tenant, layer, table, stop)
+    }
+
+    fn damaged(&self, _tenant: &Tenant, _layer: &LayerRef, _error: &Error) {
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_limits_of_imports_hold_and_what_exceeds_them_is_not_damaged() {
+    let lab = require_lab!(Fs::Ext4);
+    let original = lab.dir("original");
+    let file = fs::File::create(original.join("holes")).expect("create");
+    file.write_all_at(b"a beginning", 0).expect("write");
+    file.set_len(64 << 20).expect("truncate");
+    let held = hold(&lab, &original);
+    let tier = Tier::file();
+    let layer = upload(&tier, &held);
+    let source = Told(bucket(&tier.store), AtomicBool::new(false));
+    let temporary = crate::tier::open(&lab.dir("temporary"));
+    // The content of the layer exceeds the limit, then only the size of its file.
+    for (name, bytes) in [("content", 1 << 20), ("size", 8 << 20)] {
+        let dir = crate::tier::open(&lab.dir(name));
+        let destination = baggageclaim::shared::Destination {
+            into: &dir,
+            temporary: &temporary,
+            limits: baggageclaim::archive::Limits {
+                bytes,
+                ..Default::default()
+            },
+            devices: true,
+            patience: baggageclaim::archive::toc::Patience(std::time::Duration::from_secs(9)),
+            moved: &AtomicU64::new(0),
+            progress: &AtomicU64::new(0),
+            replaces_slow: false,
+        };
+        let fetched =
+            baggageclaim::shared::fetch(&[&source], &tenant(), &layer, destination, &never);
+        let error = fetched.expect_err("it exceeds a limit");
+        let is_limit = matches!(
+            error,
+            Error::Layer(baggageclaim::archive::Error::Limit { .. })
+        );
+        assert!(is_limit, "{name}: {error:?}");
+    }
+    assert!(!source.1.load(Ordering::Relaxed), "the layer is whole");
 }
 
 #[test]

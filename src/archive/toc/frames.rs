@@ -3,9 +3,9 @@
 
 use std::io::{self, Write};
 
-use super::piece::CHUNK;
+use super::piece::{CHUNK, MOST_HOLES};
 use super::record::{self, FRAME_RECORD, Frame};
-use super::send::Want;
+use super::send::{LEAST_FRAME, Want};
 
 /// One frame of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +41,16 @@ impl FrameAt {
 #[must_use]
 pub fn end_record(frames: u64) -> Vec<u8> {
     record::end(frames)
+}
+
+/// The most frames that a holder divides so many bytes of content into.
+///
+/// A frame has less than 256 KiB for one of two reasons: it ends a large file, or the next file did
+/// not fit into it. Then the frame before it or behind it has so much more that both have 512 KiB.
+/// Only a file with a piece of zeros may lack that frame. Two small frames are beside such a file.
+#[must_use]
+pub fn most_frames(content: u64) -> u64 {
+    content / LEAST_FRAME as u64 + 2 * MOST_HOLES + 1
 }
 
 /// The frames, by their places in a list sorted as the table is, that hold what is wanted.

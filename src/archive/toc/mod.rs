@@ -22,7 +22,7 @@ mod send;
 mod stored;
 mod table;
 
-pub use frames::{FrameAt, Noted, end_record, frames_of};
+pub use frames::{FrameAt, Noted, end_record, frames_of, most_frames};
 pub use receive::{Patience, Receiver, Taken};
 pub use record::{Offer, State};
 pub use scan::{Scanned, scan};

@@ -18,7 +18,7 @@ use crate::sys::{self, Dir, OpenFile, Xattrs};
 use crate::tree::Stop;
 
 /// A frame of small files is closed once it has so much, and before it would have more than that.
-const LEAST_FRAME: usize = 256 << 10;
+pub(super) const LEAST_FRAME: usize = 256 << 10;
 const MOST_FRAME: u64 = 1 << 20;
 
 /// What a receiver asks for.

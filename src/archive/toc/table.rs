@@ -18,7 +18,7 @@ use super::super::progress::Limits;
 use super::super::read::limit;
 use super::piece::{CHUNK, MOST_TABLE, Sha256Sum, ZEROS, pieces};
 use super::row::{self, Kind, Row, Source};
-use crate::sys::Dir;
+use crate::sys::{self, Dir};
 use crate::tree::Stop;
 
 const MAGIC: &[u8; 8] = b"bc-table";
@@ -124,7 +124,10 @@ impl Table {
         let paths = rustix::fs::openat(temporary, ".", flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| temporary.error("openat", ".", errno))?;
         let mut header = [0; HEADER];
-        let short = |_| Error::Truncated { at: digest.bytes };
+        let short = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => Error::Truncated { at: digest.bytes },
+            _ => unreadable(error),
+        };
         file.read_exact_at(&mut header, 0).map_err(short)?;
         let totals = Totals::parse(&header)?;
         if totals.length != digest.bytes - HEADER as u64 {
@@ -220,7 +223,7 @@ impl Table {
         let mut buffer = vec![0; BUFFER];
         let mut at = 0;
         while at < self.digest.bytes {
-            let read = self.file.read_at(&mut buffer, at).map_err(Error::Read)?;
+            let read = self.file.read_at(&mut buffer, at).map_err(unreadable)?;
             if read == 0 {
                 return Err(Error::Truncated { at });
             }
@@ -268,6 +271,11 @@ pub fn has_whole_length(file: &File) -> bool {
             .is_ok_and(|totals| totals.length.checked_add(HEADER as u64) == Some(length))
 }
 
+/// The table's file is on this node: the fault is its disk's, not the fault of the table's source.
+fn unreadable(error: std::io::Error) -> Error {
+    sys::Error::new("pread", "a table of contents", error).into()
+}
+
 /// Length and SHA-256 of a file.
 pub(super) fn digest(file: &File, stop: Stop<'_>) -> Result<Digest> {
     let (mut hash, mut at) = (Sha256::new(), 0);
@@ -276,7 +284,7 @@ pub(super) fn digest(file: &File, stop: Stop<'_>) -> Result<Digest> {
         if stop() {
             return Err(Error::Stopped);
         }
-        let read = file.read_at(&mut buffer, at).map_err(Error::Read)?;
+        let read = file.read_at(&mut buffer, at).map_err(unreadable)?;
         if read == 0 {
             break;
         }
@@ -522,7 +530,7 @@ impl<T: std::ops::Deref<Target = Table>> Cursor<T> {
                 at += fits as u64;
             } else {
                 let read = self.table.file.read_at(&mut self.buffer, at);
-                (self.from, self.filled) = (at, read.map_err(Error::Read)?);
+                (self.from, self.filled) = (at, read.map_err(unreadable)?);
                 if self.filled == 0 {
                     return Err(Error::Truncated { at });
                 }
@@ -541,5 +549,20 @@ impl<T: std::ops::Deref<Target = Table>> Source for Cursor<T> {
 
     fn at(&self) -> u64 {
         self.offset
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_cannot_be_read_is_a_fault_of_this_node() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let file = File::create(directory.path().join("table")).expect("create");
+        let temporary = Dir::open(directory.path()).expect("open");
+        let opened = Table::open(file, None, &temporary, Limits::DEFAULT, &|| false);
+        let error = opened.expect_err("it is open for writing only");
+        assert!(matches!(error, Error::System(_)), "{error:?}");
     }
 }

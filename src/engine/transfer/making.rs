@@ -132,7 +132,6 @@ pub(super) struct Job<'a, 'j, M> {
     pub(super) owner: Owner<'j>,
     pub(super) wanted: &'j [ReceiveLayer],
     pub(super) progress: &'j AtomicU64,
-    pub(super) limits: Limits,
     pub(super) gate: Gate<'j>,
     pub(super) make: M,
     /// What earlier fetches left.
@@ -317,7 +316,9 @@ where
         let place = LayerPlace {
             into,
             temporary: &made.dir,
-            limits: self.limits,
+            // The same on all nodes: a smaller pool has no smaller ones, since a file with holes
+            // needs less space than its size.
+            limits: Limits::default(),
             stop: &stop,
             progress: self.progress,
             is_spoilt: &is_spoilt,

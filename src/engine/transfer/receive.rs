@@ -25,9 +25,9 @@ use super::half::{self, Half};
 use super::making::{self, Job, Placed, describe};
 use super::space::{self, Gate};
 use super::wanted::{LayerPlace, Owner, ReceiveError, ReceiveRequest, Received};
+use crate::archive;
 use crate::archive::toc::Table;
-use crate::archive::{self, Limits};
-use crate::engine::error::{Context, Error};
+use crate::engine::error::Error;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
@@ -136,13 +136,6 @@ pub(in crate::engine) fn receive_layers<'a, E>(
     let bytes = missing.iter().map(|layer| layer.bytes);
     let bytes = bytes.fold(0, u64::saturating_add);
     space::ask(inner, bytes.saturating_sub(kept))?;
-    let space = inner.dirs.root.space();
-    let space = space.context("ask for the pool's space")?;
-    let most = Limits::default();
-    let limits = Limits {
-        bytes: most.bytes.min(space.bytes),
-        ..most
-    };
     progress.fetch_add(kept, Ordering::Relaxed);
     let plain = || progress.load(Ordering::Relaxed);
     let count = reused.len();
@@ -151,7 +144,6 @@ pub(in crate::engine) fn receive_layers<'a, E>(
         owner,
         wanted,
         progress,
-        limits,
         gate: Gate::new(inner, &plain, Some(bytes)),
         make,
         taken,
