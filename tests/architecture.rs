@@ -155,7 +155,7 @@ const ENGINE_TIERS: [Tier; 8] = [
         ],
     ),
     (
-        "garbage collection, the shared tier, tables of contents",
+        "garbage collection, tables of contents",
         &[
             "budgets",
             "claims::maintenance",
@@ -165,7 +165,6 @@ const ENGINE_TIERS: [Tier; 8] = [
             "purge",
             "reap",
             "remove",
-            "sharing",
             "tables",
         ],
     ),
@@ -193,6 +192,7 @@ const ENGINE_TIERS: [Tier; 8] = [
             "claims::placement",
             "cluster",
             "engine",
+            "sharing",
         ],
     ),
 ];

@@ -53,11 +53,11 @@
 //! | `transfer` | content from and to archives, other nodes and the shared tier |
 //! | `reap` | garbage collection, and the order of its steps |
 //! | `remove`, `evict`, `budgets`, `purge`, `measure`, `flatten` | these steps |
-//! | `sharing`, `tables` | uploads to the shared tier; tables of contents |
+//! | `tables` | tables of contents |
 //! | `open`, `recover`, `orphans`, `rebuild` | the start, and what an earlier process left |
 //! | `fsck`, `fsck_input`, `scrub` | the comparison of index and directories |
 //! | `query`, `outcome`, `metrics` | questions, and outcomes of pods |
-//! | this file, `cluster`, `claims::facade` | the methods of [`Engine`] |
+//! | this file, `cluster`, `sharing`, `claims::facade` | the methods of [`Engine`] |
 
 mod artifacts;
 mod backoff;
