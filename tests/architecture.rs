@@ -146,7 +146,6 @@ const ENGINE_TIERS: [Tier; 8] = [
             "transfer::import",
             "transfer::making",
             "transfer::open_layers",
-            "transfer::parts",
             "transfer::receive",
             "transfer::rollback",
             "transfer::space",

@@ -142,7 +142,7 @@ async fn wanted(inner: &Inner, rested: Instant) {
 pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     let mut all = Round::default();
     let engine = inner.clone();
-    let parts = move || transfer::delete_all(&engine);
+    let parts = move || transfer::delete_parts(&engine);
     inner.threads.room.run(parts).await?;
     rounds(inner, &mut all).await?;
     let engine = inner.clone();
@@ -261,7 +261,7 @@ fn round(inner: &Arc<Inner>) -> Round {
         round.step(trash_unused_layers(inner).map(|()| 0));
         round.step(remember_uses(inner));
     }
-    transfer::delete_old(inner);
+    transfer::delete_old_parts(inner);
     // Content that only waits for its deletion is no reason to evict anything.
     let mut freed = empty_trash(inner, &mut round);
     let for_room = {
