@@ -1,4 +1,4 @@
-//! Garbage collection: cycles that free space, and the walks after them.
+//! Garbage collection: rounds that free space, and the walks after them.
 //!
 //! What frees space runs in rounds, on a thread of its own and in this order: expired and unnamed
 //! artifacts, those beyond their namespace's limits, layers that nothing refers to, the trash,
@@ -248,7 +248,7 @@ impl Round {
 /// All steps, each of them also when the one before it failed: on a full disk it is the later ones
 /// that make room.
 fn round(inner: &Arc<Inner>) -> Round {
-    let mut counted = inner.collector.cycles.begin();
+    let mut running = inner.collector.rounds.begin();
     inner.space.set_short(false);
     let mut round = Round::default();
     {
@@ -276,7 +276,7 @@ fn round(inner: &Arc<Inner>) -> Round {
     round.step(unpublish::retire_abandoned(inner));
     let is_reserved = inner.keep_reserve();
     round.done.held = round.step(purge::held(inner));
-    counted.gone(round.done.expired + round.done.evicted + usize::from(freed));
+    running.add_gone(round.done.expired + round.done.evicted + usize::from(freed));
     if round.failure.is_some() || !is_reserved || inner.state.lock().volumes.has_deferred() {
         inner.space.set_short(true);
     }
