@@ -76,7 +76,6 @@ const ENGINE_TIERS: [Tier; 8] = [
             "durability",
             "error",
             "failpoint",
-            "gc_cycles",
             "health",
             "lifecycle",
             "lifetime",
@@ -85,6 +84,7 @@ const ENGINE_TIERS: [Tier; 8] = [
             "notice",
             "pool",
             "pool_scan",
+            "rounds",
             "target",
             "threads",
             "types",
@@ -146,7 +146,6 @@ const ENGINE_TIERS: [Tier; 8] = [
             "transfer::import",
             "transfer::making",
             "transfer::open_layers",
-            "transfer::parts",
             "transfer::receive",
             "transfer::rollback",
             "transfer::space",
@@ -155,7 +154,7 @@ const ENGINE_TIERS: [Tier; 8] = [
         ],
     ),
     (
-        "garbage collection, the shared tier, tables of contents",
+        "garbage collection, tables of contents",
         &[
             "budgets",
             "claims::maintenance",
@@ -165,7 +164,6 @@ const ENGINE_TIERS: [Tier; 8] = [
             "purge",
             "reap",
             "remove",
-            "sharing",
             "tables",
         ],
     ),
@@ -193,6 +191,7 @@ const ENGINE_TIERS: [Tier; 8] = [
             "claims::placement",
             "cluster",
             "engine",
+            "sharing",
         ],
     ),
 ];

@@ -16,15 +16,13 @@ use super::fences;
 use super::policies;
 use super::remove;
 use super::shared::Inner;
-use super::sharing;
 use super::state::State;
-use super::transfer::{self, LayerPlace, OpenArtifact, ReceiveError, ReceiveRequest, Received};
-use super::types::{LocalArtifact, PublishRequest, Tables};
+use super::transfer::{self, LayerPlace, ReceiveError, ReceiveRequest, Received};
 use super::{Engine, Result};
 use crate::archive::toc::Table;
 use crate::model::{
-    Artifact, ArtifactId, CacheKey, CutOff, Fence, Fences, LayerId, Maker, Name, NamespaceUsage,
-    Policies, Reference, Sha256, Sharing, Tenant, Timestamp, VolumeId,
+    Artifact, ArtifactId, CutOff, Fence, Fences, LayerId, Maker, Name, NamespaceUsage, Policies,
+    Reference, Tenant, Timestamp, VolumeId,
 };
 
 /// What other nodes may know of a name on this node.
@@ -199,7 +197,7 @@ impl Engine {
         is_older: impl Fn(Timestamp, ArtifactId) -> bool + Copy + Send + 'static,
     ) -> Result<bool> {
         // Content that is never shared is this node's own.
-        let fits = move |artifact: &crate::model::Artifact| {
+        let fits = move |artifact: &Artifact| {
             !artifact.sharing.never && is_older(artifact.created, artifact.id)
         };
         remove::discard(&self.inner, name, fits).await
@@ -279,77 +277,11 @@ impl Engine {
     pub fn now(&self) -> Timestamp {
         self.inner.now()
     }
-}
-
-/// The shared tier. Where it is, and when it is asked, the caller decides.
-impl Engine {
-    /// The content on this node that a name points at.
-    #[must_use]
-    pub fn local(&self, tenant: &Tenant, reference: &Reference) -> Option<LocalArtifact> {
-        let (tenant, reference) = (tenant.clone(), reference.clone());
-        sharing::local(&self.inner, &Name { tenant, reference })
-    }
-
-    /// The name and the content of the newest commit on this node of all task caches whose key
-    /// begins so.
-    #[must_use]
-    pub fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<(Name, LocalArtifact)> {
-        sharing::newest(&self.inner, tenant, prefix)
-    }
-
-    /// Whether a volume on this node will become the input that is wanted.
-    #[must_use]
-    pub fn is_coming(&self, request: &PublishRequest) -> bool {
-        sharing::is_coming(&self.inner, request)
-    }
 
     /// Whether this volume exists: a publish of it waits for no content.
     #[must_use]
     pub fn has_volume(&self, id: &VolumeId) -> bool {
         self.inner.state.lock().volumes.live(id).is_some()
-    }
-
-    /// The artifacts that are to be uploaded, newest first.
-    #[must_use]
-    pub fn to_share(&self) -> Vec<Artifact> {
-        sharing::to_share(&self.inner)
-    }
-
-    /// Looks at the artifacts that are to be uploaded, in no order, and at the tables of contents
-    /// of their layers. `look` must be quick, and must not call the engine.
-    pub fn each_to_share(&self, look: impl FnMut(&Artifact, Tables)) {
-        sharing::each_to_share(&self.inner, look);
-    }
-
-    /// Waits until [`Engine::to_share`] or [`Engine::open_layers`] may have a new answer. For one
-    /// caller: a change that happened before the call wakes it, too.
-    pub async fn content_changed(&self) {
-        self.inner.collector.tables.content_changed().await;
-    }
-
-    /// Opens an artifact layer by layer. `None`: it is gone, a layer has no table of contents yet,
-    /// or it turns out that the tier is not to get it. Blocks.
-    pub fn open_layers(&self, id: ArtifactId) -> Result<Option<OpenArtifact>> {
-        sharing::open_layers(&self.inner, id)
-    }
-
-    /// Changes what is known of a durable artifact in the tier, in the index first. `false`: there
-    /// is none of that id. Blocks.
-    pub fn set_sharing(&self, id: ArtifactId, change: impl FnOnce(&mut Sharing)) -> Result<bool> {
-        sharing::set_sharing(&self.inner, id, change)
-    }
-
-    /// Marks an artifact as damaged because its layer with this table of contents is, and all other
-    /// artifacts that stack this layer. Returns all of them.
-    pub async fn mark_damaged(&self, id: ArtifactId, table: Sha256) -> Result<Vec<ArtifactId>> {
-        sharing::mark_damaged(&self.inner, id, table).await
-    }
-
-    /// Takes a name from content that follows no number of the tier from `cleared` on: the tier
-    /// cleared the name after that content began. Volumes that are forks of it keep it. `false`:
-    /// there is no such content.
-    pub async fn discard_cleared(&self, name: &Name, cleared: u64) -> Result<bool> {
-        sharing::discard_cleared(&self.inner, name, cleared).await
     }
 
     /// Receives an artifact of another node. `make` makes one layer at the place that it is given,

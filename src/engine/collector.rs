@@ -8,8 +8,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::backoff::Backoff;
-use super::gc_cycles::Rounds;
 use super::parts::Parts;
+use super::rounds::Rounds;
 use super::table_digests::TableDigests;
 use super::trash::Trash;
 use crate::model::{CutOff, LayerId, Tenant};
@@ -28,7 +28,7 @@ pub(super) struct Collector {
     pub(super) expired: Notify,
     /// The record of every layer that the index names says so.
     pub(super) confirmed: AtomicBool,
-    pub(super) cycles: Rounds,
+    pub(super) rounds: Rounds,
     pub(super) trash: Trash,
     pub(super) tables: TableDigests,
     /// Partial layers of failed fetches.

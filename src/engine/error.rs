@@ -283,9 +283,6 @@ pub enum Error {
          try again"
     )]
     Cleared(Name),
-    /// The policies of its namespace do not let the pod commit the name.
-    #[error("the cache policies of its namespace do not let the pod commit {0}")]
-    CommitNotAllowed(Name),
     /// Content was not packed, or an archive not unpacked.
     #[error("{operation}: {source}")]
     Archive {

@@ -28,7 +28,7 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
         return Ok(0);
     }
     // Partial layers of failed fetches go before any artifact. The next round sees the freed space.
-    let parts = transfer::delete_all(inner);
+    let parts = transfer::delete_parts(inner);
     if parts > 0 {
         if let Some(bytes) = most {
             inner.space.ask(bytes);

@@ -67,7 +67,7 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
             break;
         };
         merges.tried += 1;
-        if merges.merge(inner, next).is_break() {
+        if merges.try_one(inner, next).is_break() {
             break;
         }
     }
@@ -94,7 +94,7 @@ impl Merges {
     }
 
     /// Merges one stack; whether the round goes on.
-    fn merge(&mut self, inner: &Arc<Inner>, next: Next) -> ControlFlow<()> {
+    fn try_one(&mut self, inner: &Arc<Inner>, next: Next) -> ControlFlow<()> {
         let patience = inner.patience_of(LONGEST);
         let is_unneeded = || !is_stacked(&inner.state.lock(), &next.stack);
         let looked = Cell::new(Instant::now());

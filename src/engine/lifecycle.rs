@@ -7,7 +7,7 @@
 //! ```text
 //! Preparing -> Published <-> Unpublished <-> TeardownDeferred       its directory is in volumes/
 //!                                |
-//!                            Quiescing -> Sealing <-> AwaitingOutcome             in pending/
+//!                            Quiescing -> Sealing <-> Undecided                   in pending/
 //!                                |           `----> Sealed
 //!                                `------> Discarding                              in trash/
 //! ```
@@ -35,8 +35,8 @@ pub(super) enum Lifecycle {
         /// Whether a process is known to hold its files open.
         held: bool,
     },
-    /// Its content is final. Whether it is sealed depends on an outcome that is not known.
-    AwaitingOutcome,
+    /// Its content is final. Whether it is sealed depends on what this node does not know yet.
+    Undecided(Missing),
     /// Its content is final. It is being decided whether it is sealed, or it is being sealed.
     Sealing,
     /// It became an artifact that is not durable yet.
@@ -52,6 +52,15 @@ pub(super) enum Goal {
     Seal,
     /// It is deleted. Its directory is in `trash/`.
     Discard,
+}
+
+/// What this node must know to decide whether a volume is sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// Its pod's outcome.
+    Outcome,
+    /// The cache policies of the cluster.
+    Policies,
 }
 
 /// What was observed of a volume.
@@ -71,10 +80,10 @@ pub(super) enum Observation {
     Held,
     /// No process can change it any more.
     Quiet,
-    /// Its content is to be sealed only if its pod succeeded, and the outcome is not known.
-    OutcomeMissing,
-    /// The outcome became known.
-    OutcomeTold,
+    /// It cannot be decided yet whether its content is sealed.
+    Undecided(Missing),
+    /// It can be decided now.
+    Decidable,
     /// Its artifact can be found by its name.
     Visible,
     /// The index names its artifact.
@@ -98,8 +107,6 @@ pub(super) enum Action {
     ReportHeld,
     /// Decide whether it is sealed, and seal it or give it up.
     Seal,
-    /// Wait for its pod's outcome for a bounded time.
-    AwaitOutcome,
     /// Make its artifact durable.
     MakeDurable,
     /// Delete its directory.
@@ -119,7 +126,7 @@ impl Lifecycle {
             | Self::Unpublished
             | Self::TeardownDeferred => None,
             Self::Quiescing { goal, .. } => Some(goal),
-            Self::AwaitingOutcome | Self::Sealing | Self::Sealed => Some(Goal::Seal),
+            Self::Undecided(_) | Self::Sealing | Self::Sealed => Some(Goal::Seal),
             Self::Discarding => Some(Goal::Discard),
         }
     }
@@ -131,7 +138,7 @@ impl Lifecycle {
             Self::Published { .. } => VolumeState::Published,
             Self::Unpublished | Self::TeardownDeferred => VolumeState::Unpublished,
             Self::Quiescing { held: true, .. } => VolumeState::InUse,
-            Self::AwaitingOutcome => VolumeState::AwaitingOutcome,
+            Self::Undecided(_) => VolumeState::AwaitingOutcome,
             Self::Quiescing { held: false, .. }
             | Self::Sealing
             | Self::Sealed
@@ -147,8 +154,8 @@ impl Lifecycle {
 )]
 pub(super) fn step(state: Lifecycle, observed: Observation) -> (Lifecycle, Action) {
     use Lifecycle::{
-        AwaitingOutcome, Discarding, Preparing, Published, Quiescing, Sealed, Sealing,
-        TeardownDeferred, Unpublished,
+        Discarding, Preparing, Published, Quiescing, Sealed, Sealing, TeardownDeferred, Undecided,
+        Unpublished,
     };
     match (state, observed) {
         // Its pod has it, for the first time or again.
@@ -186,19 +193,8 @@ pub(super) fn step(state: Lifecycle, observed: Observation) -> (Lifecycle, Actio
             Goal::Discard => (Discarding, Action::Delete),
         },
 
-        (Sealing, Observation::OutcomeMissing) => (AwaitingOutcome, Action::AwaitOutcome),
-        (AwaitingOutcome, Observation::OutcomeTold) => (Sealing, Action::Seal),
-        // The volume keeps the outcome for later.
-        (
-            Preparing
-            | Published { .. }
-            | Unpublished
-            | TeardownDeferred
-            | Quiescing { .. }
-            | Sealing
-            | Sealed,
-            Observation::OutcomeTold,
-        ) => (state, Action::Nothing),
+        (Sealing, Observation::Undecided(missing)) => (Undecided(missing), Action::Nothing),
+        (Undecided(_), Observation::Decidable) => (Sealing, Action::Seal),
 
         (Sealing, Observation::Visible) => (Sealed, Action::MakeDurable),
         (Sealed, Observation::Durable) => (state, Action::Forget),
@@ -207,12 +203,12 @@ pub(super) fn step(state: Lifecycle, observed: Observation) -> (Lifecycle, Actio
             Quiescing {
                 goal: Goal::Seal, ..
             }
-            | AwaitingOutcome
+            | Undecided(_)
             | Sealing
             | Sealed,
             Observation::GivenUp,
         ) => (state, Action::Forget),
-        (Quiescing { .. } | AwaitingOutcome | Sealing | Discarding, Observation::Gone) => {
+        (Quiescing { .. } | Undecided(_) | Sealing | Discarding, Observation::Gone) => {
             (state, Action::Forget)
         }
         _ => (state, Action::Refuse),
@@ -233,7 +229,7 @@ mod tests {
         ("QSe!", quiescing(Goal::Seal, true)),
         ("QDis", quiescing(Goal::Discard, false)),
         ("QDi!", quiescing(Goal::Discard, true)),
-        ("Wait", Lifecycle::AwaitingOutcome),
+        ("Wait", Lifecycle::Undecided(Missing::Outcome)),
         ("Sing", Lifecycle::Sealing),
         ("Sled", Lifecycle::Sealed),
         ("Disc", Lifecycle::Discarding),
@@ -252,8 +248,8 @@ mod tests {
         ("RetireFailed", Observation::RetireFailed),
         ("Held", Observation::Held),
         ("Quiet", Observation::Quiet),
-        ("OutcomeMissing", Observation::OutcomeMissing),
-        ("OutcomeTold", Observation::OutcomeTold),
+        ("Undecided", Observation::Undecided(Missing::Outcome)),
+        ("Decidable", Observation::Decidable),
         ("Visible", Observation::Visible),
         ("Durable", Observation::Durable),
         ("GivenUp", Observation::GivenUp),
@@ -261,13 +257,12 @@ mod tests {
     ];
 
     /// What a cell's second word stands for.
-    const ACTIONS: [(&str, Action); 9] = [
+    const ACTIONS: [(&str, Action); 8] = [
         ("", Action::Nothing),
         ("retire", Action::Retire),
         ("quiesce", Action::Quiesce),
         ("report", Action::ReportHeld),
         ("seal", Action::Seal),
-        ("await", Action::AwaitOutcome),
         ("durable", Action::MakeDurable),
         ("delete", Action::Delete),
         ("forget", Action::Forget),
@@ -279,60 +274,50 @@ mod tests {
         Prep  Mounted           Publ
         Prep  PublishFailed     =     forget
         Prep  Unmounted         Unpb  retire
-        Prep  OutcomeTold       =
 
         Publ  Mounted           Publ
         Publ  Unmounted         Unpb  retire
-        Publ  OutcomeTold       =
 
         Unpb  Mounted           Publ
         Unpb  Unmounted         Unpb  retire
         Unpb  Retired(Seal)     QSea  quiesce
         Unpb  Retired(Discard)  QDis  quiesce
         Unpb  RetireFailed      Defr
-        Unpb  OutcomeTold       =
 
         Defr  Mounted           Publ
         Defr  Unmounted         Defr  retire
         Defr  Retired(Seal)     QSea  quiesce
         Defr  Retired(Discard)  QDis  quiesce
         Defr  RetireFailed      Defr
-        Defr  OutcomeTold       =
 
         QSea  Held              QSe!  report
         QSea  Quiet             Sing  seal
-        QSea  OutcomeTold       =
         QSea  GivenUp           =     forget
         QSea  Gone              =     forget
 
         QSe!  Held              QSe!
         QSe!  Quiet             Sing  seal
-        QSe!  OutcomeTold       =
         QSe!  GivenUp           =     forget
         QSe!  Gone              =     forget
 
         QDis  Held              QDi!  report
         QDis  Quiet             Disc  delete
-        QDis  OutcomeTold       =
         QDis  Gone              =     forget
 
         QDi!  Held              QDi!
         QDi!  Quiet             Disc  delete
-        QDi!  OutcomeTold       =
         QDi!  Gone              =     forget
 
-        Wait  OutcomeTold       Sing  seal
+        Wait  Decidable         Sing  seal
         Wait  GivenUp           =     forget
         Wait  Gone              =     forget
 
         Sing  Held              QSe!  report
-        Sing  OutcomeMissing    Wait  await
-        Sing  OutcomeTold       =
+        Sing  Undecided         Wait
         Sing  Visible           Sled  durable
         Sing  GivenUp           =     forget
         Sing  Gone              =     forget
 
-        Sled  OutcomeTold       =
         Sled  Durable           =     forget
         Sled  GivenUp           =     forget
 

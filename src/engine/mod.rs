@@ -27,7 +27,7 @@
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime: each slow kind of work has a pool of its own
-//! (`threads`) and delays only its like. A queued job runs to its end, also when its caller goes
+//! (`threads`) and delays only work of its kind. A queued job runs to its end, also when its caller goes
 //! away.
 //!
 //! # Modules
@@ -41,7 +41,7 @@
 //! | `pool`, `pool_scan` | the pool's identity, its trash, its directories |
 //! | `lifecycle` | the states of a volume, and what follows from what is observed |
 //! | `volumes`, `catalog`, `artifacts`, `health`, `durability`, `state` | what is known in memory |
-//! | `collector`, `gc_cycles`, `trash`, `teardown_queue` | what waits for background work |
+//! | `collector`, `rounds`, `trash`, `teardown_queue` | what waits for background work |
 //! | `parts`, `table_digests` | partial layers of failed fetches; known tables of contents |
 //! | `shared` | [`Inner`], which all modules below get |
 //! | `guard`, `pins` | what an operation holds: its volume, the layers that must stay |
@@ -53,11 +53,11 @@
 //! | `transfer` | content from and to archives, other nodes and the shared tier |
 //! | `reap` | garbage collection, and the order of its steps |
 //! | `remove`, `evict`, `budgets`, `purge`, `measure`, `flatten` | these steps |
-//! | `sharing`, `tables` | uploads to the shared tier; tables of contents |
+//! | `tables` | tables of contents |
 //! | `open`, `recover`, `orphans`, `rebuild` | the start, and what an earlier process left |
 //! | `fsck`, `fsck_input`, `scrub` | the comparison of index and directories |
 //! | `query`, `outcome`, `metrics` | questions, and outcomes of pods |
-//! | this file, `cluster`, `claims::facade` | the methods of [`Engine`] |
+//! | this file, `cluster`, `sharing`, `claims::facade` | the methods of [`Engine`] |
 
 mod artifacts;
 mod backoff;
@@ -77,7 +77,6 @@ mod fences;
 mod flatten;
 mod fsck;
 mod fsck_input;
-mod gc_cycles;
 mod guard;
 mod health;
 mod hit;
@@ -108,6 +107,7 @@ mod rebuild;
 mod recover;
 mod remove;
 mod republish;
+mod rounds;
 mod scrub;
 mod seal;
 mod shared;

@@ -15,11 +15,9 @@ use crate::model::{LayerId, Sha256, Tenant, Timestamp};
 const AGE: Duration = Duration::from_secs(10 * 60);
 const MOST: usize = 256;
 
-/// A directory in `incoming/` that no fetch fills at the moment.
+/// A directory in `incoming/` in which layers are made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Content is not given from one tenant to another.
-    pub(super) tenant: Tenant,
     /// The layers that it is made of, oldest first. Only the last one can be incomplete.
     pub(super) digests: Vec<Sha256>,
     /// The directory.
@@ -34,17 +32,17 @@ pub(super) struct Part {
     pub(super) last: Instant,
 }
 
-/// The parts of an engine.
+/// The parts that no fetch fills at the moment. Content is not given from one tenant to another.
 #[derive(Debug, Default)]
-pub(super) struct Parts(Mutex<Vec<Part>>);
+pub(super) struct Parts(Mutex<Vec<(Tenant, Part)>>);
 
 impl Parts {
     /// Keeps a part. Returns those that are to be deleted for it.
-    pub(super) fn keep(&self, part: Part) -> Vec<Part> {
+    pub(super) fn keep(&self, tenant: Tenant, part: Part) -> Vec<Part> {
         let mut all = self.0.lock();
-        all.push(part);
+        all.push((tenant, part));
         let more = all.len().saturating_sub(MOST);
-        all.drain(..more).collect()
+        all.drain(..more).map(|(_, part)| part).collect()
     }
 
     /// Takes a part of a tenant. The caller fills it, keeps it again, or deletes it.
@@ -52,27 +50,29 @@ impl Parts {
         let mut all = self.0.lock();
         let found = all
             .iter()
-            .rposition(|it| it.tenant == *tenant && is_it(it))?;
-        Some(all.remove(found))
+            .rposition(|(owner, part)| owner == tenant && is_it(part))?;
+        Some(all.remove(found).1)
     }
 
     /// Takes those that are too old at this moment.
     pub(super) fn old(&self, now: Instant) -> Vec<Part> {
         let mut all = self.0.lock();
-        let is_old = |part: &mut Part| now.saturating_duration_since(part.last) >= AGE;
-        all.extract_if(.., is_old).collect()
+        let is_old = |(_, part): &mut (_, Part)| now.saturating_duration_since(part.last) >= AGE;
+        let old = all.extract_if(.., is_old);
+        old.map(|(_, part)| part).collect()
     }
 
     /// The verified bytes in all of them.
     pub(super) fn bytes(&self) -> u64 {
         let all = self.0.lock();
         all.iter()
-            .fold(0, |sum, part| sum.saturating_add(part.bytes))
+            .fold(0, |sum, (_, part)| sum.saturating_add(part.bytes))
     }
 
     /// Takes all.
     pub(super) fn all(&self) -> Vec<Part> {
-        std::mem::take(&mut *self.0.lock())
+        let all = std::mem::take(&mut *self.0.lock());
+        all.into_iter().map(|(_, part)| part).collect()
     }
 }
 
@@ -80,9 +80,8 @@ impl Parts {
 mod tests {
     use super::*;
 
-    fn part(id: u128, tenant: &str, last: Instant) -> Part {
+    fn part(id: u128, last: Instant) -> Part {
         Part {
-            tenant: tenant.parse().expect("a label"),
             digests: vec![Sha256([1; 32])],
             id: LayerId::from_bits(id),
             filling: None,
@@ -95,9 +94,9 @@ mod tests {
     #[test]
     fn a_part_is_given_once_to_its_tenant_and_goes_when_it_is_old() {
         let (parts, now) = (Parts::default(), Instant::now());
-        let [ci, web] = ["ci", "web"].map(|tenant| tenant.parse().expect("a label"));
-        assert_eq!(parts.keep(part(1, "ci", now)), []);
-        assert_eq!(parts.keep(part(2, "ci", now + AGE)), []);
+        let [ci, web]: [Tenant; 2] = ["ci", "web"].map(|tenant| tenant.parse().expect("a label"));
+        assert_eq!(parts.keep(ci.clone(), part(1, now)), []);
+        assert_eq!(parts.keep(ci.clone(), part(2, now + AGE)), []);
         assert_eq!(parts.take(&web, |_| true), None);
         assert_eq!(parts.take(&ci, |it| it.digests.len() == 2), None);
         let old = |at| -> Vec<u128> {
@@ -116,10 +115,11 @@ mod tests {
     #[test]
     fn the_oldest_part_goes_for_one_too_many() {
         let (parts, now) = (Parts::default(), Instant::now());
+        let ci: Tenant = "ci".parse().expect("a label");
         for id in 0..MOST as u128 {
-            assert_eq!(parts.keep(part(id, "ci", now)), []);
+            assert_eq!(parts.keep(ci.clone(), part(id, now)), []);
         }
-        let gone = parts.keep(part(1000, "ci", now));
-        assert_eq!(gone, [part(0, "ci", now)]);
+        let gone = parts.keep(ci, part(1000, now));
+        assert_eq!(gone, [part(0, now)]);
     }
 }

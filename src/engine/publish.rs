@@ -55,7 +55,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
     let mut full_since = None;
     let mut last = false;
     let result = loop {
-        let gone = inner.collector.cycles.gone();
+        let gone = inner.collector.rounds.gone();
         let plan = plan(inner, &request, started).await?;
         let (result, held) = attempt(inner, &request, plan, guard).await?;
         let Some(held) = held else { break result };
@@ -115,7 +115,7 @@ async fn make_room(
     gone: u64,
 ) -> bool {
     let left = ROOM_WAIT.saturating_sub(since.elapsed());
-    let round = tokio::time::timeout(left, inner.collector.cycles.next());
+    let round = tokio::time::timeout(left, inner.collector.rounds.next());
     inner.ask_for_room_after(failed);
     let waited = tokio::select! {
         waited = round => waited.is_ok(),
@@ -127,7 +127,7 @@ async fn make_room(
         let space = inner.dirs.root.space();
         space.is_ok_and(|space| space.magic == Space::BTRFS)
     };
-    waited && !comes_back_later() && inner.collector.cycles.gone() > gone
+    waited && !comes_back_later() && inner.collector.rounds.gone() > gone
 }
 
 /// Decides what the volume starts from and pins that; `None`: the volume exists already. Waits for
@@ -346,8 +346,8 @@ fn make_new(
     let dir = make_directory(inner, &record)?;
     made.directory = true;
     point(Point::PublishDirectoryMade);
-    let furnished = furnish(inner, &dir, &mut record);
-    let (mount, mount_id) = furnished.map_err(|error| {
+    let mounted = make_content_and_mount(inner, &dir, &mut record);
+    let (mount, mount_id) = mounted.map_err(|error| {
         let lost = plan.from.as_ref().zip(lost_layer(inner, &record));
         lost.map_or(error, |(reference, layer)| Error::LostContent {
             reference: reference.clone(),
@@ -431,7 +431,11 @@ fn make_directory(inner: &Inner, record: &VolumeRecord) -> Result<Dir> {
 
 /// Makes the volume's content, its record, and a detached mount of it. Returns the mount and its
 /// id.
-fn furnish(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<(OwnedFd, u64)> {
+fn make_content_and_mount(
+    inner: &Inner,
+    dir: &Dir,
+    record: &mut VolumeRecord,
+) -> Result<(OwnedFd, u64)> {
     let limit = inner
         .backend
         .create(dir, &mounts::start(record))

@@ -1,4 +1,4 @@
-//! Garbage collection: cycles that free space, and the walks after them.
+//! Garbage collection: rounds that free space, and the walks after them.
 //!
 //! What frees space runs in rounds, on a thread of its own and in this order: expired and unnamed
 //! artifacts, those beyond their namespace's limits, layers that nothing refers to, the trash,
@@ -142,7 +142,7 @@ async fn wanted(inner: &Inner, rested: Instant) {
 pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     let mut all = Round::default();
     let engine = inner.clone();
-    let parts = move || transfer::delete_all(&engine);
+    let parts = move || transfer::delete_parts(&engine);
     inner.threads.room.run(parts).await?;
     rounds(inner, &mut all).await?;
     let engine = inner.clone();
@@ -248,7 +248,7 @@ impl Round {
 /// All steps, each of them also when the one before it failed: on a full disk it is the later ones
 /// that make room.
 fn round(inner: &Arc<Inner>) -> Round {
-    let mut counted = inner.collector.cycles.begin();
+    let mut running = inner.collector.rounds.begin();
     inner.space.set_short(false);
     let mut round = Round::default();
     {
@@ -261,7 +261,7 @@ fn round(inner: &Arc<Inner>) -> Round {
         round.step(trash_unused_layers(inner).map(|()| 0));
         round.step(remember_uses(inner));
     }
-    transfer::delete_old(inner);
+    transfer::delete_old_parts(inner);
     // Content that only waits for its deletion is no reason to evict anything.
     let mut freed = empty_trash(inner, &mut round);
     let for_room = {
@@ -276,7 +276,7 @@ fn round(inner: &Arc<Inner>) -> Round {
     round.step(unpublish::retire_abandoned(inner));
     let is_reserved = inner.keep_reserve();
     round.done.held = round.step(purge::held(inner));
-    counted.gone(round.done.expired + round.done.evicted + usize::from(freed));
+    running.add_gone(round.done.expired + round.done.evicted + usize::from(freed));
     if round.failure.is_some() || !is_reserved || inner.state.lock().volumes.has_deferred() {
         inner.space.set_short(true);
     }

@@ -17,7 +17,7 @@ use super::clock::uptime;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::trash_unreferenced;
-use super::lifecycle::{Action, Lifecycle, Observation};
+use super::lifecycle::{Action, Lifecycle, Missing, Observation};
 use super::notice::NotCommitted;
 use super::pending::{deleted, trash_pending};
 use super::policies;
@@ -30,7 +30,7 @@ use crate::model::{
     Artifact, Commit, CommitRight, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Sharing,
     Timestamp, VolumeRecord, layout, takes_name,
 };
-use crate::store;
+use crate::store::{self, Wait};
 use crate::sys::Errno;
 
 /// The part of the whole time for which each process tries a copy that finds no space, at least.
@@ -45,7 +45,6 @@ pub(super) async fn drive(inner: &Arc<Inner>, key: LayerId, mut action: Action) 
     loop {
         let done = match action {
             Action::Seal => seal_or_give_up(inner, key, &mut short).await,
-            Action::AwaitOutcome => await_outcome(inner, key).await,
             Action::Delete => delete(inner, key).await,
             Action::MakeDurable => {
                 // If the engine is closed, the next start does the rest.
@@ -99,8 +98,7 @@ impl Short {
 enum Verdict {
     Seal,
     GiveUp(NotCommitted),
-    AwaitOutcome,
-    AwaitPolicies,
+    Await(Missing),
 }
 
 /// Seals a volume whose content is final, or gives it up. A copy that finds no space is given up
@@ -120,10 +118,9 @@ async fn seal_or_give_up(
         None => None,
     };
     match decide_at_rest(inner, key, &plan, &record, || alone = None).await? {
-        Verdict::AwaitOutcome => return Ok(Action::AwaitOutcome),
-        Verdict::AwaitPolicies => {
+        Verdict::Await(missing) => {
             drop(alone);
-            return await_policies(inner, key).await;
+            return await_decision(inner, key, missing).await;
         }
         Verdict::GiveUp(why) => return give_up(inner, key, &why).await,
         Verdict::Seal => {}
@@ -143,6 +140,8 @@ async fn seal_or_give_up(
             inner.counters().sealed(began.elapsed());
             Ok(Action::MakeDurable)
         }
+        // The policies changed during the seal: they decide again.
+        Ok(Action::Seal) => Ok(Action::Seal),
         Ok(action) => {
             inner.counters().given_up();
             Ok(action)
@@ -155,8 +154,6 @@ async fn seal_or_give_up(
             give_up(inner, key, &why).await
         }
         Err(Error::Cleared(_)) => give_up(inner, key, &NotCommitted::Cleared).await,
-        // The policies changed during the seal: they decide again.
-        Err(Error::CommitNotAllowed(_)) => Ok(Action::Seal),
         Err(Error::CopyTooLarge { needs, pool, .. }) => {
             give_up(inner, key, &NotCommitted::TooLarge { needs, pool }).await
         }
@@ -187,7 +184,7 @@ async fn without_room(
     let Some(short) = short else {
         return Err(error);
     };
-    let earlier = waited_before(inner, key, store::Wait::Room, short.uptime).await;
+    let earlier = waited_before(inner, key, Wait::Room, short.uptime).await;
     let patience = waited.saturating_sub(earlier);
     if short.since.elapsed() >= patience.max(waited / NO_ROOM_AT_LEAST) {
         give_up(inner, key, &NotCommitted::NoRoom { waited }).await
@@ -204,8 +201,9 @@ async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
         .threads
         .seals
         .run(move || match engine.retired_dir(key)? {
-            Some(dir) => store::waits_no_more(&dir, store::Wait::Room)
-                .context("reset the recorded wait for room"),
+            Some(dir) => {
+                store::waits_no_more(&dir, Wait::Room).context("reset the recorded wait for room")
+            }
             None => Ok(()),
         });
     if let Err(error) = forgotten.await.and_then(|forgotten| forgotten) {
@@ -266,9 +264,9 @@ async fn decide(
             account: record.pod.service_account.clone(),
         }),
         CommitRight::Unknown => {
-            let volumes = &mut state.volumes;
-            volumes.observe_retiring(key, Observation::OutcomeMissing);
-            Verdict::AwaitPolicies
+            let undecided = Observation::Undecided(Missing::Policies);
+            state.volumes.observe_retiring(key, undecided);
+            Verdict::Await(Missing::Policies)
         }
     })
 }
@@ -311,59 +309,45 @@ async fn decide_by_pod(
             // Under one lock with the look: a caller that tells the outcome next finds that it is
             // waited for.
             let mut state = inner.state.lock();
-            let volume = state.volumes.retiring(key);
-            match volume.and_then(Volume::outcome) {
+            match state.volumes.retiring(key).and_then(Volume::outcome) {
                 Some(Outcome::Succeeded) => Verdict::Seal,
                 Some(Outcome::Failed) => Verdict::GiveUp(NotCommitted::PodFailed),
                 None => {
-                    state
-                        .volumes
-                        .observe_retiring(key, Observation::OutcomeMissing);
-                    Verdict::AwaitOutcome
+                    let undecided = Observation::Undecided(Missing::Outcome);
+                    state.volumes.observe_retiring(key, undecided);
+                    Verdict::Await(Missing::Outcome)
                 }
             }
         }
     })
 }
 
-/// Waits until the outcome of the volume's pod is known, and gives the volume up if that takes too
-/// long.
-async fn await_outcome(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
+/// Waits until what is missing is known, and gives the volume up if that takes too long.
+async fn await_decision(inner: &Arc<Inner>, key: LayerId, missing: Missing) -> Result<Action> {
+    let waited = inner.config.outcome_wait;
+    let (wait, why) = match missing {
+        Missing::Outcome => (Wait::Outcome, NotCommitted::OutcomeUnknown { waited }),
+        Missing::Policies => {
+            policies::say_missing(inner);
+            (Wait::Policies, NotCommitted::PoliciesUnknown { waited })
+        }
+    };
     let waits = |state: &State| {
         let volume = state.volumes.retiring(key);
-        volume.is_some_and(|volume| volume.lifecycle() == Lifecycle::AwaitingOutcome)
+        volume.is_some_and(|volume| volume.lifecycle() == Lifecycle::Undecided(missing))
     };
-    let waited = waited_before(inner, key, store::Wait::Outcome, uptime().as_secs()).await;
-    let patience = inner.config.outcome_wait.saturating_sub(waited);
-    let told = inner.state.when(|state| (!waits(state)).then_some(()));
-    // An outcome that was told in the last moment counts.
-    if tokio::time::timeout(patience, told).await.is_err() && waits(&inner.state.lock()) {
-        let waited = inner.config.outcome_wait;
-        return give_up(inner, key, &NotCommitted::OutcomeUnknown { waited }).await;
+    let earlier = waited_before(inner, key, wait, uptime().as_secs()).await;
+    let patience = waited.saturating_sub(earlier);
+    let known = inner.state.when(|state| (!waits(state)).then_some(()));
+    // What became known in the last moment counts.
+    if tokio::time::timeout(patience, known).await.is_err() && waits(&inner.state.lock()) {
+        return give_up(inner, key, &why).await;
     }
-    Ok(Action::Seal)
-}
-
-/// Waits until this node knows the policies of the cluster, and gives the volume up if that takes
-/// too long.
-async fn await_policies(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
-    policies::say_missing(inner);
-    let waited = waited_before(inner, key, store::Wait::Policies, uptime().as_secs()).await;
-    let patience = inner.config.outcome_wait.saturating_sub(waited);
-    let are_known = |state: &mut State| state.policies.are_known().then_some(());
-    let known = tokio::time::timeout(patience, inner.state.when(are_known)).await;
-    let is_late = known.is_err() && !inner.state.lock().policies.are_known();
-    if is_late {
-        let waited = inner.config.outcome_wait;
-        return give_up(inner, key, &NotCommitted::PoliciesUnknown { waited }).await;
-    }
-    let volumes = &mut inner.state.lock().volumes;
-    volumes.observe_retiring(key, Observation::OutcomeTold);
     Ok(Action::Seal)
 }
 
 /// How long the volume waited for this in earlier processes, which counted until `now`.
-async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: store::Wait, now: u64) -> Duration {
+async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: Wait, now: u64) -> Duration {
     let engine = inner.clone();
     let noted = inner.threads.seals.run(move || {
         let Some(dir) = engine.retired_dir(key)? else {
@@ -441,7 +425,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         }
         // So may a change of the policies.
         if state.policies.commit_of(plan, record) != CommitRight::Allowed {
-            return Err(Error::CommitNotAllowed(name));
+            return Ok(Action::Seal);
         }
         state.catalog.add_artifact(artifact);
         state.volumes.observe_retiring(key, Observation::Visible)

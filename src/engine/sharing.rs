@@ -1,5 +1,6 @@
 //! The shared tier as the engine sees it: the content of this node under a name, the artifacts that
-//! wait for their upload, and the tier's answer about each. Nothing here knows where the tier is.
+//! wait for their upload, and the tier's answer about each. Nothing here knows where the tier is,
+//! and when it is asked: the caller decides both.
 
 use std::sync::Arc;
 
@@ -11,29 +12,11 @@ use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::transfer::{self, OpenArtifact};
 use super::types::{LocalArtifact, PublishRequest, Tables};
-use super::{layers, remove};
+use super::{Engine, layers, remove};
 use crate::model::{
-    Artifact, ArtifactId, CacheKey, LayerId, Name, Sha256, Sharing, Tenant, VolumeKind,
+    Artifact, ArtifactId, CacheKey, LayerId, Name, Reference, Sha256, Sharing, Tenant, VolumeKind,
 };
 use crate::store::{self, Change};
-
-/// The content of this node under a name.
-pub(super) fn local(inner: &Inner, name: &Name) -> Option<LocalArtifact> {
-    let state = inner.state.lock();
-    state.catalog.owner(name).map(LocalArtifact::of)
-}
-
-/// The name and the content of the newest commit on this node of all task caches whose key begins
-/// so.
-pub(super) fn newest(
-    inner: &Inner,
-    tenant: &Tenant,
-    prefix: &CacheKey,
-) -> Option<(Name, LocalArtifact)> {
-    let state = inner.state.lock();
-    let sealed = state.catalog.newest(tenant, prefix)?;
-    Some((sealed.artifact.name(), LocalArtifact::of(sealed)))
-}
 
 impl LocalArtifact {
     fn of(sealed: &Sealed) -> Self {
@@ -47,50 +30,137 @@ impl LocalArtifact {
     }
 }
 
-/// Whether a volume on this node will become the content that this request waits for.
-pub(super) fn is_coming(inner: &Inner, request: &PublishRequest) -> bool {
-    let VolumeKind::Input { from } = &request.spec.kind else {
-        return false;
-    };
-    let state = inner.state.lock();
-    let readable = state.readable(request, request.source(from));
-    let coming = readable.and_then(|name| state.coming(&name, &request.pod.uid));
-    coming.is_some()
-}
+impl Engine {
+    /// The content on this node that a name points at.
+    #[must_use]
+    pub fn local(&self, tenant: &Tenant, reference: &Reference) -> Option<LocalArtifact> {
+        let (tenant, reference) = (tenant.clone(), reference.clone());
+        let state = self.inner.state.lock();
+        let owner = state.catalog.owner(&Name { tenant, reference });
+        owner.map(LocalArtifact::of)
+    }
 
-/// Looks at the artifacts that the tier should get, in no order, and at the tables of contents of
-/// their layers. The state is locked during each call.
-pub(super) fn each_to_share(inner: &Inner, mut look: impl FnMut(&Artifact, Tables)) {
-    let tables = &inner.collector.tables;
-    let has_space = transfer::shortage(inner).is_none();
-    inner.look_at_artifacts(|state, sealed| {
-        let artifact = &sealed.artifact;
-        let is_wanted = sealed.durable && artifact.sharing.is_wanted();
-        // What can have no table never leaves this node.
-        let refused = |layer| tables.is_refused(layer);
-        if is_wanted && state.catalog.is_named(artifact) && !artifact.layers.iter().any(refused) {
-            look(artifact, tables.of(&artifact.layers, has_space));
-        }
-    });
-}
+    /// The name and the content of the newest commit on this node of all task caches whose key
+    /// begins so.
+    #[must_use]
+    pub fn newest(&self, tenant: &Tenant, prefix: &CacheKey) -> Option<(Name, LocalArtifact)> {
+        let state = self.inner.state.lock();
+        let sealed = state.catalog.newest(tenant, prefix)?;
+        Some((sealed.artifact.name(), LocalArtifact::of(sealed)))
+    }
 
-/// The artifacts that the tier should get, newest first.
-pub(super) fn to_share(inner: &Inner) -> Vec<Artifact> {
-    let mut wanted = Vec::new();
-    each_to_share(inner, |artifact, _| wanted.push(artifact.clone()));
-    wanted.sort_by_key(|artifact| std::cmp::Reverse((artifact.created, artifact.id)));
-    wanted
-}
+    /// Whether a volume on this node will become the input that is wanted.
+    #[must_use]
+    pub fn is_coming(&self, request: &PublishRequest) -> bool {
+        let VolumeKind::Input { from } = &request.spec.kind else {
+            return false;
+        };
+        let state = self.inner.state.lock();
+        let readable = state.readable(request, request.source(from));
+        let coming = readable.and_then(|name| state.coming(&name, &request.pod.uid));
+        coming.is_some()
+    }
 
-/// Changes a durable artifact's state in the tier: in the index, in memory, and in the record of
-/// its newest layer. `false`: there is no such artifact.
-pub(super) fn set_sharing(
-    inner: &Inner,
-    id: ArtifactId,
-    change: impl FnOnce(&mut Sharing),
-) -> Result<bool> {
-    let one_at_a_time = inner.collector.lock();
-    enter(inner, id, change, &one_at_a_time)
+    /// The artifacts that are to be uploaded, newest first.
+    #[must_use]
+    pub fn to_share(&self) -> Vec<Artifact> {
+        let mut wanted = Vec::new();
+        self.each_to_share(|artifact, _| wanted.push(artifact.clone()));
+        wanted.sort_by_key(|artifact| std::cmp::Reverse((artifact.created, artifact.id)));
+        wanted
+    }
+
+    /// Looks at the artifacts that are to be uploaded, in no order, and at the tables of contents
+    /// of their layers. `look` must be quick, and must not call the engine: the state is locked.
+    pub fn each_to_share(&self, mut look: impl FnMut(&Artifact, Tables)) {
+        let tables = &self.inner.collector.tables;
+        let has_space = transfer::shortage(&self.inner).is_none();
+        self.inner.look_at_artifacts(|state, sealed| {
+            let artifact = &sealed.artifact;
+            let is_wanted = sealed.durable && artifact.sharing.is_wanted();
+            let is_wanted = is_wanted && state.catalog.is_named(artifact);
+            // What can have no table never leaves this node.
+            let is_refused = |layer| tables.is_refused(layer);
+            if is_wanted && !artifact.layers.iter().any(is_refused) {
+                look(artifact, tables.of(&artifact.layers, has_space));
+            }
+        });
+    }
+
+    /// Waits until [`Engine::to_share`] or [`Engine::open_layers`] may have a new answer. For one
+    /// caller: a change that happened before the call wakes it, too.
+    pub async fn content_changed(&self) {
+        self.inner.collector.tables.content_changed().await;
+    }
+
+    /// Opens an artifact layer by layer. `None`: it is gone, a layer has no table of contents yet,
+    /// or the record of its newest layer says that the tier is not to get it. Blocks.
+    pub fn open_layers(&self, id: ArtifactId) -> Result<Option<OpenArtifact>> {
+        let inner = &self.inner;
+        // It keeps the layers.
+        let Some(open) = transfer::open_layers(inner, id)? else {
+            return Ok(None);
+        };
+        let one_at_a_time = inner.collector.lock();
+        let is_wanted = {
+            let state = inner.state.lock();
+            let sealed = state.catalog.get(&id);
+            sealed.is_some_and(|sealed| sealed.artifact.sharing.is_wanted())
+        };
+        let recorded = recorded(inner, &open.artifact)?;
+        let is_damage_forgotten = !open.artifact.sharing.damaged;
+        let says_more = |recorded: &Sharing| {
+            is_wanted && !recorded.is_wanted() || is_damage_forgotten && recorded.damaged
+        };
+        let Some(recorded) = recorded.filter(says_more) else {
+            return Ok(Some(open));
+        };
+        // An older version of this driver has written the artifact into the index.
+        let recall = |sharing: &mut Sharing| {
+            sharing.never |= recorded.never;
+            sharing.damaged |= recorded.damaged;
+            sharing.refused |= recorded.refused;
+            sharing.number = sharing.number.max(recorded.number);
+        };
+        enter(inner, id, recall, &one_at_a_time)?;
+        Ok(None)
+    }
+
+    /// Changes a durable artifact's state in the tier: in the index, in memory, and in the record
+    /// of its newest layer. `false`: there is no such artifact. Blocks.
+    pub fn set_sharing(&self, id: ArtifactId, change: impl FnOnce(&mut Sharing)) -> Result<bool> {
+        let one_at_a_time = self.inner.collector.lock();
+        enter(&self.inner, id, change, &one_at_a_time)
+    }
+
+    /// Marks an artifact as damaged because its layer with this table of contents is, and all other
+    /// artifacts that stack this layer. Returns them all. The artifact itself gets its mark last:
+    /// its mark says that the others have theirs, so a call after an error does the rest.
+    pub async fn mark_damaged(&self, id: ArtifactId, table: Sha256) -> Result<Vec<ArtifactId>> {
+        let inner = Arc::clone(&self.inner);
+        let job = move || {
+            let one_at_a_time = inner.collector.lock();
+            let mut stacked = stacking(&inner, id, table);
+            stacked.sort_by_key(|(artifact, _)| *artifact == id);
+            for (artifact, is_marked) in &stacked {
+                if !is_marked {
+                    let mark = |sharing: &mut Sharing| sharing.damaged = true;
+                    enter(&inner, *artifact, mark, &one_at_a_time)?;
+                }
+            }
+            Ok(stacked.into_iter().map(|(artifact, _)| artifact).collect())
+        };
+        // It waits for the collector.
+        self.inner.threads.room.run(job).await?
+    }
+
+    /// Takes a name from content that follows no number of the tier from `cleared` on: the tier
+    /// cleared the name after that content began. Volumes that are forks of it keep it. `false`:
+    /// there is no such content.
+    pub async fn discard_cleared(&self, name: &Name, cleared: u64) -> Result<bool> {
+        let began_before = move |artifact: &Artifact| artifact.sharing.is_older_than_clear(cleared);
+        remove::discard(&self.inner, name, began_before).await
+    }
 }
 
 fn enter(
@@ -120,31 +190,6 @@ fn enter(
     Ok(true)
 }
 
-/// Marks an artifact as damaged because its layer with this table of contents is, and all other
-/// artifacts that stack this layer. Returns them all. The artifact itself gets its mark last: its
-/// mark says that the others have theirs, so a call after an error does the rest.
-pub(super) async fn mark_damaged(
-    inner: &Arc<Inner>,
-    id: ArtifactId,
-    table: Sha256,
-) -> Result<Vec<ArtifactId>> {
-    let engine = Arc::clone(inner);
-    let job = move || {
-        let one_at_a_time = engine.collector.lock();
-        let mut stacked = stacking(&engine, id, table);
-        stacked.sort_by_key(|(artifact, _)| *artifact == id);
-        for (artifact, is_marked) in &stacked {
-            if !is_marked {
-                let mark = |sharing: &mut Sharing| sharing.damaged = true;
-                enter(&engine, *artifact, mark, &one_at_a_time)?;
-            }
-        }
-        Ok(stacked.into_iter().map(|(artifact, _)| artifact).collect())
-    };
-    // It waits for the collector.
-    inner.threads.room.run(job).await?
-}
-
 /// An artifact, and all others that stack its layer with this table of contents: the durable ones,
 /// and whether each has a mark of damage.
 fn stacking(inner: &Inner, id: ArtifactId, table: Sha256) -> Vec<(ArtifactId, bool)> {
@@ -166,38 +211,6 @@ fn stacking(inner: &Inner, id: ArtifactId, table: Sha256) -> Vec<(ArtifactId, bo
     found
 }
 
-/// Opens an artifact layer by layer. `None`: it is gone, a layer has no table of contents yet, or
-/// the record of its newest layer says that the tier is not to get it.
-pub(super) fn open_layers(inner: &Arc<Inner>, id: ArtifactId) -> Result<Option<OpenArtifact>> {
-    // It keeps the layers.
-    let Some(open) = transfer::open_layers(inner, id)? else {
-        return Ok(None);
-    };
-    let one_at_a_time = inner.collector.lock();
-    let is_wanted = {
-        let state = inner.state.lock();
-        let sealed = state.catalog.get(&id);
-        sealed.is_some_and(|sealed| sealed.artifact.sharing.is_wanted())
-    };
-    let recorded = recorded(inner, &open.artifact)?;
-    let is_damage_forgotten = !open.artifact.sharing.damaged;
-    let says_more = |recorded: &Sharing| {
-        is_wanted && !recorded.is_wanted() || is_damage_forgotten && recorded.damaged
-    };
-    let Some(recorded) = recorded.filter(says_more) else {
-        return Ok(Some(open));
-    };
-    // An older version of this driver has written the artifact into the index.
-    let recall = |sharing: &mut Sharing| {
-        sharing.never |= recorded.never;
-        sharing.damaged |= recorded.damaged;
-        sharing.refused |= recorded.refused;
-        sharing.number = sharing.number.max(recorded.number);
-    };
-    enter(inner, id, recall, &one_at_a_time)?;
-    Ok(None)
-}
-
 /// What the record of an artifact's newest layer says of it, if that layer was made for it.
 fn recorded(inner: &Inner, artifact: &Artifact) -> Result<Option<Sharing>> {
     let Some(newest) = artifact.layers.first() else {
@@ -209,10 +222,4 @@ fn recorded(inner: &Inner, artifact: &Artifact) -> Result<Option<Sharing>> {
     let recorded = record.ok().and_then(|record| record.artifact);
     let recorded = recorded.filter(|recorded| recorded.id == artifact.id);
     Ok(recorded.map(|recorded| recorded.sharing))
-}
-
-/// Takes a name from content that began before the tier cleared that name.
-pub(super) async fn discard_cleared(inner: &Arc<Inner>, name: &Name, cleared: u64) -> Result<bool> {
-    let began_before = move |artifact: &Artifact| artifact.sharing.is_older_than_clear(cleared);
-    remove::discard(inner, name, began_before).await
 }

@@ -218,7 +218,7 @@ pub enum VolumeState {
     Published,
     /// Not mounted, though its pod may come for it again.
     Unpublished,
-    /// Its pod is done with it, and its outcome is not known yet.
+    /// Its pod is done with it. The pod's outcome, or the cluster's policies, are not known yet.
     AwaitingOutcome,
     /// Its pod is done with it, and a process still holds its files open.
     InUse,

@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use super::error::{Error, Result};
-use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
+use super::lifecycle::{self, Action, Goal, Lifecycle, Missing, Observation};
 use super::name_changes::NameChanges;
 use super::types::{Measured, VolumeState};
 use crate::model::{
@@ -94,9 +94,15 @@ impl Volume {
         }
         self.outcome = Some(outcome);
         self.due = due.or(self.due);
-        // Its task does what follows: it waits for a change of the state.
-        self.observe(Observation::OutcomeTold);
+        self.learn(Missing::Outcome);
         true
+    }
+
+    /// This node knows this now. The volume's task waits for the change of the state.
+    fn learn(&mut self, known: Missing) {
+        if self.lifecycle == Lifecycle::Undecided(known) {
+            self.observe(Observation::Decidable);
+        }
     }
 
     /// The state after this observation becomes its state.
@@ -285,13 +291,18 @@ impl Volumes {
         })
     }
 
-    /// Notes the names that volumes may become only before or only after this change.
+    /// Notes the names that volumes may become only before or only after this change. Volumes that
+    /// wait for policies can be decided.
     pub(super) fn policies_changed(&mut self, before: &Policies, after: &Policies) {
         for volume in self.live.values().chain(self.retiring.values()) {
             let record = &volume.record;
             if is_refused(record, before) != is_refused(record, after) {
                 self.changes.note_seal(record);
             }
+        }
+        if after.are_known() {
+            let retiring = self.retiring.values_mut();
+            retiring.for_each(|volume| volume.learn(Missing::Policies));
         }
     }
 
@@ -328,11 +339,9 @@ impl Volumes {
         let mut all = seals.chain(self.live.values()).filter(makes);
         all.next().map(|volume| {
             let pod = &volume.record.pod.name;
-            let plan = volume.record.seal.as_ref();
-            let needs_outcome = volume.outcome().is_none()
-                && plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess);
+            let lacks_policies = volume.lifecycle == Lifecycle::Undecided(Missing::Policies);
             match volume.state() {
-                VolumeState::AwaitingOutcome if !needs_outcome => {
+                VolumeState::AwaitingOutcome if lacks_policies => {
                     "this node does not know the cluster's cache policies yet".to_owned()
                 }
                 VolumeState::AwaitingOutcome => {

@@ -42,7 +42,6 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Unsupported { .. }
         | Error::InUse { .. }
         | Error::SealIntentStays(_)
-        | Error::CommitNotAllowed(_)
         | Error::NotExportable { .. }
         | Error::ClaimInUse { .. }
         | Error::Lost { .. }
@@ -225,7 +224,6 @@ mod tests {
             Error::OtherDigest { .. } => "OtherDigest",
             Error::NameTaken(_) => "NameTaken",
             Error::Cleared(_) => "Cleared",
-            Error::CommitNotAllowed(_) => "CommitNotAllowed",
             Error::Archive { .. } => "Archive",
             Error::Remote { .. } => "Remote",
             Error::ShuttingDown => "ShuttingDown",
@@ -339,7 +337,6 @@ mod tests {
             },
             Error::NameTaken(name()),
             Error::Cleared(name()),
-            Error::CommitNotAllowed(name()),
             Error::SealIntentStays(name()),
             Error::Archive {
                 operation: "unpack the archive",

@@ -339,6 +339,25 @@ async fn a_fresh_node_holds_commits_until_it_knows_the_policies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_waits_for_the_policies_shows_that_also_after_its_outcome() {
+    let bench = require_bench!(|config| config.policies = true);
+    let always = [TASK, &[("commit", "always")]].concat();
+    bench.publish("always", "always", &always).await;
+    bench.unpublish("always").await;
+    let waits = |bench: &Bench| {
+        let row = bench.row("always");
+        row.is_some_and(|row| row.state == VolumeState::AwaitingOutcome)
+    };
+    eventually("it waits", || waits(&bench)).await;
+    bench.outcome("always", Outcome::Failed).await;
+    assert!(waits(&bench), "{:?}", bench.row("always"));
+    set(&bench, Policies::known([])).await;
+    bench.quiet().await;
+    assert!(bench.artifact("task-cache/k").is_some());
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_is_held_for_too_long_is_given_up() {
     let (notices, mut heard) = Notices::channel(100);
     let wait = std::time::Duration::from_millis(1);

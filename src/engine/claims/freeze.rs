@@ -478,7 +478,7 @@ fn refused(error: backend::Error) -> backend::Error {
 
 /// Undoes a freeze that is not in the index, at once or after a crash: moved content returns to the
 /// claim.
-pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
+pub(super) fn return_content(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
     let layers = &inner.dirs.layers;
     let dir = layers.open_if_there(layer.to_string());
     if let Some(dir) = dir.context("open a layer")? {
@@ -527,7 +527,7 @@ impl Freezing {
             let id = &frozen.claim.id;
             let back = if frozen.moved {
                 let volume = inner.volume_dir(id);
-                volume.and_then(|volume| take_back(&inner, &volume, layer))
+                volume.and_then(|volume| return_content(&inner, &volume, layer))
             } else {
                 Ok(())
             };

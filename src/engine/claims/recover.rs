@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::data_dir;
 use super::entries::{BusyLayers, ClaimMount, Problem, VolumeEntry};
-use super::freeze::{going_to, take_back};
+use super::freeze::{going_to, return_content};
 use crate::engine::error::{Context, Result};
 use crate::engine::mounts::find_all;
 use crate::engine::shared::Inner;
@@ -76,7 +76,7 @@ pub(in crate::engine) fn recover_volume(
     {
         tracing::info!(volume.id = %id, %layer,
             "undoing an interrupted snapshot or clone of the volume");
-        take_back(inner, dir, layer)?;
+        return_content(inner, dir, layer)?;
     }
     if !inner
         .backend

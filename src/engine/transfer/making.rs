@@ -1,5 +1,5 @@
 //! Makes the layers of what is received, each in a directory of `incoming/`. Once all are made they
-//! get into their places. If one cannot be made, what came is kept (`parts`).
+//! get into their places. If one cannot be made, what came is kept as a [`Part`] for the next fetch.
 //!
 //! Where an artifact is a stack, each layer has a directory. Elsewhere all layers are applied to
 //! one tree, in one directory.
@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::half::Half;
-use super::parts;
 use super::space::{self, Gate};
 use super::wanted::{LayerPlace, Owner, ReceiveError, ReceiveRequest};
 use crate::archive::toc::Table;
@@ -23,7 +22,7 @@ use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::table_digests::DIGEST;
 use crate::engine::types::ReceiveLayer;
-use crate::model::{Artifact, Digests, LayerId, Sha256, Timestamp, counted, layout};
+use crate::model::{Artifact, Digests, LayerId, Sha256, Tenant, Timestamp, counted, layout};
 use crate::sys::{self, Dir, Xattrs};
 use crate::tree;
 
@@ -37,28 +36,27 @@ const FINISH: &str = "complete a layer";
 pub(super) struct Made<'a> {
     half: Half<'a>,
     dir: Dir,
-    /// As in [`Part`].
-    digests: Vec<Sha256>,
-    filling: Option<String>,
-    pub(super) bytes: u64,
+    pub(super) part: Part,
     /// Whether it must not be used again.
     is_spoilt: bool,
-    began: Timestamp,
-    last: Instant,
 }
 
 impl<'a> Made<'a> {
     fn begin(inner: &'a Arc<Inner>) -> Result<Self, Error> {
         let (half, dir) = Half::make(inner)?;
+        let part = Part {
+            digests: Vec::new(),
+            id: half.id,
+            filling: None,
+            bytes: 0,
+            began: inner.now(),
+            last: Instant::now(),
+        };
         Ok(Self {
             half,
             dir,
-            digests: Vec::new(),
-            filling: None,
-            bytes: 0,
+            part,
             is_spoilt: false,
-            began: inner.now(),
-            last: Instant::now(),
         })
     }
 
@@ -68,18 +66,14 @@ impl<'a> Made<'a> {
         Ok(Self {
             half,
             dir,
-            digests: part.digests,
-            filling: part.filling,
-            bytes: part.bytes,
+            part,
             is_spoilt: false,
-            began: part.began,
-            last: part.last,
         })
     }
 
     /// How many of its layers are whole, from the oldest on.
     fn whole(&self) -> usize {
-        self.digests.len() - usize::from(self.filling.is_some())
+        self.part.digests.len() - usize::from(self.part.filling.is_some())
     }
 }
 
@@ -106,8 +100,7 @@ pub(super) fn take<'a>(
     };
     let mut all = Vec::new();
     for part in taken {
-        let began = part.began;
-        let id = part.id;
+        let (id, began) = (part.id, part.began);
         let made = match Made::again(inner, part) {
             Ok(made) => made,
             Err(error) => {
@@ -141,10 +134,14 @@ pub(super) struct Job<'a, 'j, M> {
     pub(super) placed: Placed<'a>,
 }
 
-/// Layers in their places.
-pub(super) struct Placed<'a> {
-    /// Newest first, with those that were here.
-    pub(super) layers: Vec<LayerId>,
+/// Layers in their places. Those that came are discarded if this is dropped.
+pub(in crate::engine) struct Placed<'a> {
+    /// All, newest first.
+    pub(in crate::engine) layers: Vec<LayerId>,
+    /// How many of them were here already.
+    pub(in crate::engine) reused: usize,
+    /// Bytes of the others that an earlier fetch brought.
+    pub(super) kept: u64,
     pub(super) halves: Vec<Half<'a>>,
     /// The digests of the tables that were kept.
     pub(super) tables: Vec<(LayerId, Sha256)>,
@@ -170,7 +167,7 @@ where
         let made = std::mem::take(&mut self.made);
         let newest = made.len();
         for (count, made) in (1..).zip(made) {
-            self.placed.began = self.placed.began.min(made.began);
+            self.placed.began = self.placed.began.min(made.part.began);
             self.place(made.half, &made.dir, count == newest)?;
         }
         Ok(self.placed)
@@ -193,34 +190,27 @@ where
         };
         let all = self.made.drain(..).chain(self.taken.drain(..));
         // Without a byte there is nothing to keep. The others are deleted.
-        for made in all.filter(|it| it.bytes > 0 && !it.is_spoilt) {
-            let part = Part {
-                tenant: request.name.tenant.clone(),
-                digests: made.digests,
-                id: made.half.id,
-                filling: made.filling,
-                bytes: made.bytes,
-                began: made.began,
-                last: made.last,
-            };
-            made.half.leave();
-            parts::keep(self.inner, part);
+        for Made { half, part, .. } in all.filter(|it| it.part.bytes > 0 && !it.is_spoilt) {
+            half.leave();
+            keep_part(self.inner, request.name.tenant.clone(), part);
         }
     }
 
     /// Makes a layer of a stack.
     fn stacked(&mut self, layer: usize) -> Result<(), ReceiveError<E>> {
         let digest = self.wanted[layer].digest;
-        let taken = self.taken.iter().position(|it| it.digests == [digest]);
+        let mut taken = self.taken.iter();
+        let taken = taken.position(|it| it.part.digests == [digest]);
         let mut made = match taken {
             Some(taken) => self.taken.swap_remove(taken),
-            None => Made {
-                digests: vec![digest],
-                filling: Some(PART.to_owned()),
-                ..Made::begin(self.inner)?
-            },
+            None => {
+                let mut made = Made::begin(self.inner)?;
+                made.part.digests.push(digest);
+                made.part.filling = Some(PART.to_owned());
+                made
+            }
         };
-        if made.filling.is_some() {
+        if made.part.filling.is_some() {
             made.dir.ensure_dir(PART, 0o700).context(MAKE)?;
             let part = made.dir.open_beneath(PART).context(MAKE)?;
             point(Point::ReceiveMade);
@@ -236,9 +226,9 @@ where
             part.rename(layout::FS, dir, layout::FS).context(FINISH)?;
             remove(dir, PART)?;
             point(Point::ReceiveFilled);
-            keep(dir, &table).context("keep a layer's table of contents")?;
+            write_table(dir, &table).context("keep a layer's table of contents")?;
             point(Point::ReceiveTabled);
-            made.filling = None;
+            made.part.filling = None;
         }
         self.placed.tables.push((made.half.id, digest));
         self.made.push(made);
@@ -277,14 +267,14 @@ where
         tree: &Dir,
         made: &mut Made<'_>,
     ) -> Result<(), ReceiveError<E>> {
-        let name = if let Some(name) = made.filling.clone() {
+        let name = if let Some(name) = made.part.filling.clone() {
             name
         } else {
             // No layer can guess the name: the directory must not be a part of the layer.
             let name = format!(".layer-{:032x}", sys::random());
             tree.create_dir(&name, 0o700).context(MAKE)?;
-            made.digests.push(self.wanted[layer].digest);
-            made.filling.insert(name).clone()
+            made.part.digests.push(self.wanted[layer].digest);
+            made.part.filling.insert(name).clone()
         };
         let whole = format!("{name}.fs");
         let part = tree.open_beneath(&name).context(MAKE)?;
@@ -300,7 +290,7 @@ where
             return Err(error.into());
         }
         applied.map_err(archive::Error::from).context(FINISH)?;
-        made.filling = None;
+        made.part.filling = None;
         Ok(())
     }
 
@@ -328,8 +318,8 @@ where
         made.is_spoilt = is_spoilt.get();
         let came = self.progress.load(Ordering::Relaxed).saturating_sub(before);
         if came > 0 {
-            made.bytes += came;
-            made.last = Instant::now();
+            made.part.bytes += came;
+            made.part.last = Instant::now();
         }
         match filled {
             Ok(table) if table.digest().sha256 == self.wanted[layer].digest.0 => Ok(table),
@@ -411,14 +401,14 @@ pub(super) fn describe(
     }
 }
 
-/// Deletes a part that is no longer needed.
+/// Deletes a directory that is no longer needed.
 fn remove(dir: &Dir, name: &str) -> Result<(), Error> {
     let deleted = tree::delete(dir, name.as_ref(), &|| false);
     deleted.map_err(archive::Error::from).context(FINISH)
 }
 
 /// Keeps a layer's table beside its content, as the background job would make it.
-fn keep(layer: &Dir, table: &Table) -> archive::Result<()> {
+fn write_table(layer: &Dir, table: &Table) -> archive::Result<()> {
     let mut file = File::from(layer.create_file(layout::TABLE)?);
     table.write_to(&mut file)?;
     let digest = Sha256(table.digest().sha256).to_string();
@@ -426,4 +416,33 @@ fn keep(layer: &Dir, table: &Table) -> archive::Result<()> {
         .node(layout::TABLE)?
         .set_xattr(DIGEST, digest.as_bytes())?;
     Ok(())
+}
+
+/// Keeps a part for the next fetch.
+fn keep_part(inner: &Inner, tenant: Tenant, part: Part) {
+    tracing::debug!(layer = %part.id, bytes = part.bytes, "what came is kept for the next fetch");
+    let gone = inner.collector.parts.keep(tenant, part);
+    delete(inner, &gone);
+}
+
+/// Deletes the parts that are too old.
+pub(in crate::engine) fn delete_old_parts(inner: &Inner) {
+    delete(inner, &inner.collector.parts.old(Instant::now()));
+}
+
+/// Deletes all parts. Returns how many.
+pub(in crate::engine) fn delete_parts(inner: &Inner) -> usize {
+    let all = inner.collector.parts.all();
+    delete(inner, &all);
+    all.len()
+}
+
+fn delete(inner: &Inner, parts: &[Part]) {
+    for part in parts {
+        let name = part.id.to_string();
+        if let Err(error) = inner.throw_away(&inner.dirs.incoming, name.as_ref()) {
+            tracing::error!(layer = %part.id, %error,
+                "an incomplete layer could not be moved to trash/; it stays until the next start");
+        }
+    }
 }

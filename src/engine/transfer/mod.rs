@@ -11,8 +11,7 @@
 //! | `open_layers` | an artifact or snapshot, open layer by layer for other nodes |
 //! | `receive` | content of another node, from the request to the index |
 //! | `wanted` | the request and the errors of `receive` |
-//! | `making` | its layers are made in `incoming/` |
-//! | `parts` | partial layers of failed fetches are kept and deleted |
+//! | `making` | its layers are made in `incoming/`; partial ones are kept and deleted |
 //! | `half` | the way of each new layer into the index |
 //! | `rollback` | an earlier generation of a name again |
 //! | `space` | space for what comes in |
@@ -22,7 +21,6 @@ mod half;
 mod import;
 mod making;
 mod open_layers;
-mod parts;
 mod receive;
 mod rollback;
 mod space;
@@ -32,9 +30,9 @@ pub use export::{Export, Exported, Source, View};
 pub(super) use export::{open, pack};
 pub(super) use import::import;
 pub use import::{ImportRequest, Imported};
+pub(super) use making::{delete_old_parts, delete_parts};
 pub use open_layers::{OpenArtifact, OpenLayer, OpenSnapshot, Opened};
 pub(super) use open_layers::{RetainedLayers, open_layers, open_snapshot};
-pub(super) use parts::{delete_all, delete_old};
 pub(super) use receive::{finish, receive, receive_layers, reuse_of_claims};
 pub use rollback::RollbackOrder;
 pub(super) use rollback::rollback;

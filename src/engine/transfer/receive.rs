@@ -21,7 +21,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::half::{self, Half};
+use super::half;
 use super::making::{self, Job, Placed, describe};
 use super::space::{self, Gate};
 use super::wanted::{LayerPlace, Owner, ReceiveError, ReceiveRequest, Received};
@@ -32,7 +32,7 @@ use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::types::ReceiveLayer;
-use crate::model::{LayerId, PersistentVolume, Sha256, Timestamp};
+use crate::model::{LayerId, PersistentVolume, Sha256};
 use crate::store::Change;
 
 /// A stack has at most so many layers here: the kernel bounds the options of a mount.
@@ -68,14 +68,7 @@ pub(in crate::engine) fn receive<E>(
     let mut pins = Pins::none(inner);
     let reused = reuse(inner, request, &mut pins);
     let owner = Owner::Artifact(request);
-    let New {
-        layers,
-        halves,
-        tables,
-        began,
-        reused: count,
-        kept,
-    } = receive_layers(inner, (owner, &request.layers), reused, progress, make)?;
+    let placed = receive_layers(inner, (owner, &request.layers), reused, progress, make)?;
     let described = |state: &State| {
         // Two calls for one artifact at once are not allowed.
         if state.catalog.contains(&request.artifact) {
@@ -83,18 +76,18 @@ pub(in crate::engine) fn receive<E>(
         }
         refuse_cleared(state, request)?;
         may_enter()?;
-        Ok(describe(inner, state, request, &layers))
+        Ok(describe(inner, state, request, &placed.layers))
     };
-    let named = half::enter(inner, halves, began, described)?;
-    remember(inner, tables);
+    let named = half::enter(inner, placed.halves, placed.began, described)?;
+    remember(inner, placed.tables);
     tracing::info!(artifact.id = %request.artifact, name = %request.name, named,
-        layers = layers.len(), reused = count, kept, "received");
+        layers = placed.layers.len(), reused = placed.reused, kept = placed.kept, "received");
     inner.state.notify();
     Ok(Received {
         artifact: request.artifact,
         named,
-        reused: count,
-        kept,
+        reused: placed.reused,
+        kept: placed.kept,
     })
 }
 
@@ -102,21 +95,6 @@ fn remember(inner: &Inner, tables: Vec<(LayerId, Sha256)>) {
     for (layer, digest) in tables {
         inner.collector.tables.insert(layer, digest);
     }
-}
-
-/// Layers that are in their places. Those that came are discarded if this is dropped.
-pub(in crate::engine) struct New<'a> {
-    /// All, newest first.
-    pub(in crate::engine) layers: Vec<LayerId>,
-    halves: Vec<Half<'a>>,
-    /// The digests of the tables that were kept.
-    tables: Vec<(LayerId, Sha256)>,
-    /// When the first was made.
-    began: Timestamp,
-    /// How many were here already.
-    pub(in crate::engine) reused: usize,
-    /// Bytes of the others that an earlier fetch brought.
-    kept: u64,
 }
 
 /// Has the missing layers made, oldest first. `reused`: the layers that are here, from the oldest
@@ -127,18 +105,17 @@ pub(in crate::engine) fn receive_layers<'a, E>(
     reused: Vec<LayerId>,
     progress: &AtomicU64,
     make: impl FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
-) -> Result<New<'a>, ReceiveError<E>> {
+) -> Result<Placed<'a>, ReceiveError<E>> {
     refuse_too_many(wanted)?;
     let missing = &wanted[..wanted.len() - reused.len()];
     // Taken first: making room deletes parts that no fetch has taken.
     let taken = making::take(inner, owner, missing);
-    let kept = taken.iter().map(|it| it.bytes).sum();
+    let kept = taken.iter().map(|it| it.part.bytes).sum();
     let bytes = missing.iter().map(|layer| layer.bytes);
     let bytes = bytes.fold(0, u64::saturating_add);
     space::ask(inner, bytes.saturating_sub(kept))?;
     progress.fetch_add(kept, Ordering::Relaxed);
     let plain = || progress.load(Ordering::Relaxed);
-    let count = reused.len();
     let job = Job {
         inner,
         owner,
@@ -149,29 +126,18 @@ pub(in crate::engine) fn receive_layers<'a, E>(
         taken,
         made: Vec::new(),
         placed: Placed {
+            reused: reused.len(),
+            kept,
             layers: reused,
             halves: Vec::new(),
             tables: Vec::new(),
             began: inner.now(),
         },
     };
-    let Placed {
-        layers,
-        halves,
-        tables,
-        began,
-    } = job.run(missing.len())?;
-    Ok(New {
-        layers,
-        halves,
-        tables,
-        began,
-        reused: count,
-        kept,
-    })
+    job.run(missing.len())
 }
 
-impl New<'_> {
+impl Placed<'_> {
     /// Makes the layers and the persistent volume that stacks them durable, all or nothing. `enter`
     /// enters it into the state.
     pub(in crate::engine) fn become_claim(

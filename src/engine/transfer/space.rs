@@ -94,8 +94,8 @@ pub(in crate::engine) fn shortage(inner: &Inner) -> Option<Error> {
 
 /// Has caches evicted for so many bytes; whether that may have helped.
 fn evicts(inner: &Inner, bytes: u64, left: Duration) -> bool {
-    let gone = inner.collector.cycles.gone();
-    let next = inner.collector.cycles.next();
+    let gone = inner.collector.rounds.gone();
+    let next = inner.collector.rounds.next();
     inner.ask_for_room(bytes);
     let waited = async {
         tokio::select! {
@@ -103,7 +103,7 @@ fn evicts(inner: &Inner, bytes: u64, left: Duration) -> bool {
             () = inner.lifetime.stopping() => false,
         }
     };
-    let helped = inner.lifetime.block_on(waited) && inner.collector.cycles.gone() > gone;
+    let helped = inner.lifetime.block_on(waited) && inner.collector.rounds.gone() > gone;
     if helped {
         wait_for_btrfs(inner, bytes, left);
     }

@@ -25,17 +25,17 @@ impl Default for Rounds {
 }
 
 /// A round that runs; dropped, it has ended.
-pub(super) struct Round<'a> {
+pub(super) struct RunningRound<'a> {
     rounds: &'a Rounds,
     gone: usize,
 }
 
 impl Rounds {
     /// Begins one.
-    pub(super) fn begin(&self) -> Round<'_> {
+    pub(super) fn begin(&self) -> RunningRound<'_> {
         self.0.send_modify(|count| count.begun += 1);
         let rounds = self;
-        Round { rounds, gone: 0 }
+        RunningRound { rounds, gone: 0 }
     }
 
     /// How many artifacts all completed rounds removed, plus how many of these rounds freed space
@@ -55,14 +55,14 @@ impl Rounds {
     }
 }
 
-impl Round<'_> {
+impl RunningRound<'_> {
     /// So many artifacts went in this one, or one more if room came free of the trash.
-    pub(super) fn gone(&mut self, artifacts: usize) {
+    pub(super) fn add_gone(&mut self, artifacts: usize) {
         self.gone += artifacts;
     }
 }
 
-impl Drop for Round<'_> {
+impl Drop for RunningRound<'_> {
     fn drop(&mut self) {
         self.rounds.0.send_modify(|count| {
             count.done = count.begun;
@@ -81,7 +81,7 @@ mod tests {
         let mut running = rounds.begin();
         let next = rounds.next();
         tokio::pin!(next);
-        running.gone(2);
+        running.add_gone(2);
         drop(running);
         assert!(futures_util::poll!(&mut next).is_pending());
         assert_eq!(rounds.gone(), 2);
