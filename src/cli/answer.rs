@@ -1,6 +1,7 @@
 //! What the verbs share: why one fails and with which exit code, the lists that a driver answers,
 //! and the writes to stdout.
 
+use std::error::Error as _;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -57,6 +58,8 @@ pub(super) enum Failure {
     Order(#[from] k8s::ask::AskError),
     #[error("{}", .0.message())]
     Refused(Box<Status>),
+    #[error("the driver or controller ended before it answered, or it hangs; see its log")]
+    NoAnswer,
     #[error(
         "pod {0} has no volumes here that are published or wait for an outcome; compare the uid \
          with `baggageclaim volumes -o wide`, and report again after its volumes are published"
@@ -100,6 +103,10 @@ pub(super) enum Failure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
+        // A status with a source was made on this side, from an error of the connection.
+        if status.source().is_some() {
+            return Self::NoAnswer;
+        }
         Self::Refused(Box::new(status))
     }
 }
@@ -116,7 +123,7 @@ impl Failure {
             | Self::Log(telemetry::Error::Filter { .. })
             | Self::Transfer(transfer::Failure::Terminal { .. })
             | Self::Shared(shared::Failure::Url(_)) => USAGE,
-            Self::NoDriver(_) => NO_DRIVER,
+            Self::NoDriver(_) | Self::NoAnswer => NO_DRIVER,
             _ => FAILED,
         })
     }
