@@ -207,6 +207,37 @@ fn a_driver_that_hangs_or_ends_at_once_is_none() {
     }
 }
 
+#[tokio::test]
+async fn a_watch_ends_with_its_reader_and_with_its_driver() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start(&lab);
+    let _ = driver.kubelet(&lab).await;
+    let watch = || {
+        let mut command = command(&driver.pool);
+        let command = command.args(["volumes", "-w"]);
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        let mut header = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        stdout.read_line(&mut header).expect("it is read");
+        assert!(header.starts_with("EVENT"), "{header}");
+        (child, stdout)
+    };
+    // Nothing changes, so it writes nothing after the header.
+    let (child, stdout) = watch();
+    drop(stdout);
+    let ended = output(child);
+    assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+    assert_eq!(text(&ended.stderr), "");
+
+    let (child, stdout) = watch();
+    driver.signal(rustix::process::Signal::KILL);
+    let ended = output(child);
+    drop(stdout);
+    assert_eq!(ended.status.code(), Some(3), "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("see its log"));
+}
+
 /// Starts a driver by another program; its exit code and what it says before it ends.
 fn refused(lab: &Lab, by: &[&str], flags: &[&str]) -> (i32, String) {
     let (program, arguments) = by.split_first().expect("a program");

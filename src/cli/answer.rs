@@ -6,6 +6,8 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use tonic::Status;
 
 use super::rows::Now;
@@ -25,6 +27,12 @@ pub(super) const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 /// Exit code: there is no driver to ask.
 const NO_DRIVER: u8 = 3;
+
+/// How long `--watch` waits between two looks.
+const LOOK_AGAIN: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 
 /// How many matches a message names.
 const MOST_NAMED: usize = 5;
@@ -137,6 +145,19 @@ pub(super) fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::
     let mut stdout = io::BufWriter::new(io::stdout().lock());
     show(&mut stdout)?;
     stdout.flush()
+}
+
+/// Waits until `--watch` looks again. Fails with a broken pipe as soon as stdout has no reader: a
+/// look without changes writes nothing, and so would never find out.
+pub(super) fn wait_for_next_look() -> io::Result<()> {
+    let stdout = io::stdout();
+    // A lost reader is an error condition, which is reported without being requested.
+    let mut ends = [PollFd::new(&stdout, PollFlags::empty())];
+    match poll(&mut ends, Some(&LOOK_AGAIN)) {
+        Ok(0) | Err(Errno::INTR) => Ok(()),
+        Ok(_) => Err(ErrorKind::BrokenPipe.into()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Prints on stderr that a list is empty, so that stdout stays empty for programs.
