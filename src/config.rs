@@ -287,9 +287,9 @@ pub struct Driver {
     #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_LOW_WATERMARK", default_value = "70",
         value_parser = clap::value_parser!(u8).range(0..=99))]
     pub low_watermark: u8,
-    /// How often the garbage collector runs
+    /// How often the garbage collector runs; more than 0
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", default_value = "1m",
-        value_parser = parse_duration)]
+        value_parser = parse_interval)]
     pub reap_interval: Duration,
     /// Space in reserve for deletions on a full disk, a quantity such as 64Mi; 0 for none
     #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", default_value = "64Mi",
@@ -447,6 +447,14 @@ impl Driver {
 fn host_name() -> Result<NodeId, NodeIdError> {
     let name = rustix::system::uname();
     NodeId::new(name.nodename().to_str().map_err(|_| NodeIdError)?)
+}
+
+/// A duration that is not 0.
+fn parse_interval(text: &str) -> Result<Duration, &'static str> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("expected more than 0, such as 1m"),
+        interval => Ok(interval),
+    }
 }
 
 fn parse_node(text: &str) -> Result<NodeId, NodeIdError> {

@@ -10,6 +10,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -154,6 +155,87 @@ fn without_a_driver_one_line_says_what_to_do() {
             "{verb}: {said}"
         );
     }
+}
+
+/// Its output, if it ends in time.
+fn output(mut child: Child) -> Output {
+    let began = Instant::now();
+    while child.try_wait().expect("wait").is_none() {
+        if began.elapsed() > PATIENCE {
+            child.kill().expect("it runs");
+            panic!("it does not end: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().expect("it has ended")
+}
+
+#[test]
+fn a_driver_that_hangs_or_ends_at_once_is_none() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let socket = dir.path().join("admin.sock");
+    // The kernel accepts connections for a process that never does.
+    let listener = UnixListener::bind(&socket).expect("bind");
+    let start = |arguments: &[&str]| {
+        let mut command = command(dir.path());
+        let command = command.args(arguments).env("BAGGAGECLAIM_SOCKET", &socket);
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the binary runs")
+    };
+    let verbs: [&[&str]; 6] = [
+        &["status"],
+        &["check"],
+        &["volumes", "--watch"],
+        &["export", "artifact/x", "-n", "ci", "-o", "x.tar"],
+        &["caches", "--cluster"],
+        &["explain", "artifact/x", "-n", "ci"],
+    ];
+    let is_told = |arguments: &[&str], ended: &Output| {
+        let said = text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(3), "{arguments:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+        assert!(said.contains("see its log"), "{arguments:?}: {said}");
+    };
+    let hanging = verbs.map(start);
+    for (arguments, child) in verbs.into_iter().zip(hanging) {
+        is_told(arguments, &output(child));
+    }
+    // This thread ends with the test.
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    for arguments in verbs {
+        is_told(arguments, &output(start(arguments)));
+    }
+}
+
+#[tokio::test]
+async fn a_watch_ends_with_its_reader_and_with_its_driver() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start(&lab);
+    let _ = driver.kubelet(&lab).await;
+    let watch = || {
+        let mut command = command(&driver.pool);
+        let command = command.args(["volumes", "-w"]);
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        let mut header = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        stdout.read_line(&mut header).expect("it is read");
+        assert!(header.starts_with("EVENT"), "{header}");
+        (child, stdout)
+    };
+    // Nothing changes, so it writes nothing after the header.
+    let (child, stdout) = watch();
+    drop(stdout);
+    let ended = output(child);
+    assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+    assert_eq!(text(&ended.stderr), "");
+
+    let (child, stdout) = watch();
+    driver.signal(rustix::process::Signal::KILL);
+    let ended = output(child);
+    drop(stdout);
+    assert_eq!(ended.status.code(), Some(3), "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("see its log"));
 }
 
 /// Starts a driver by another program; its exit code and what it says before it ends.

@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -14,6 +15,22 @@ use crate::proto::admin::v1::admin_client::AdminClient;
 use crate::proto::admin::v1::cluster_client::ClusterClient as AdminClusterClient;
 use crate::server;
 use crate::sys::{Dir, Errno};
+
+/// After this time without an answer, the client sends a PING. The kernel also accepts connections
+/// for a process that is stopped or hangs.
+const PING_AFTER: Duration = Duration::from_secs(5);
+
+/// A process that does not answer a PING within this time counts as gone. A process that works on a
+/// long call answers PINGs.
+const PONG_WITHIN: Duration = Duration::from_secs(10);
+
+/// How to connect. The address is never looked up; it is what gRPC over a unix socket says as its
+/// authority.
+fn endpoint() -> Endpoint {
+    Endpoint::from_static("http://localhost")
+        .http2_keep_alive_interval(PING_AFTER)
+        .keep_alive_timeout(PONG_WITHIN)
+}
 
 /// A connection to the controller of a cluster.
 pub type ClusterClient = AdminClusterClient<Channel>;
@@ -30,7 +47,7 @@ pub async fn connect_to_controller(socket: &Path) -> Result<ClusterClient, Clien
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     let path = socket.to_owned();
-    let channel = Endpoint::from_static("http://localhost")
+    let channel = endpoint()
         .connect_with_connector(connector)
         .await
         .map_err(|source| ClientError::Protocol { path, source })?;
@@ -89,8 +106,8 @@ pub enum ClientError {
         /// The cause.
         source: std::io::Error,
     },
-    /// The process that answers is not the driver.
-    #[error("the process at {} does not answer like a driver: {source}", path.display())]
+    /// The process at the socket accepts the connection, and does not keep it.
+    #[error("the process at {} closes the connection; see its log", path.display())]
     Protocol {
         /// Where it is.
         path: PathBuf,
@@ -140,8 +157,7 @@ pub async fn connect(pool: &Path) -> Result<Client, ClientError> {
             Ok::<_, std::io::Error>(TokioIo::new(stream))
         }
     });
-    // The address is never looked up; it is what gRPC over a unix socket says as its authority.
-    let channel = Endpoint::from_static("http://localhost")
+    let channel = endpoint()
         .connect_with_connector(connector)
         .await
         .map_err(|source| ClientError::Protocol { path, source })?;

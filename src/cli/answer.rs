@@ -1,10 +1,13 @@
 //! What the verbs share: why one fails and with which exit code, the lists that a driver answers,
 //! and the writes to stdout.
 
+use std::error::Error as _;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use tonic::Status;
 
 use super::rows::Now;
@@ -24,6 +27,12 @@ pub(super) const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 /// Exit code: there is no driver to ask.
 const NO_DRIVER: u8 = 3;
+
+/// How long `--watch` waits between two looks.
+const LOOK_AGAIN: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 
 /// How many matches a message names.
 const MOST_NAMED: usize = 5;
@@ -57,6 +66,8 @@ pub(super) enum Failure {
     Order(#[from] k8s::ask::AskError),
     #[error("{}", .0.message())]
     Refused(Box<Status>),
+    #[error("the driver or controller ended before it answered, or it hangs; see its log")]
+    NoAnswer,
     #[error(
         "pod {0} has no volumes here that are published or wait for an outcome; compare the uid \
          with `baggageclaim volumes -o wide`, and report again after its volumes are published"
@@ -100,6 +111,10 @@ pub(super) enum Failure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
+        // A status with a source was made on this side, from an error of the connection.
+        if status.source().is_some() {
+            return Self::NoAnswer;
+        }
         Self::Refused(Box::new(status))
     }
 }
@@ -116,7 +131,7 @@ impl Failure {
             | Self::Log(telemetry::Error::Filter { .. })
             | Self::Transfer(transfer::Failure::Terminal { .. })
             | Self::Shared(shared::Failure::Url(_)) => USAGE,
-            Self::NoDriver(_) => NO_DRIVER,
+            Self::NoDriver(_) | Self::NoAnswer => NO_DRIVER,
             _ => FAILED,
         })
     }
@@ -130,6 +145,19 @@ pub(super) fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::
     let mut stdout = io::BufWriter::new(io::stdout().lock());
     show(&mut stdout)?;
     stdout.flush()
+}
+
+/// Waits until `--watch` looks again. Fails with a broken pipe as soon as stdout has no reader: a
+/// look without changes writes nothing, and so would never find out.
+pub(super) fn wait_for_next_look() -> io::Result<()> {
+    let stdout = io::stdout();
+    // A lost reader is an error condition, which is reported without being requested.
+    let mut ends = [PollFd::new(&stdout, PollFlags::empty())];
+    match poll(&mut ends, Some(&LOOK_AGAIN)) {
+        Ok(0) | Err(Errno::INTR) => Ok(()),
+        Ok(_) => Err(ErrorKind::BrokenPipe.into()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Prints on stderr that a list is empty, so that stdout stays empty for programs.

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::answer::{Done, Failure, now, print, say_none};
+use super::answer::{Done, Failure, now, print, say_none, wait_for_next_look};
 use super::human::bytes;
 use super::namespace::Namespace;
 use super::rows::{Now, Row, time};
@@ -160,7 +160,7 @@ pub(super) async fn caches(
         if !watch {
             return Ok(ExitCode::SUCCESS);
         }
-        tokio::time::sleep(show::LOOK_AGAIN).await;
+        wait_for_next_look()?;
     }
 }
 

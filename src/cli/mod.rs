@@ -184,6 +184,7 @@ mod tests {
             "standalone --backend zfs",
             "standalone --high-watermark 101",
             "standalone --reserve 64MB",
+            "standalone --reap-interval 0m",
             "node --kubernetes maybe",
             "node --http localhost",
         ] {

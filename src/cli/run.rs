@@ -12,6 +12,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::answer::{
     Done, FAILED, Failure, Listed, artifacts, now, only, print, say_none, volumes,
+    wait_for_next_look,
 };
 use super::rows::{Cache, Row};
 use super::show::{self, Thing};
@@ -188,7 +189,7 @@ async fn list<R: Row>(
         loop {
             let rows = ask(&mut client, tenant).await?;
             print(|mut to| watch.look(&mut to, rows, now()))?;
-            tokio::time::sleep(show::LOOK_AGAIN).await;
+            wait_for_next_look()?;
         }
     }
     let rows = ask(&mut client, tenant).await?;

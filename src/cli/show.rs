@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt as _;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -19,9 +18,6 @@ use crate::sys::printable;
 
 /// How wide a table may be that is not `wide`.
 pub(super) const WIDTH: usize = 120;
-
-/// How often a watched list is asked for.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) fn data(to: &mut impl Write, value: &Value, form: Data) -> io::Result<()> {
     match form {

@@ -20,16 +20,15 @@ const TELL_USE_MS: u64 = 10 * 60 * 1000;
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     artifacts: Artifacts,
-    /// The current owner of each name: the newest artifact that was sealed under it.
-    names: BTreeMap<Name, ArtifactId>,
+    /// The owners of each name, oldest first; at least one. The last one is the current owner: the
+    /// newest artifact that was sealed under the name. If it is discarded after a write-back error,
+    /// the newest surviving one before it gets the name back. Only the oldest may be in the index,
+    /// and then the index's name points at it. An artifact that is older than that one has lost the
+    /// name for good.
+    names: BTreeMap<Name, Vec<ArtifactId>>,
     /// The task caches among them, with the commit of their owner: finds the newest of those that
     /// begin in one way.
     keys: KeyIndex<(Timestamp, ArtifactId)>,
-    /// Previous owners of a name, oldest first. If the current owner is discarded after a
-    /// write-back error, the newest surviving one gets the name back. Of all owners
-    /// ([`Catalog::owners`]) only the oldest may be in the index, and then the index's name points
-    /// at it. An artifact that is older than that one has lost the name for good.
-    earlier: HashMap<Name, Vec<ArtifactId>>,
     usage: HashMap<LayerId, Usage>,
     /// Artifacts that were used since the index was last told when, and since when it does not
     /// know.
@@ -52,7 +51,7 @@ impl Catalog {
             ..Self::default()
         };
         for (name, id) in names {
-            catalog.set_name(name, id);
+            catalog.set_owners(name, vec![id]);
         }
         catalog
     }
@@ -70,8 +69,9 @@ impl Catalog {
     }
 
     /// The names, each with its current owner.
-    pub(super) fn names(&self) -> &BTreeMap<Name, ArtifactId> {
-        &self.names
+    pub(super) fn names(&self) -> impl Iterator<Item = (&Name, ArtifactId)> {
+        let names = self.names.iter();
+        names.filter_map(|(name, owners)| Some((name, *owners.last()?)))
     }
 
     /// The newest commit of all task caches whose key begins so. The cost is bounded, however many
@@ -83,7 +83,7 @@ impl Catalog {
 
     /// The artifact that this name points at.
     pub(super) fn owner(&self, name: &Name) -> Option<&Sealed> {
-        self.artifacts.get(self.names.get(name)?)
+        self.artifacts.get(&self.owner_id(name)?)
     }
 
     /// The layers of an equivalent of this volume's parent, which may have been flattened since.

@@ -23,11 +23,11 @@ pub(super) struct Named {
 impl From<&State> for Named {
     fn from(state: &State) -> Self {
         let artifacts = state.catalog.artifacts().values();
-        let names = state.catalog.names().iter();
+        let names = state.catalog.names();
         let claims = state.claims.values();
         Self {
             artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
-            names: names.map(|(name, id)| (name.clone(), *id)).collect(),
+            names: names.map(|(name, id)| (name.clone(), id)).collect(),
             claims: claims.map(|held| held.claim.clone()).collect(),
             snapshots: state.claims.snapshots().values().cloned().collect(),
             groups: state.claims.groups().values().cloned().collect(),

@@ -163,7 +163,7 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
     for sealed in state.catalog.artifacts().values() {
         metrics.artifacts[sealed.artifact.reference.kind() as usize] += 1;
     }
-    for name in state.catalog.names().keys() {
+    for (name, _) in state.catalog.names() {
         if let Some((kind, _)) = name.reference.cache() {
             metrics.caches[kind as usize] += 1;
         }

@@ -256,8 +256,7 @@ pub(super) fn status(inner: &Inner) -> Result<Status> {
         caches: state
             .catalog
             .names()
-            .keys()
-            .filter(|name| name.reference.cache().is_some())
+            .filter(|(name, _)| name.reference.cache().is_some())
             .count(),
         seals_pending: state.volumes.seals().count(),
         damaged: state.volumes.orphans(),

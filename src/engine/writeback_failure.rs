@@ -40,9 +40,6 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
             keys.push(key);
             artifacts.extend(state.catalog.remove_artifact(id));
         }
-        for sealed in &artifacts {
-            state.catalog.give_name_back(&sealed.artifact.name());
-        }
         let boot = inner.boot().to_owned();
         let unfinished = true;
         let failure = WritebackFailure {

@@ -387,7 +387,9 @@ async fn a_driver_that_ends_ends_imports_and_leaves_nothing() {
         driver.left_nothing(0, "the end of a driver");
         let (mut import, pipe) = half_imported(&driver, &archive);
         driver.signal(Signal::KILL);
-        assert_eq!(import.wait().expect("wait").code(), Some(1));
+        assert_eq!(import.wait().expect("wait").code(), Some(3));
+        let told = said(&mut import);
+        assert!(told.contains("ended before it answered"), "{told}");
         drop(pipe);
         drop(driver);
         let (driver, kubelet) = Driver::ready(&lab, backend).await;

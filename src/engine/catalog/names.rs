@@ -58,6 +58,11 @@ impl Catalog {
         }
     }
 
+    /// The current owner of a name.
+    pub(super) fn owner_id(&self, name: &Name) -> Option<ArtifactId> {
+        self.names.get(name)?.last().copied()
+    }
+
     /// The current owner of a name and the previous ones that may get it back, oldest first.
     fn owners(&self, name: &Name) -> Vec<ArtifactId> {
         let owners = self.all_owners(name);
@@ -65,45 +70,29 @@ impl Catalog {
     }
 
     fn all_owners(&self, name: &Name) -> impl Iterator<Item = &Sealed> {
-        let earlier = self.earlier.get(name).into_iter().flatten();
-        let owners = earlier.chain(self.names.get(name));
+        let owners = self.names.get(name).into_iter().flatten();
         owners.filter_map(|id| self.artifacts.get(id))
     }
 
-    fn set_owners(&mut self, name: Name, mut owners: Vec<ArtifactId>) {
-        let Some(holder) = owners.pop() else {
-            self.take_name(&name);
-            return;
-        };
+    /// Replaces the owners of a name, and keeps the index of keys in step.
+    pub(super) fn set_owners(&mut self, name: Name, mut owners: Vec<ArtifactId>) {
         self.changes.note(&name);
-        if owners.is_empty() {
-            self.earlier.remove(&name);
-        } else {
-            self.earlier.insert(name.clone(), owners);
-        }
-        self.set_name(name, holder);
-    }
-
-    /// Points a name at an artifact. Together with [`Catalog::unset_name`] it keeps the index of
-    /// keys in step with the names.
-    pub(super) fn set_name(&mut self, name: Name, id: ArtifactId) {
         if let Reference::TaskCache(key) = &name.reference {
-            match self.artifacts.get(&id) {
+            match owners.last().and_then(|id| self.artifacts.get(id)) {
                 Some(sealed) => {
-                    let version = (sealed.artifact.created, id);
+                    let version = (sealed.artifact.created, sealed.artifact.id);
                     self.keys.set(&name.tenant, key, version);
                 }
                 None => self.keys.remove(&name.tenant, key),
             }
         }
-        self.names.insert(name, id);
-    }
-
-    fn unset_name(&mut self, name: &Name) -> Option<ArtifactId> {
-        if let Reference::TaskCache(key) = &name.reference {
-            self.keys.remove(&name.tenant, key);
+        if owners.is_empty() {
+            self.names.remove(&name);
+        } else {
+            // Nearly every name has one.
+            owners.shrink_to_fit();
+            self.names.insert(name, owners);
         }
-        self.names.remove(name)
     }
 
     fn is_indexed(&self, id: &ArtifactId) -> bool {
@@ -146,13 +135,15 @@ impl Catalog {
         }
     }
 
-    /// Makes an artifact invisible, and takes its name from it.
+    /// Makes an artifact invisible. If it is the current owner of its name, the newest surviving
+    /// previous owner gets that. Age alone does not decide: an older artifact may have been
+    /// destroyed, and exist for its forks only.
     pub(in crate::engine) fn remove_artifact(&mut self, id: ArtifactId) -> Option<Sealed> {
         let sealed = self.artifacts.remove(&id)?;
-        let name = sealed.artifact.name();
-        if self.names.get(&name) == Some(&id) {
-            self.unset_name(&name);
-            self.changes.note(&name);
+        if self.is_named(&sealed.artifact) {
+            let name = sealed.artifact.name();
+            let survivors = self.owners(&name);
+            self.set_owners(name, survivors);
         }
         Some(sealed)
     }
@@ -181,9 +172,9 @@ impl Catalog {
 
     /// Takes a name away that is to be deleted: from its holder, and from all who had it before.
     pub(in crate::engine) fn take_name(&mut self, name: &Name) -> Option<ArtifactId> {
-        self.earlier.remove(name);
-        self.changes.note(name);
-        self.unset_name(name)
+        let owner = self.owner_id(name);
+        self.set_owners(name.clone(), Vec::new());
+        owner
     }
 
     fn names_of_tenant(&self, tenant: &Tenant) -> impl Iterator<Item = &Name> {
@@ -257,22 +248,15 @@ impl Catalog {
         }
     }
 
-    /// Gives a name whose owner was discarded to the newest surviving previous owner. Age alone
-    /// does not decide: an older artifact may have been destroyed, and exist for its forks only.
-    pub(in crate::engine) fn give_name_back(&mut self, name: &Name) {
-        let owners = self.owners(name);
-        self.set_owners(name.clone(), owners);
-    }
-
     /// Whether the artifact still has its name.
     pub(in crate::engine) fn is_named(&self, artifact: &Artifact) -> bool {
-        self.names.get(&artifact.name()) == Some(&artifact.id)
+        self.owner_id(&artifact.name()) == Some(artifact.id)
     }
 
     /// Whether the artifact's name points at another one for good. While the other would not
     /// survive a power cut, the name would point at this one after it.
     pub(in crate::engine) fn is_superseded(&self, artifact: &Artifact) -> bool {
-        let earlier = || self.earlier.get(&artifact.name());
-        !self.is_named(artifact) && !earlier().is_some_and(|ids| ids.contains(&artifact.id))
+        let owners = self.names.get(&artifact.name());
+        !owners.is_some_and(|ids| ids.contains(&artifact.id))
     }
 }
