@@ -113,6 +113,36 @@ fn every_verb_on_a_directory_and_on_the_server() {
 }
 
 #[test]
+fn a_namespace_that_fails_does_not_keep_the_others_from_it() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let layer = lab.dir("layer");
+    fs::write(layer.join("file"), "content").expect("write");
+    publish(&tier.store, "task-cache/x", &[&hold(&lab, &layer)]).expect("publish");
+    // It comes before `ci`.
+    fs::create_dir(tier.files.join("v1/aaa")).expect("mkdir");
+    fs::write(tier.files.join("v1/aaa/format"), "{\"format\":2}").expect("write");
+    let url = format!("file://{}", tier.files.display());
+    for (verb, done) in [
+        ("ls", "ci          task-cache/x   content"),
+        ("du", "ci          1       1           1"),
+        ("verify", "1 names and 1 layers checked, 0 damaged."),
+        ("gc", "ci: 1 names, 1 manifests, 1 layers"),
+    ] {
+        let output = baggageclaim(&[verb, "--shared", &url]).output();
+        let output = output.expect("it runs");
+        assert_eq!(output.status.code(), Some(1), "{verb}");
+        let told = text(&output);
+        assert!(told.contains(done), "{told}");
+        assert!(
+            told.contains("namespace aaa: ") && told.contains("format 2"),
+            "{told}"
+        );
+    }
+    assert!(tier.files.join("v1/ci/gc").exists());
+}
+
+#[test]
 fn a_request_is_repeated_when_the_storage_asks_for_it() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
