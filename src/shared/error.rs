@@ -171,7 +171,7 @@ impl Error {
         let object = object.to_owned();
         let cause = cause(error);
         match error {
-            Store::NotFound { .. } if cause.contains("NoSuchBucket") => {
+            Store::NotFound { .. } if is_bucket_missing(&cause) => {
                 let cause = "the bucket does not exist".to_owned();
                 Self::Permanent { object, cause }
             }
@@ -193,6 +193,12 @@ impl Error {
             _ => Self::Permanent { object, cause },
         }
     }
+}
+
+/// The first code is that of S3 and of Google Cloud, the second that of Azure.
+fn is_bucket_missing(cause: &str) -> bool {
+    let codes = ["NoSuchBucket", "ContainerNotFound"];
+    codes.iter().any(|code| cause.contains(code))
 }
 
 /// A full storage answers 507 (RFC 4918), or another status with its own code. A file system fails
@@ -390,9 +396,12 @@ mod tests {
             path: "x".into(),
             source: text.to_owned().into(),
         };
-        let body = "Server returned non-2xx status code: 404 Not Found: <Code>NoSuchBucket</Code>";
-        let error = Error::of_store("x", &missing(body));
-        assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+        for code in ["NoSuchBucket", "ContainerNotFound"] {
+            let body =
+                format!("Server returned non-2xx status code: 404 Not Found: <Code>{code}</Code>");
+            let error = Error::of_store("x", &missing(&body));
+            assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+        }
         let body = "Server returned non-2xx status code: 404 Not Found: <Code>NoSuchKey</Code>";
         let error = Error::of_store("x", &missing(body));
         assert!(matches!(error, Error::Missing { .. }), "{error:?}");
