@@ -190,10 +190,11 @@ pub fn verify(
     Ok(found)
 }
 
-/// Notes what is damaged; passes on what says nothing about the object.
+/// Notes what is damaged. Passes on what says nothing about the object, such as a layer's table
+/// that has no space on this machine.
 fn note(found: &mut Verified, object: String, error: Error) -> Result<()> {
     match error {
-        Error::Corrupt { .. } | Error::Missing { .. } | Error::Layer(_) => {
+        Error::Corrupt { .. } | Error::Missing { .. } => {
             let cause = error.to_string();
             found.damage.push(Damage { object, cause });
             Ok(())

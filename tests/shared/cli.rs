@@ -3,12 +3,13 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::{Fs, require_lab};
+use crate::common::{Fs, Lab, require_lab};
 use crate::server::{KEY, SECRET};
 use crate::tier::{Tier, hold, publish};
 
@@ -140,6 +141,30 @@ fn a_namespace_that_fails_does_not_keep_the_others_from_it() {
         );
     }
     assert!(tier.files.join("v1/ci/gc").exists());
+}
+
+#[test]
+fn a_full_temporary_directory_is_no_damage() {
+    let lab = require_lab!(Fs::Ext4);
+    let small = Lab::sized(Fs::Tmpfs, 16 << 10);
+    let tier = Tier::file();
+    let layer = lab.dir("layer");
+    for number in 0..2000 {
+        fs::write(layer.join(format!("file-{number}")), "content").expect("write");
+    }
+    publish(&tier.store, "task-cache/x", &[&hold(&lab, &layer)]).expect("publish");
+    let url = format!("file://{}", tier.files.display());
+    let verify = |temporary: &Path| {
+        let mut command = baggageclaim(&["verify", "--shared", &url]);
+        let output = command.env("TMPDIR", temporary).output().expect("it runs");
+        (output.status.code(), text(&output))
+    };
+    let (code, told) = verify(&lab.path());
+    assert_eq!(code, Some(0), "{told}");
+    let (code, told) = verify(&small.path());
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("No space left on device"), "{told}");
+    assert!(!told.contains("1 damaged"), "{told}");
 }
 
 #[test]
