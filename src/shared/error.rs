@@ -180,10 +180,7 @@ impl Error {
             Store::AlreadyExists { .. }
             | Store::Precondition { .. }
             | Store::NotModified { .. } => Self::Conflict { object },
-            Store::PermissionDenied { .. } => {
-                let cause = format!("access is denied ({cause})");
-                Self::Permanent { object, cause }
-            }
+            Store::PermissionDenied { .. } => denied(object, &cause),
             Store::Unauthenticated { .. } => {
                 let cause = format!("the credentials are not valid ({cause})");
                 Self::Permanent { object, cause }
@@ -228,9 +225,23 @@ fn of_generic(object: String, cause: String, error: &object_store::Error) -> Err
             None if cause.contains("redential") || cause.contains("onfig") => {
                 Error::Permanent { object, cause }
             }
+            None if is_deletion_denied(error) => denied(object, &cause),
             None => Error::Away { object, cause },
         },
     }
+}
+
+fn denied(object: String, cause: &str) -> Error {
+    let cause = format!("access is denied ({cause})");
+    Error::Permanent { object, cause }
+}
+
+/// S3 and Azure delete with a request for many objects. They answer that with success, and with a
+/// code for each object, which the crate's message ends with.
+fn is_deletion_denied(error: &object_store::Error) -> bool {
+    let text = error.to_string();
+    let codes = ["(code: AccessDenied)", "(code: 403)"];
+    codes.iter().any(|code| text.ends_with(code))
 }
 
 fn chain<'a>(
@@ -366,6 +377,20 @@ mod tests {
         assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
         let body = "Server returned non-2xx status code: 500 Internal Server Error: ";
         let error = Error::of_store("x", &generic(body));
+        assert!(matches!(error, Error::Away { .. }), "{error:?}");
+
+        let deletion = |code| {
+            // So long that a message does not show the code.
+            let key = "k".repeat(400);
+            generic(&format!(
+                "DeleteObjects request failed for key {key}: why (code: {code})"
+            ))
+        };
+        for code in ["AccessDenied", "403"] {
+            let error = Error::of_store("x", &deletion(code));
+            assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+        }
+        let error = Error::of_store("x", &deletion("InternalError"));
         assert!(matches!(error, Error::Away { .. }), "{error:?}");
 
         let denied = object_store::Error::PermissionDenied {
