@@ -1,5 +1,6 @@
 //! A directory of a shared filesystem as an object store. The crate's one cannot replace
-//! conditionally. Every write takes a lock; the ETag of a small object is the hash of its content.
+//! conditionally. Every write and every deletion takes a lock. The ETag of a small object is the
+//! hash of its content.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(3);
 #[derive(Debug)]
 pub(super) struct Directory {
     inner: LocalFileSystem,
-    root: Dir,
+    root: Arc<Dir>,
 }
 
 impl Directory {
@@ -43,31 +44,46 @@ impl Directory {
         let inner = LocalFileSystem::new_with_prefix(path)?
             .with_fsync(true)
             .with_automatic_cleanup(true);
+        let root = Arc::new(root);
         Ok(Self { inner, root })
     }
+}
 
-    /// Waits for the lock without holding a thread.
-    async fn lock(&self) -> Result<Lock> {
-        let locked = async {
-            loop {
-                match self.root.try_lock(LOCK) {
-                    Ok(Some(lock)) => return Ok(lock),
-                    Ok(None) => tokio::time::sleep(PAUSE).await,
-                    Err(error) => return Err(generic(&error)),
-                }
+/// Waits for the lock without holding a thread.
+async fn lock(root: &Dir) -> Result<Lock> {
+    let locked = async {
+        loop {
+            match root.try_lock(LOCK) {
+                Ok(Some(lock)) => return Ok(lock),
+                Ok(None) => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(generic(&error)),
             }
-        };
-        match tokio::time::timeout(PATIENCE, locked).await {
-            Ok(lock) => lock,
-            Err(_) => Err(Error::Generic {
-                store: "file",
-                source: Box::new(std::io::Error::new(
-                    std::io::ErrorKind::TimedOut,
-                    "the lock of the directory is not free",
-                )),
-            }),
         }
+    };
+    match tokio::time::timeout(PATIENCE, locked).await {
+        Ok(lock) => lock,
+        Err(_) => Err(Error::Generic {
+            store: "file",
+            source: Box::new(std::io::Error::new(
+                std::io::ErrorKind::TimedOut,
+                "the lock of the directory is not free",
+            )),
+        }),
     }
+}
+
+/// Makes a change with the lock. A caller may give up, but a change of a file that has begun goes
+/// on. So it keeps the lock until its end: the next writer's condition must see it.
+async fn with_lock<T: Send + 'static>(
+    root: &Dir,
+    change: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let lock = lock(root).await?;
+    let change = tokio::spawn(async move {
+        let _lock = lock;
+        change.await
+    });
+    change.await.unwrap_or_else(|error| Err(error.into()))
 }
 
 /// The content and the version of a small object.
@@ -146,15 +162,9 @@ impl ObjectStore for Directory {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        let lock = self.lock().await?;
         let (inner, location) = (self.inner.clone(), location.clone());
-        // A caller may give up, but a write to a file that has begun goes on. So it keeps the lock
-        // until its end: the next writer's condition must see it.
-        let put = tokio::spawn(async move {
-            let _lock = lock;
-            put_locked(&inner, &location, payload, options).await
-        });
-        put.await.unwrap_or_else(|error| Err(error.into()))
+        let put = async move { put_locked(&inner, &location, payload, options).await };
+        with_lock(&self.root, put).await
     }
 
     async fn put_multipart_opts(
@@ -186,7 +196,16 @@ impl ObjectStore for Directory {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
+        let (inner, root) = (self.inner.clone(), Arc::clone(&self.root));
+        let deleted = locations.then(move |location| {
+            let (inner, root) = (inner.clone(), Arc::clone(&root));
+            async move {
+                let location = location?;
+                let delete = async move { inner.delete(&location).await.map(|()| location) };
+                with_lock(&root, delete).await
+            }
+        });
+        deleted.boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
@@ -212,10 +231,15 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::shared::{Error, Times, Url};
+    use crate::shared::{Error, Store, Times, Url};
 
     #[test]
-    fn a_write_that_its_caller_gave_up_keeps_the_lock_until_its_end() {
+    fn a_change_that_its_caller_gave_up_keeps_the_lock_until_its_end() {
+        gives_up(|late| late.write("key", b"older".to_vec()));
+        gives_up(|late| late.delete("key"));
+    }
+
+    fn gives_up(change: impl FnOnce(&Store) -> crate::shared::Result<()>) {
         let runtime = |blocking| {
             tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
@@ -236,11 +260,11 @@ mod tests {
         let late = url.open(stalled.handle().clone(), brief).expect("open");
         let next = url.open(other.handle().clone(), Times::default());
         let next = next.expect("open");
-        // Its writes wait for the only thread, as those of a filesystem that does not answer.
+        next.write("key", b"first".to_vec()).expect("write");
+        // Its changes wait for the only thread, as those of a filesystem that does not answer.
         let (release, held) = mpsc::channel::<()>();
         stalled.spawn_blocking(move || held.recv());
-        let error = late.write("key", b"older".to_vec());
-        let error = error.expect_err("nothing can be written");
+        let error = change(&late).expect_err("nothing can be changed");
         assert!(matches!(error, Error::Away { .. }), "{error:?}");
         let root = Dir::open(directory.path()).expect("open");
         assert!(
