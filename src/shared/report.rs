@@ -89,7 +89,7 @@ pub fn list(store: &Store, tenant: &Tenant) -> Result<(Vec<Listed>, Vec<Damage>)
     })?;
     found.sort();
     let (mut names, mut damage) = (Vec::new(), Vec::new());
-    store.get_many(&found, MOST_NAME, &mut |key, bytes| {
+    store.get_many(found.into_iter(), MOST_NAME, &mut |key, bytes| {
         let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, tenant, None));
         match record {
             // A record in another name's place is never followed.
