@@ -13,6 +13,7 @@
 //! | `corrupt` | damage in every part of every object |
 //! | `cli` | the verb `shared` as a process |
 //! | `collect` | the collector on real objects |
+//! | `bounds` | the memory of the collector |
 //! | `budgets` | the budget of a namespace on real objects |
 //! | `answers` | real responses of a server that fails |
 //! | `deletions` | the deletion of a name's record in random schedules |
@@ -30,6 +31,8 @@ mod common;
 mod answers;
 #[path = "shared/any.rs"]
 mod any;
+#[path = "shared/bounds.rs"]
+mod bounds;
 #[path = "shared/budgets.rs"]
 mod budgets;
 #[path = "shared/cli.rs"]

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
-use super::answer::{Done, print};
+use super::answer::{Done, FAILED, print};
 use super::human::{age, bytes};
 use super::namespace::Namespace;
 use super::progress::Bar;
@@ -19,8 +19,8 @@ use super::table::Table;
 use crate::config::PlainOutput;
 use crate::model::Tenant;
 use crate::shared::{
-    Collected, Collector, NameRecord, NameState, Store, Times, Url, UrlError, Usage, Verified,
-    fresh_id, list, now, usage, verify,
+    Collected, Collector, NameRecord, NameState, Store, Times, Url, UrlError, Verified, fresh_id,
+    list, now, usage, verify,
 };
 use crate::sys::{Dir, printable};
 use crate::{shared, sys};
@@ -82,6 +82,8 @@ Example:
     /// Expires names whose time to live is over. Marks manifests and layers that nothing shows once
     /// they are a day old, and deletes them a day after that. So the first runs delete nothing. It
     /// is safe while nodes upload, and while another collector runs. Run it once a day.
+    ///
+    /// Exits with 1 if a namespace cannot be collected. It collects the others all the same.
     #[command(after_long_help = "\
 Example:
   baggageclaim shared gc --shared s3://ci-cache/prod --dry-run")]
@@ -151,6 +153,35 @@ fn never() -> bool {
     false
 }
 
+/// Does this for each namespace. One that fails does not keep the others from it: stderr says why.
+/// Returns the results, and whether one failed.
+fn each<'a, T>(
+    tenants: &'a [Tenant],
+    progress: &Bar,
+    mut work: impl FnMut(&Tenant) -> shared::Result<T>,
+) -> (Vec<(&'a Tenant, T)>, bool) {
+    let (mut rows, mut has_failed) = (Vec::new(), false);
+    for tenant in tenants {
+        match work(tenant) {
+            Ok(row) => rows.push((tenant, row)),
+            Err(error) => {
+                progress.say(&format!("baggageclaim: namespace {tenant}: {error}"));
+                has_failed = true;
+            }
+        }
+    }
+    (rows, has_failed)
+}
+
+/// The exit code of a verb that has printed what it could.
+fn code(has_failed: bool) -> ExitCode {
+    if has_failed {
+        FAILED.into()
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
 fn state(record: &NameRecord) -> &'static str {
     match record.state {
         NameState::Content { .. } => "content",
@@ -162,8 +193,9 @@ fn state(record: &NameRecord) -> &'static str {
 
 fn ls(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
     let (mut records, mut unreadable): (Vec<NameRecord>, u64) = (Vec::new(), 0);
-    for tenant in tenants {
-        let (names, damage) = list(store, tenant).map_err(Failure::Tier)?;
+    let bar = Bar::new(None);
+    let (lists, has_failed) = each(tenants, &bar, |tenant| list(store, tenant));
+    for (_, (names, damage)) in lists {
         records.extend(names.into_iter().map(|name| name.record));
         unreadable += damage.len() as u64;
     }
@@ -176,11 +208,13 @@ fn ls(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
     if let Some(form) = output.data() {
         let rows: Value = records.iter().map(row).collect();
         print(|mut to| data(&mut to, &rows, form))?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code(has_failed));
     }
     if records.is_empty() {
-        let _said = writeln!(io::stderr(), "No names.");
-        return Ok(ExitCode::SUCCESS);
+        if !has_failed {
+            let _said = writeln!(io::stderr(), "No names.");
+        }
+        return Ok(code(has_failed));
     }
     let columns = ["NAMESPACE", "REFERENCE", "STATE", "NUMBER", "AGE"];
     let mut table = Table::new(columns.map(|name| (name, false)).to_vec(), None);
@@ -195,7 +229,7 @@ fn ls(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
         ]);
     }
     print(|mut to| table.write(&mut to))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(code(has_failed))
 }
 
 /// A name for programs.
@@ -228,10 +262,8 @@ fn of_tenant(tenant: &Tenant, value: &impl serde::Serialize) -> io::Result<Value
 }
 
 fn du(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
-    let mut rows: Vec<(&Tenant, Usage)> = Vec::new();
-    for tenant in tenants {
-        rows.push((tenant, usage(store, tenant, &never).map_err(Failure::Tier)?));
-    }
+    let bar = Bar::new(None);
+    let (rows, has_failed) = each(tenants, &bar, |tenant| usage(store, tenant, &never));
     if let Some(form) = output.data() {
         let rows: io::Result<Vec<Value>> = rows
             .iter()
@@ -239,7 +271,7 @@ fn du(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
             .collect();
         let rows = Value::from(rows?);
         print(|mut to| data(&mut to, &rows, form))?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code(has_failed));
     }
     let columns = [
         "NAMESPACE",
@@ -261,7 +293,7 @@ fn du(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
         ]);
     }
     print(|mut to| table.write(&mut to))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(code(has_failed))
 }
 
 /// A directory for temporary files. The image has no `/tmp`, and each container has memory there.
@@ -276,12 +308,14 @@ fn verify_all(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
     let temporary = temporary().map_err(Failure::System)?;
     let mut all = Verified::default();
     let progress = Bar::new(None);
-    for tenant in tenants {
+    let (rows, has_failed) = each(tenants, &progress, |tenant| {
         let told = |so_far: &Verified| {
             let (names, layers) = (so_far.names, so_far.layers);
             progress.line(&format!("{tenant}: {names} names, {layers} layers"));
         };
-        let found = verify(store, tenant, &temporary, &told, &never).map_err(Failure::Tier)?;
+        verify(store, tenant, &temporary, &told, &never)
+    });
+    for (_, found) in rows {
         all.names += found.names;
         all.layers += found.layers;
         all.damage.extend(found.damage);
@@ -307,13 +341,12 @@ fn verify_all(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
             )
         })?;
     }
-    Ok(ExitCode::from(u8::from(!all.damage.is_empty())))
+    Ok(code(has_failed || !all.damage.is_empty()))
 }
 
 fn collect(store: &Store, tenants: &[Tenant], gc: &Gc) -> Done {
-    let mut rows: Vec<(&Tenant, Collected)> = Vec::new();
     let progress = Bar::new(None);
-    for tenant in tenants {
+    let (rows, has_failed) = each(tenants, &progress, |tenant| {
         let told = |so_far: &Collected| {
             let (names, layers) = (so_far.names, so_far.layers);
             let (marked, deleted) = (so_far.condemned, so_far.deleted);
@@ -326,8 +359,8 @@ fn collect(store: &Store, tenants: &[Tenant], gc: &Gc) -> Done {
             progress: &told,
             ..Collector::new(store, tenant, fresh_id())
         };
-        rows.push((tenant, collector.run(now(), &never).map_err(Failure::Tier)?));
-    }
+        collector.run(now(), &never)
+    });
     drop(progress);
     if let Some(form) = gc.tier.output.data() {
         let rows: io::Result<Vec<Value>> = rows
@@ -336,13 +369,13 @@ fn collect(store: &Store, tenants: &[Tenant], gc: &Gc) -> Done {
             .collect();
         let rows = Value::from(rows?);
         print(|mut to| data(&mut to, &rows, form))?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code(has_failed));
     }
     print(|to| {
         rows.iter()
             .try_for_each(|(tenant, done)| summary(to, tenant, done, gc.dry_run))
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(code(has_failed))
 }
 
 fn summary(to: &mut dyn Write, tenant: &Tenant, done: &Collected, dry: bool) -> io::Result<()> {

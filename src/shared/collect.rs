@@ -15,7 +15,7 @@ use super::keys::{Keys, Listed};
 use super::lease::{self, End};
 use super::record::{MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId};
 use super::retire::{delete, enter, evict, withdraw};
-use super::store::{Item, Store, Version};
+use super::store::{Store, Version};
 use crate::model::{ArtifactId, Fences, Name, Reference, Tenant, Timestamp};
 use crate::tree::Stop;
 
@@ -88,12 +88,8 @@ struct Lists {
     names: Vec<Judged>,
     /// Names that a fence covers, by the manifest that they show.
     covered: HashMap<(ArtifactId, ObjectId), Judged>,
-    /// Manifests that a name shows.
-    shown: HashSet<(ArtifactId, ObjectId)>,
     /// With a budget: the names that show content and do not expire.
     contents: Vec<Shown>,
-    /// Layers that a manifest shows.
-    used: HashSet<([u8; 32], ObjectId)>,
     /// Manifests and layers.
     objects: BTreeMap<Listed, Object>,
 }
@@ -115,10 +111,16 @@ enum Pass {
     Condemn,
 }
 
+/// What the lists showed of a manifest or a layer. There can be millions, so it has no key: the
+/// map's key tells it.
 #[derive(Default)]
 struct Object {
-    item: Option<Item>,
-    marker: Option<Item>,
+    /// Its bytes, and when it was written.
+    stored: Option<(u64, Timestamp)>,
+    /// When its marker was written.
+    marker: Option<Timestamp>,
+    /// Whether a name shows this manifest, or a manifest this layer.
+    shown: bool,
 }
 
 impl<'a> Collector<'a> {
@@ -260,10 +262,12 @@ impl<'a> Collector<'a> {
                 }
                 match keys.parse(&item.key) {
                     Some(Listed::Marker(object)) => {
-                        lists.objects.entry(*object).or_default().marker = Some(item);
+                        let object = lists.objects.entry(*object).or_default();
+                        object.marker = Some(item.modified);
                     }
                     Some(object @ (Listed::Manifest(..) | Listed::Layer(..))) => {
-                        lists.objects.entry(object).or_default().item = Some(item);
+                        let object = lists.objects.entry(object).or_default();
+                        object.stored = Some((item.bytes, item.modified));
                     }
                     Some(Listed::Name) | None => done.unknown += 1,
                 }
@@ -275,9 +279,9 @@ impl<'a> Collector<'a> {
         self.read_manifests(keys, &mut lists, done)?;
         list(keys.layers(), &mut lists, done)?;
         for (listed, object) in &lists.objects {
-            if let (Listed::Layer(..), Some(item)) = (listed, &object.item) {
+            if let (Listed::Layer(..), Some((bytes, _))) = (listed, object.stored) {
                 done.layers += 1;
-                done.bytes += item.bytes;
+                done.bytes += bytes;
             }
         }
         Ok(lists)
@@ -302,8 +306,8 @@ impl<'a> Collector<'a> {
             }
             Ok(())
         })?;
-        let found: Vec<String> = items.keys().cloned().collect();
-        self.store.get_many(&found, MOST_NAME, &mut |key, bytes| {
+        let found = items.keys().cloned();
+        self.store.get_many(found, MOST_NAME, &mut |key, bytes| {
             let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, self.tenant, None));
             let record = match record {
                 Ok(record) => record,
@@ -315,7 +319,8 @@ impl<'a> Collector<'a> {
                 Err(error) => return Err(error),
             };
             if let Some((artifact, publication, _)) = record.content() {
-                lists.shown.insert((artifact, publication));
+                let manifest = Listed::Manifest(artifact, publication);
+                lists.objects.entry(manifest).or_default().shown = true;
                 done.names += 1;
             }
             let age = clock.since(items.get(key).copied().unwrap_or(clock));
@@ -371,18 +376,24 @@ impl<'a> Collector<'a> {
     }
 
     fn read_manifests(&self, keys: &Keys, lists: &mut Lists, done: &mut Collected) -> Result<()> {
-        let found: Vec<String> = lists
-            .objects
-            .values()
-            .filter_map(|object| object.item.as_ref().map(|item| item.key.clone()))
+        let found = lists.objects.iter();
+        let found: Vec<_> = found
+            .filter_map(|(listed, object)| match listed {
+                Listed::Manifest(artifact, publication) if object.stored.is_some() => {
+                    Some((*artifact, *publication))
+                }
+                _ => None,
+            })
             .collect();
         done.manifests = found.len() as u64;
-        let mut used = HashSet::new();
+        let found = found
+            .into_iter()
+            .map(|(artifact, id)| keys.manifest(artifact, id));
         let mut cleared = HashSet::new();
         let contents = lists.contents.iter_mut();
         let mut contents: HashMap<_, _> = contents.map(|name| (name.manifest, name)).collect();
         self.store
-            .get_many(&found, MOST_MANIFEST, &mut |key, bytes| {
+            .get_many(found, MOST_MANIFEST, &mut |key, bytes| {
                 let Some(Listed::Manifest(artifact, publication)) = keys.parse(key) else {
                     return Ok(());
                 };
@@ -402,7 +413,10 @@ impl<'a> Collector<'a> {
                         if let Some(name) = contents.get_mut(&id) {
                             name.layers = layers.clone().collect();
                         }
-                        used.extend(layers.map(|(layer, _)| layer));
+                        for ((digest, upload), _) in layers {
+                            let layer = Listed::Layer(digest, upload);
+                            lists.objects.entry(layer).or_default().shown = true;
+                        }
                     }
                     Err(Error::Corrupt { .. }) => done.unreadable += 1,
                     Err(error) => return Err(error),
@@ -410,7 +424,6 @@ impl<'a> Collector<'a> {
                 (self.progress)(done);
                 Ok(())
             })?;
-        lists.used = used;
         lists.contents.retain(|it| !cleared.contains(&it.manifest));
         Ok(())
     }
@@ -534,11 +547,14 @@ impl<'a> Collector<'a> {
         done: &mut Collected,
         stop: Stop<'_>,
     ) -> Result<()> {
+        let keys = Keys::new(self.tenant);
         for (listed, object) in &lists.objects {
             if stop() {
                 return Err(Error::Stopped);
             }
-            self.object((listed, object), lists, pass, clock, done)?;
+            if let Some(key) = keys.of(listed) {
+                self.object(&key, object, pass, clock, done)?;
+            }
             (self.progress)(done);
         }
         Ok(())
@@ -546,45 +562,36 @@ impl<'a> Collector<'a> {
 
     fn object(
         &self,
-        (listed, object): (&Listed, &Object),
-        lists: &Lists,
+        key: &str,
+        object: &Object,
         pass: Pass,
         clock: Timestamp,
         done: &mut Collected,
     ) -> Result<()> {
-        let shown = match listed {
-            Listed::Manifest(artifact, publication) => {
-                lists.shown.contains(&(*artifact, *publication))
-            }
-            Listed::Layer(digest, upload) => lists.used.contains(&(*digest, *upload)),
-            Listed::Marker(_) | Listed::Name => true,
-        };
-        let age = |item: &Item| clock.since(item.modified);
         let seen = Seen {
-            age: object.item.as_ref().map(age),
-            marker: object.marker.as_ref().map(age),
-            shown,
+            age: object.stored.map(|(_, written)| clock.since(written)),
+            marker: object.marker.map(|written| clock.since(written)),
+            shown: object.shown,
         };
-        let bytes = object.item.as_ref().map_or(0, |item| item.bytes);
-        let verdict = decide::judge(seen, self.grace);
-        match (pass, verdict, &object.item, &object.marker) {
-            (Pass::Condemn, Verdict::Condemn, Some(item), _) => {
+        let bytes = object.stored.map_or(0, |(bytes, _)| bytes);
+        match (pass, decide::judge(seen, self.grace)) {
+            (Pass::Condemn, Verdict::Condemn) => {
                 if !self.dry_run {
-                    self.store.write(&Keys::marker(&item.key), Vec::new())?;
+                    self.store.write(&Keys::marker(key), Vec::new())?;
                 }
                 done.condemned += 1;
                 done.condemned_bytes += bytes;
             }
-            (Pass::Delete, Verdict::Delete, Some(item), Some(marker)) => {
+            (Pass::Delete, Verdict::Delete) => {
                 if !self.dry_run {
-                    self.store.delete(&item.key)?;
-                    self.store.delete(&marker.key)?;
+                    self.store.delete(key)?;
+                    self.store.delete(&Keys::marker(key))?;
                 }
                 done.deleted += 1;
                 done.deleted_bytes += bytes;
             }
-            (Pass::Delete, Verdict::Unmark, None, Some(marker)) if !self.dry_run => {
-                self.store.delete(&marker.key)?;
+            (Pass::Delete, Verdict::Unmark) if !self.dry_run => {
+                self.store.delete(&Keys::marker(key))?;
             }
             _ => {}
         }

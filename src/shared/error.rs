@@ -171,7 +171,7 @@ impl Error {
         let object = object.to_owned();
         let cause = cause(error);
         match error {
-            Store::NotFound { .. } if cause.contains("NoSuchBucket") => {
+            Store::NotFound { .. } if is_bucket_missing(&cause) => {
                 let cause = "the bucket does not exist".to_owned();
                 Self::Permanent { object, cause }
             }
@@ -180,10 +180,7 @@ impl Error {
             Store::AlreadyExists { .. }
             | Store::Precondition { .. }
             | Store::NotModified { .. } => Self::Conflict { object },
-            Store::PermissionDenied { .. } => {
-                let cause = format!("access is denied ({cause})");
-                Self::Permanent { object, cause }
-            }
+            Store::PermissionDenied { .. } => denied(object, &cause),
             Store::Unauthenticated { .. } => {
                 let cause = format!("the credentials are not valid ({cause})");
                 Self::Permanent { object, cause }
@@ -193,6 +190,12 @@ impl Error {
             _ => Self::Permanent { object, cause },
         }
     }
+}
+
+/// The first code is that of S3 and of Google Cloud, the second that of Azure.
+fn is_bucket_missing(cause: &str) -> bool {
+    let codes = ["NoSuchBucket", "ContainerNotFound"];
+    codes.iter().any(|code| cause.contains(code))
 }
 
 /// A full storage answers 507 (RFC 4918), or another status with its own code. A file system fails
@@ -222,9 +225,23 @@ fn of_generic(object: String, cause: String, error: &object_store::Error) -> Err
             None if cause.contains("redential") || cause.contains("onfig") => {
                 Error::Permanent { object, cause }
             }
+            None if is_deletion_denied(error) => denied(object, &cause),
             None => Error::Away { object, cause },
         },
     }
+}
+
+fn denied(object: String, cause: &str) -> Error {
+    let cause = format!("access is denied ({cause})");
+    Error::Permanent { object, cause }
+}
+
+/// S3 and Azure delete with a request for many objects. They answer that with success, and with a
+/// code for each object, which the crate's message ends with.
+fn is_deletion_denied(error: &object_store::Error) -> bool {
+    let text = error.to_string();
+    let codes = ["(code: AccessDenied)", "(code: 403)"];
+    codes.iter().any(|code| text.ends_with(code))
 }
 
 fn chain<'a>(
@@ -362,6 +379,20 @@ mod tests {
         let error = Error::of_store("x", &generic(body));
         assert!(matches!(error, Error::Away { .. }), "{error:?}");
 
+        let deletion = |code| {
+            // So long that a message does not show the code.
+            let key = "k".repeat(400);
+            generic(&format!(
+                "DeleteObjects request failed for key {key}: why (code: {code})"
+            ))
+        };
+        for code in ["AccessDenied", "403"] {
+            let error = Error::of_store("x", &deletion(code));
+            assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+        }
+        let error = Error::of_store("x", &deletion("InternalError"));
+        assert!(matches!(error, Error::Away { .. }), "{error:?}");
+
         let denied = object_store::Error::PermissionDenied {
             path: "x".into(),
             source:
@@ -390,9 +421,12 @@ mod tests {
             path: "x".into(),
             source: text.to_owned().into(),
         };
-        let body = "Server returned non-2xx status code: 404 Not Found: <Code>NoSuchBucket</Code>";
-        let error = Error::of_store("x", &missing(body));
-        assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+        for code in ["NoSuchBucket", "ContainerNotFound"] {
+            let body =
+                format!("Server returned non-2xx status code: 404 Not Found: <Code>{code}</Code>");
+            let error = Error::of_store("x", &missing(&body));
+            assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+        }
         let body = "Server returned non-2xx status code: 404 Not Found: <Code>NoSuchKey</Code>";
         let error = Error::of_store("x", &missing(body));
         assert!(matches!(error, Error::Missing { .. }), "{error:?}");

@@ -1,5 +1,6 @@
 //! A directory of a shared filesystem as an object store. The crate's one cannot replace
-//! conditionally. Every write takes a lock; the ETag of a small object is the hash of its content.
+//! conditionally. Every write and every deletion takes a lock. The ETag of a small object is the
+//! hash of its content.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(3);
 #[derive(Debug)]
 pub(super) struct Directory {
     inner: LocalFileSystem,
-    root: Dir,
+    root: Arc<Dir>,
 }
 
 impl Directory {
@@ -46,18 +47,21 @@ impl Directory {
         let inner = LocalFileSystem::new_with_prefix(path)?
             .with_fsync(true)
             .with_automatic_cleanup(true);
+        let root = Arc::new(root);
         Ok(Self { inner, root })
     }
+}
 
-    /// Makes sure that only this user can reach the objects. The crate makes files and directories
-    /// with all permissions that the umask permits, and a driver has none. It also deletes the
-    /// directory with its last object.
-    fn close_to_others(&self) -> sys::Result<()> {
+/// Makes sure that only this user can reach the objects. The crate makes files and directories with
+/// all permissions that the umask permits, and a driver has none. It also deletes the directory with
+/// its last object.
+fn close_to_others(root: &Dir) -> Result<()> {
+    let close = || {
         loop {
-            if self.root.ensure_dir(Keys::tenants(), PRIVATE)? {
-                return self.root.sync();
+            if root.ensure_dir(Keys::tenants(), PRIVATE)? {
+                return root.sync();
             }
-            let Some(all) = self.root.open_if_there(Keys::tenants())? else {
+            let Some(all) = root.open_if_there(Keys::tenants())? else {
                 continue;
             };
             let stat = all.stat_self()?;
@@ -67,30 +71,45 @@ impl Directory {
             }
             return Ok(());
         }
-    }
+    };
+    close().map_err(|error| generic(&error))
+}
 
-    /// Waits for the lock without holding a thread.
-    async fn lock(&self) -> Result<Lock> {
-        let locked = async {
-            loop {
-                match self.root.try_lock(LOCK) {
-                    Ok(Some(lock)) => return Ok(lock),
-                    Ok(None) => tokio::time::sleep(PAUSE).await,
-                    Err(error) => return Err(generic(&error)),
-                }
+/// Waits for the lock without holding a thread.
+async fn lock(root: &Dir) -> Result<Lock> {
+    let locked = async {
+        loop {
+            match root.try_lock(LOCK) {
+                Ok(Some(lock)) => return Ok(lock),
+                Ok(None) => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(generic(&error)),
             }
-        };
-        match tokio::time::timeout(PATIENCE, locked).await {
-            Ok(lock) => lock,
-            Err(_) => Err(Error::Generic {
-                store: "file",
-                source: Box::new(std::io::Error::new(
-                    std::io::ErrorKind::TimedOut,
-                    "the lock of the directory is not free",
-                )),
-            }),
         }
+    };
+    match tokio::time::timeout(PATIENCE, locked).await {
+        Ok(lock) => lock,
+        Err(_) => Err(Error::Generic {
+            store: "file",
+            source: Box::new(std::io::Error::new(
+                std::io::ErrorKind::TimedOut,
+                "the lock of the directory is not free",
+            )),
+        }),
     }
+}
+
+/// Makes a change with the lock. A caller may give up, but a change of a file that has begun goes
+/// on. So it keeps the lock until its end: the next writer's condition must see it.
+async fn with_lock<T: Send + 'static>(
+    root: &Dir,
+    change: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let lock = lock(root).await?;
+    let change = tokio::spawn(async move {
+        let _lock = lock;
+        change.await
+    });
+    change.await.unwrap_or_else(|error| Err(error.into()))
 }
 
 /// The content and the version of a small object.
@@ -169,16 +188,13 @@ impl ObjectStore for Directory {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        let lock = self.lock().await?;
-        self.close_to_others().map_err(|error| generic(&error))?;
-        let (inner, location) = (self.inner.clone(), location.clone());
-        // A caller may give up, but a write to a file that has begun goes on. So it keeps the lock
-        // until its end: the next writer's condition must see it.
-        let put = tokio::spawn(async move {
-            let _lock = lock;
+        let (root, inner) = (Arc::clone(&self.root), self.inner.clone());
+        let location = location.clone();
+        let put = async move {
+            close_to_others(&root)?;
             put_locked(&inner, &location, payload, options).await
-        });
-        put.await.unwrap_or_else(|error| Err(error.into()))
+        };
+        with_lock(&self.root, put).await
     }
 
     async fn put_multipart_opts(
@@ -186,7 +202,7 @@ impl ObjectStore for Directory {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.close_to_others().map_err(|error| generic(&error))?;
+        close_to_others(&self.root)?;
         self.inner.put_multipart_opts(location, options).await
     }
 
@@ -211,7 +227,16 @@ impl ObjectStore for Directory {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
+        let (inner, root) = (self.inner.clone(), Arc::clone(&self.root));
+        let deleted = locations.then(move |location| {
+            let (inner, root) = (inner.clone(), Arc::clone(&root));
+            async move {
+                let location = location?;
+                let delete = async move { inner.delete(&location).await.map(|()| location) };
+                with_lock(&root, delete).await
+            }
+        });
+        deleted.boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
@@ -237,10 +262,15 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::shared::{Error, Times, Url};
+    use crate::shared::{Error, Store, Times, Url};
 
     #[test]
-    fn a_write_that_its_caller_gave_up_keeps_the_lock_until_its_end() {
+    fn a_change_that_its_caller_gave_up_keeps_the_lock_until_its_end() {
+        gives_up(|late| late.write("key", b"older".to_vec()));
+        gives_up(|late| late.delete("key"));
+    }
+
+    fn gives_up(change: impl FnOnce(&Store) -> crate::shared::Result<()>) {
         let runtime = |blocking| {
             tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
@@ -261,11 +291,11 @@ mod tests {
         let late = url.open(stalled.handle().clone(), brief).expect("open");
         let next = url.open(other.handle().clone(), Times::default());
         let next = next.expect("open");
-        // Its writes wait for the only thread, as those of a filesystem that does not answer.
+        next.write("key", b"first".to_vec()).expect("write");
+        // Its changes wait for the only thread, as those of a filesystem that does not answer.
         let (release, held) = mpsc::channel::<()>();
         stalled.spawn_blocking(move || held.recv());
-        let error = late.write("key", b"older".to_vec());
-        let error = error.expect_err("nothing can be written");
+        let error = change(&late).expect_err("nothing can be changed");
         assert!(matches!(error, Error::Away { .. }), "{error:?}");
         let root = Dir::open(directory.path()).expect("open");
         assert!(

@@ -127,6 +127,15 @@ impl Keys {
         key.strip_suffix(CONDEMNED)
     }
 
+    /// The key of a manifest or a layer.
+    pub(super) fn of(&self, listed: &Listed) -> Option<String> {
+        match listed {
+            Listed::Manifest(artifact, publication) => Some(self.manifest(*artifact, *publication)),
+            Listed::Layer(digest, upload) => Some(self.layer(&Digest(*digest), *upload)),
+            Listed::Marker(_) | Listed::Name => None,
+        }
+    }
+
     /// The kind of object at this key; `None` if no version of this layout writes such a key.
     pub(super) fn parse(&self, key: &str) -> Option<Listed> {
         let rest = key.strip_prefix(&self.base)?.strip_prefix('/')?;
@@ -144,9 +153,11 @@ impl Keys {
                 let (artifact, publication) = (artifact.parse().ok()?, publication.parse().ok()?);
                 Some(Listed::Manifest(artifact, publication))
             }
-            ["layers", digest, upload] => {
-                let digest: Digest = format!("sha256:{digest}").parse().ok()?;
-                Some(Listed::Layer(digest.0, upload.parse().ok()?))
+            ["layers", written, upload] => {
+                let digest: Digest = format!("sha256:{written}").parse().ok()?;
+                // With upper-case digits it would be another key than `of` makes.
+                let is_ours = hex(&digest.0) == written;
+                is_ours.then_some(Listed::Layer(digest.0, upload.parse().ok()?))
             }
             _ => None,
         }
@@ -237,10 +248,14 @@ mod tests {
             manifest,
             "v1/ci/manifests/00000000000000000000000000000007-00000000000000000000000000000008"
         );
-        assert_eq!(keys.parse(&manifest), Some(Listed::Manifest(artifact, id)));
+        let parsed = Listed::Manifest(artifact, id);
+        assert_eq!(keys.of(&parsed), Some(manifest.clone()));
+        assert_eq!(keys.parse(&manifest), Some(parsed));
         let layer = keys.layer(&Digest([0xab; 32]), id);
         let parsed = Listed::Layer([0xab; 32], id);
         assert_eq!(keys.parse(&layer), Some(parsed.clone()));
+        assert_eq!(keys.of(&parsed), Some(layer.clone()));
+        assert_eq!(keys.parse(&layer.replace("ab", "AB")), None);
         let marker = Keys::marker(&layer);
         assert_eq!(keys.parse(&marker), Some(Listed::Marker(Box::new(parsed))));
         let name = keys.name(&"task-cache/go/build".parse().expect("a reference"));

@@ -89,7 +89,7 @@ pub fn list(store: &Store, tenant: &Tenant) -> Result<(Vec<Listed>, Vec<Damage>)
     })?;
     found.sort();
     let (mut names, mut damage) = (Vec::new(), Vec::new());
-    store.get_many(&found, MOST_NAME, &mut |key, bytes| {
+    store.get_many(found.into_iter(), MOST_NAME, &mut |key, bytes| {
         let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, tenant, None));
         match record {
             // A record in another name's place is never followed.
@@ -190,10 +190,11 @@ pub fn verify(
     Ok(found)
 }
 
-/// Notes what is damaged; passes on what says nothing about the object.
+/// Notes what is damaged. Passes on what says nothing about the object, such as a layer's table
+/// that has no space on this machine.
 fn note(found: &mut Verified, object: String, error: Error) -> Result<()> {
     match error {
-        Error::Corrupt { .. } | Error::Missing { .. } | Error::Layer(_) => {
+        Error::Corrupt { .. } | Error::Missing { .. } => {
             let cause = error.to_string();
             found.damage.push(Damage { object, cause });
             Ok(())

@@ -190,13 +190,18 @@ impl Store {
     }
 
     /// Reads many objects of at most `most` bytes each, some at once, and reports each that exists.
+    /// The keys are asked for as the reads need them, so that they take no memory.
     pub(super) fn get_many(
         &self,
-        keys: &[String],
+        mut keys: impl Iterator<Item = String>,
         most: u64,
         each: &mut dyn FnMut(&str, Result<Bytes>) -> Result<()>,
     ) -> Result<()> {
-        for keys in keys.chunks(AT_ONCE) {
+        loop {
+            let keys: Vec<String> = keys.by_ref().take(AT_ONCE).collect();
+            if keys.is_empty() {
+                return Ok(());
+            }
             let reads = keys.iter().map(|key| async move {
                 let limit = self.times.request;
                 let request = async { self.client.get()?.get(&self.path(key)).await };
@@ -222,7 +227,6 @@ impl Store {
                 }
             }
         }
-        Ok(())
     }
 
     /// Reads a part of an object into memory.

@@ -1,33 +1,64 @@
 //! Real responses of a server that fails, as the crate reads them, and what becomes of them in a
 //! message.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 
-use baggageclaim::shared::{Error, Store, look};
+use baggageclaim::shared::{Collector, Error, Store, look};
 use object_store::aws::AmazonS3Builder;
 use object_store::{ClientOptions, RetryConfig};
 
-use crate::server::{KEY, SECRET, Server};
-use crate::tier::{TIMES, reference, runtime, tenant};
+use tokio::runtime::Runtime;
 
-/// A server that gives this answer to everything, until the test ends.
-fn server(answer: String) -> String {
+use crate::collect::now;
+use crate::server::{KEY, SECRET, Server};
+use crate::tier::{TIMES, id, never, reference, runtime, tenant};
+
+/// A server that answers each request by its method, until the test ends.
+fn server(answer: impl Fn(&str) -> String + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
-            let mut request = [0; 4096];
-            let _read = stream.read(&mut request);
-            let _written = stream.write_all(answer.as_bytes());
+            if let Ok(first) = request(&stream) {
+                let _written = stream.write_all(answer(&first).as_bytes());
+            }
         }
     });
     format!("http://{address}")
 }
 
-fn ask(endpoint: &str, secret: &str, bucket: &str) -> Error {
+/// Reads a request to its end. Returns its first line.
+fn request(stream: &TcpStream) -> io::Result<String> {
+    let mut input = BufReader::new(stream);
+    let (mut first, mut body) = (String::new(), 0);
+    input.read_line(&mut first)?;
+    loop {
+        let mut line = String::new();
+        input.read_line(&mut line)?;
+        let line = line.trim().to_ascii_lowercase();
+        if line.is_empty() {
+            break;
+        }
+        if let Some(length) = line.strip_prefix("content-length:") {
+            body = length.trim().parse().map_err(io::Error::other)?;
+        }
+    }
+    io::copy(&mut input.take(body), &mut io::sink())?;
+    Ok(first)
+}
+
+fn answer(status: &str, more: &str, body: &str) -> String {
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n");
+    format!("{head}{more}\r\n{body}")
+}
+
+const WRITTEN: &str = "ETag: \"x\"\r\nLast-Modified: Mon, 02 Jan 2023 03:04:05 GMT\r\n";
+
+fn store(endpoint: &str, secret: &str, bucket: &str) -> (Arc<Runtime>, Store) {
     let _chosen = rustls::crypto::ring::default_provider().install_default();
     let retry = RetryConfig {
         max_retries: 1,
@@ -46,17 +77,16 @@ fn ask(endpoint: &str, secret: &str, bucket: &str) -> Error {
     let runtime = runtime();
     let handle = runtime.handle().clone();
     let store = Store::new(Arc::new(store), "p", "s3://bucket/p", handle, TIMES);
+    (runtime, store)
+}
+
+fn ask(endpoint: &str, secret: &str, bucket: &str) -> Error {
+    let (_runtime, store) = store(endpoint, secret, bucket);
     look(&store, &tenant(), &reference("task-cache/x")).expect_err("it fails")
 }
 
 #[test]
 fn every_answer_has_its_kind_and_its_message_no_secret() {
-    let answer = |status: &str, more: &str, body: &str| {
-        let length = body.len();
-        let head =
-            format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n");
-        format!("{head}{more}\r\n{body}")
-    };
     let forbidden = "<Error><Code>AccessDenied</Code><AWSAccessKeyId>tests-key</AWSAccessKeyId>\
                      <StringToSign>hunter2</StringToSign></Error>";
     let forbidden = answer("403 Forbidden", "", forbidden);
@@ -65,8 +95,7 @@ fn every_answer_has_its_kind_and_its_message_no_secret() {
         "Retry-After: 1\r\n",
         "<Code>SlowDown</Code>hunter2",
     );
-    let times = "ETag: \"x\"\r\nLast-Modified: Mon, 02 Jan 2023 03:04:05 GMT\r\n";
-    let cut = answer("200 OK", times, &" ".repeat(100));
+    let cut = answer("200 OK", WRITTEN, &" ".repeat(100));
     let cut = cut[..cut.len() - 50].to_owned();
     for (answer, kind) in [
         (forbidden, "permanent"),
@@ -75,7 +104,8 @@ fn every_answer_has_its_kind_and_its_message_no_secret() {
         (cut, "away"),
         ("hello\r\n\r\n".to_owned(), "away"),
     ] {
-        let error = ask(&server(answer.clone()), SECRET, "bucket");
+        let always = answer.clone();
+        let error = ask(&server(move |_| always.clone()), SECRET, "bucket");
         let found = match error {
             Error::Permanent { .. } => "permanent",
             Error::Away { .. } => "away",
@@ -99,6 +129,28 @@ fn every_answer_has_its_kind_and_its_message_no_secret() {
     let error = ask(&format!("http://{address}"), SECRET, "bucket");
     assert!(matches!(error, Error::Away { .. }), "{error:?}");
     assert!(error.to_string().contains("Connection refused"), "{error}");
+}
+
+/// S3 deletes with a request for many objects. Its answer is 200, also if it deletes nothing.
+#[test]
+fn a_collector_that_may_not_delete_is_told_so() {
+    let endpoint = server(|request| match request.split(' ').next() {
+        Some("GET") if request.contains("list-type") => answer("200 OK", "", "<ListBucketResult/>"),
+        Some("GET") => answer("404 Not Found", "", "<Error><Code>NoSuchKey</Code></Error>"),
+        Some("POST") => answer(
+            "200 OK",
+            "",
+            "<DeleteResult><Error><Key>p/v1/ci/format</Key><Code>AccessDenied</Code>\
+             <Message>Access Denied</Message></Error></DeleteResult>",
+        ),
+        _ => answer("200 OK", WRITTEN, ""),
+    });
+    let (_runtime, store) = store(&endpoint, SECRET, "bucket");
+    // It finds nothing, so it deletes the last records.
+    let error = Collector::new(&store, &tenant(), id()).run(now(), &never);
+    let error = error.expect_err("it may not");
+    let told = matches!(&error, Error::Permanent { cause, .. } if cause.contains("is denied"));
+    assert!(told && !error.is_temporary(), "{error:?}");
 }
 
 #[test]

@@ -3,12 +3,13 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::{Fs, require_lab};
+use crate::common::{Fs, Lab, require_lab};
 use crate::server::{KEY, SECRET};
 use crate::tier::{Tier, hold, publish};
 
@@ -110,6 +111,60 @@ fn every_verb_on_a_directory_and_on_the_server() {
             assert!(!told.contains("hunter") && !told.contains(KEY), "{told}");
         }
     }
+}
+
+#[test]
+fn a_namespace_that_fails_does_not_keep_the_others_from_it() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let layer = lab.dir("layer");
+    fs::write(layer.join("file"), "content").expect("write");
+    publish(&tier.store, "task-cache/x", &[&hold(&lab, &layer)]).expect("publish");
+    // It comes before `ci`.
+    fs::create_dir(tier.files.join("v1/aaa")).expect("mkdir");
+    fs::write(tier.files.join("v1/aaa/format"), "{\"format\":2}").expect("write");
+    let url = format!("file://{}", tier.files.display());
+    for (verb, done) in [
+        ("ls", "ci          task-cache/x   content"),
+        ("du", "ci          1       1           1"),
+        ("verify", "1 names and 1 layers checked, 0 damaged."),
+        ("gc", "ci: 1 names, 1 manifests, 1 layers"),
+    ] {
+        let output = baggageclaim(&[verb, "--shared", &url]).output();
+        let output = output.expect("it runs");
+        assert_eq!(output.status.code(), Some(1), "{verb}");
+        let told = text(&output);
+        assert!(told.contains(done), "{told}");
+        assert!(
+            told.contains("namespace aaa: ") && told.contains("format 2"),
+            "{told}"
+        );
+    }
+    assert!(tier.files.join("v1/ci/gc").exists());
+}
+
+#[test]
+fn a_full_temporary_directory_is_no_damage() {
+    let lab = require_lab!(Fs::Ext4);
+    let small = Lab::sized(Fs::Tmpfs, 16 << 10);
+    let tier = Tier::file();
+    let layer = lab.dir("layer");
+    for number in 0..2000 {
+        fs::write(layer.join(format!("file-{number}")), "content").expect("write");
+    }
+    publish(&tier.store, "task-cache/x", &[&hold(&lab, &layer)]).expect("publish");
+    let url = format!("file://{}", tier.files.display());
+    let verify = |temporary: &Path| {
+        let mut command = baggageclaim(&["verify", "--shared", &url]);
+        let output = command.env("TMPDIR", temporary).output().expect("it runs");
+        (output.status.code(), text(&output))
+    };
+    let (code, told) = verify(&lab.path());
+    assert_eq!(code, Some(0), "{told}");
+    let (code, told) = verify(&small.path());
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("No space left on device"), "{told}");
+    assert!(!told.contains("1 damaged"), "{told}");
 }
 
 #[test]
