@@ -201,14 +201,13 @@ where
         let digest = self.wanted[layer].digest;
         let mut taken = self.taken.iter();
         let taken = taken.position(|it| it.part.digests == [digest]);
-        let mut made = match taken {
-            Some(taken) => self.taken.swap_remove(taken),
-            None => {
-                let mut made = Made::begin(self.inner)?;
-                made.part.digests.push(digest);
-                made.part.filling = Some(PART.to_owned());
-                made
-            }
+        let mut made = if let Some(taken) = taken {
+            self.taken.swap_remove(taken)
+        } else {
+            let mut made = Made::begin(self.inner)?;
+            made.part.digests.push(digest);
+            made.part.filling = Some(PART.to_owned());
+            made
         };
         if made.part.filling.is_some() {
             made.dir.ensure_dir(PART, 0o700).context(MAKE)?;
