@@ -113,7 +113,7 @@ pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
     let base_project = project_of(&base);
     let layers = bench.seal(&base);
     assert_same(&before, &bench.shown(&layers));
-    let fork = limited(&layers);
+    let mut fork = limited(&layers);
     let projects = [base_project, project_of(&fork)];
     assert_ne!(projects[0], projects[1]);
     let after = bench.within(&fork, |root| {
@@ -146,15 +146,18 @@ pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
         fs::remove_file(root.join("fill")).expect("rm");
     });
     // A limit can be changed while the volume lives, and taken away.
-    let change = |bytes| bench.backend.set_limit(&fork.dir, bytes).expect("changed");
-    assert_eq!(change(Some(1 << 20)), Limit::Enforced);
+    let change = |fork: &mut Volume, bytes| {
+        fork.size_limit = bytes;
+        bench.backend.set_limit(&fork.dir, bytes).expect("changed")
+    };
+    assert_eq!(change(&mut fork, Some(1 << 20)), Limit::Enforced);
     bench.within(&fork, |root| {
         let written = fs::write(root.join("fill"), vec![1; 4 * MIB]);
         let written = written.and_then(|()| fs::File::open(root.join("fill"))?.sync_all());
         written.expect_err("the new limit");
         fs::remove_file(root.join("fill")).expect("rm");
     });
-    assert_eq!(change(None), Limit::None);
+    assert_eq!(change(&mut fork, None), Limit::None);
     bench.within(&fork, |root| {
         fs::write(root.join("fill"), vec![1; 12 * MIB]).expect("no limit");
         fs::remove_file(root.join("fill")).expect("rm");
