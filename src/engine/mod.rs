@@ -27,8 +27,8 @@
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime: each slow kind of work has a pool of its own
-//! (`threads`) and delays only work of its kind. A queued job runs to its end, also when its caller goes
-//! away.
+//! (`threads`) and delays only work of its kind. A queued job runs to its end, also when its caller
+//! goes away.
 //!
 //! # Modules
 //!

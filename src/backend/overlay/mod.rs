@@ -161,7 +161,8 @@ impl Overlay {
         let mounted =
             self.projects
                 .without_limit(volume, start.size_limit, || match attempt(&work) {
-                    // Linux 6.13 and 6.14 take no layer from a detached clone: attach them from now on.
+                    // Linux 6.13 and 6.14 take no layer from a detached clone: attach them from
+                    // now on.
                     Err(Error::System(error))
                         if error.is(Errno::EINVAL)
                             && !owners.are_as_they_are()

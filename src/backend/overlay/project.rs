@@ -86,10 +86,10 @@ impl Projects {
         Ok(())
     }
 
-    /// Mounts a volume of this size limit while the limit is lifted. The kernel makes directories in
-    /// `work.N`, which count. At the limit xfs refuses them, and the overlay becomes read-only. No
-    /// pod can write meanwhile: nothing is attached yet. If the driver is killed meanwhile, the next
-    /// mount sets the limit.
+    /// Mounts a volume of this size limit while the limit is lifted. The kernel makes directories
+    /// in `work.N`, which count. At the limit xfs refuses them, and the overlay becomes read-only.
+    /// No pod can write meanwhile: nothing is attached yet. If the driver is killed meanwhile, the
+    /// next mount sets the limit.
     pub(super) fn without_limit<T>(
         &self,
         volume: &Dir,

@@ -1,5 +1,6 @@
 //! Makes the layers of what is received, each in a directory of `incoming/`. Once all are made they
-//! get into their places. If one cannot be made, what came is kept as a [`Part`] for the next fetch.
+//! get into their places. If one cannot be made, what came is kept as a [`Part`] for the next
+//! fetch.
 //!
 //! Where an artifact is a stack, each layer has a directory. Elsewhere all layers are applied to
 //! one tree, in one directory.
