@@ -244,12 +244,13 @@ impl Index {
         Ok((Self::new(frames), Sha256(hasher.finalize().into())))
     }
 
-    /// Checks that it is the index of an object with this footer. `digest` is that of its bytes.
-    pub fn check(&self, digest: Sha256, footer: &Footer) -> Result<(), String> {
+    /// Checks that it is the index of an object with this footer: how many bytes it was read from,
+    /// and their SHA-256.
+    pub fn check(&self, length: u64, digest: Sha256, footer: &Footer) -> Result<(), String> {
         if digest != footer.index {
             return Err("the SHA-256 of its index is not the one in its footer".to_owned());
         }
-        if footer.frames != self.frames.len() as u64 {
+        if footer.frames.checked_mul(ENTRY as u64) != Some(length) {
             return Err("its index has another number of frames than its footer says".to_owned());
         }
         let place = |frame: &FrameAt| (frame.file, frame.offset);
@@ -314,8 +315,9 @@ mod tests {
     }
 
     fn parse(bytes: &[u8], footer: &Footer) -> Result<Index, String> {
-        let (index, digest) = Index::read(bytes, bytes.len() as u64).expect("all of it is there");
-        index.check(digest, footer).map(|()| index)
+        let length = bytes.len() as u64;
+        let (index, digest) = Index::read(bytes, length).expect("all of it is there");
+        index.check(length, digest, footer).map(|()| index)
     }
 
     fn footer(index: &Index) -> Footer {
@@ -361,8 +363,17 @@ mod tests {
         }
         Footer::parse(&bytes, object + 1).expect_err("another length");
         Footer::parse(&bytes[1..], object).expect_err("cut");
-        // An entry that is cut.
-        parse(&list[..list.len() - 1], &footer).expect_err("its digest differs");
+        // An entry that is cut, and a footer that says nothing of it.
+        let cut = &list[..list.len() - 1];
+        let whole = Index::new(frames()[..2].to_vec());
+        let lying = Footer {
+            tail: whole.bytes_of(0, 2).end + end_record(2).len() as u64,
+            frames: 2,
+            index: Sha256(Hasher::digest(cut).into()),
+            ..footer
+        };
+        let error = parse(cut, &lying).expect_err("it has more than two frames");
+        assert!(error.contains("number of frames"), "{error}");
         Index::read(&*list, list.len() as u64 + 1).expect_err("it ends too early");
     }
 

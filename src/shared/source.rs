@@ -288,7 +288,7 @@ fn read_tail(
             .to_owned()
             .into());
     }
-    index.check(digest, &footer)?;
+    index.check(length, digest, &footer)?;
     Ok(index)
 }
 
