@@ -7,7 +7,8 @@
 //! of the wall clock dates no content and ends no time to live. Slow corrections by NTP change the
 //! rate of both clocks (clock_gettime(2)). In a cluster, each answer of the controller sets the
 //! time. Without one, the wall clock sets it once: at the start, but not before NTP has had time to
-//! correct the clock of a machine that has just booted.
+//! correct the clock of a machine that has just booted. A wall clock that is far from the
+//! controller's time sets nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};

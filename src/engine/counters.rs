@@ -201,7 +201,7 @@ impl Counters {
             .set(i64::try_from(findings).unwrap_or(i64::MAX));
     }
 
-    /// Makes it part of what is asked for.
+    /// Registers it, so that `/metrics` shows it.
     pub fn register(&self, registry: &mut Registry) {
         let mut durations = |name, help, histogram: &Histogram| {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_listener_and_what_is_lost_is_counted() {
+    fn no_call_waits_for_a_listener_and_lost_notices_are_counted() {
         let (notices, mut heard) = Notices::channel(2);
         for name in ["a", "b", "c"] {
             notices.say(notice(name));

@@ -56,7 +56,7 @@ pub(super) fn withdraw_seal_intent(inner: &Inner, key: LayerId) -> Result<()> {
 /// The directory of a discarded volume is deleted.
 pub(super) fn deleted(inner: &Inner, key: LayerId) {
     point(Point::DiscardDeleted);
-    // Not after each: a collector's cycle looks at every artifact.
+    // Not after each: a round of the collector looks at every artifact.
     if inner.forget(key, Observation::Gone) || inner.space.is_short() {
         inner.wake_reaper();
     }

@@ -3,7 +3,7 @@
 //! The path of one call. No step's cost grows with the size of the tree: make the mount point, make
 //! the volume's directory and content, write its record, mount it detached, attach it. If a step
 //! fails, the earlier steps are undone in reverse order. The next start handles a publish that a
-//! crash interrupted (`recover`). A publish that finds no space waits for a cycle of garbage
+//! crash interrupted (`recover`). A publish that finds no space waits for a round of garbage
 //! collection and begins again.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -104,7 +104,7 @@ async fn attempt(
     inner.threads.calls.run(job).await
 }
 
-/// Waits for a cycle of garbage collection. So a publish that found no space does not fail while
+/// Waits for a round of garbage collection. So a publish that found no space does not fail while
 /// others fill the pool faster than it is emptied. Returns whether it may wait again after one more
 /// attempt. It may not if nothing was evicted or deleted since `gone` was counted, if it has waited
 /// for long, or if the engine closes.

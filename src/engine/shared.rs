@@ -94,7 +94,7 @@ pub struct Config {
 #[cfg(test)]
 impl Config {
     /// A pool in this folder that copies: without privileges, on every filesystem.
-    pub(crate) fn of_copies(folder: &std::path::Path) -> Self {
+    pub(crate) fn of_copies(folder: &Path) -> Self {
         let mut config = Self::new(folder.join("pool"));
         config.backend = Some(crate::backend::BackendKind::Copy);
         config
@@ -167,7 +167,7 @@ impl Inner {
         let dirs = Arc::new(dirs);
         let lifetime = Lifetime::begin();
         let (durability, sealed) = Durability::new();
-        // A controller has as long to tell the time.
+        // In a cluster, the controller has so long to tell the time, from this start on.
         let since = if config.policies {
             uptime()
         } else {

@@ -1,6 +1,6 @@
-//! The shared tier as the engine sees it: the content of this node under a name, the artifacts that
-//! wait for their upload, and the tier's answer about each. Nothing here knows where the tier is,
-//! and when it is asked: the caller decides both.
+//! The methods of [`Engine`] for the shared tier: the content of this node under a name, the
+//! artifacts that wait for their upload, and the tier's answer about each. The caller decides where
+//! the tier is, and when it is asked.
 
 use std::sync::Arc;
 

@@ -71,7 +71,7 @@ fn a_use_of_a_task_cache_is_news_once_in_ten_minutes() {
 }
 
 #[test]
-fn a_name_goes_back_to_whom_it_was_taken_from_and_to_nobody_who_lost_it() {
+fn a_name_goes_back_to_the_owner_before_and_never_to_one_that_lost_it() {
     let (a, b, c) = (artifact(1), artifact(2), artifact(3));
     let name = a.name();
     let holder = |added: &[(&Artifact, bool)], destroyed_after: Option<usize>| {

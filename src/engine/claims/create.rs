@@ -386,7 +386,7 @@ mod tests {
                 ..CreateClaim::empty("c")
             };
             assert_eq!(repeated(known.clone(), &request).is_ok(), same, "{seconds}");
-            repeated(older.clone(), &request).expect("nobody knows better");
+            repeated(older.clone(), &request).expect("its request is not known");
         }
     }
 }

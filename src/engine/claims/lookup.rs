@@ -160,7 +160,7 @@ mod tests {
             state.claims.get_mut(&id).expect("there").detached = count;
         };
         detached(1);
-        let chore = Guard::take_for_chore(&engine.inner, &id).expect("nobody has it");
+        let chore = Guard::take_for_chore(&engine.inner, &id).expect("it is free");
         let begun = Instant::now();
         let patience = Duration::from_secs(2);
         let waiting = take(&engine.inner, &id, begun + patience);
@@ -173,7 +173,7 @@ mod tests {
         assert!(waited < patience * 3 / 2, "{waited:?}");
         detached(0);
         let taken = take(&engine.inner, &id, guard::deadline()).await;
-        drop(taken.expect("nobody has it any more"));
+        drop(taken.expect("it is free again"));
         engine.shutdown().await;
     }
 

@@ -10,7 +10,7 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `types` | what is asked for and answered |
+//! | `types` | requests and answers |
 //! | `facade` | the methods of [`Engine`](super::Engine) |
 //! | `create` | claims come and go, empty or as clones |
 //! | `change` | expand, modify, attach, detach |

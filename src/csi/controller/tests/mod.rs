@@ -158,8 +158,8 @@ async fn a_creation_that_a_node_goes_on_with_is_never_forgotten() {
 
 #[tokio::test]
 async fn while_the_pool_is_being_opened_nothing_is_parked() {
-    let nobody: FindClaims = Arc::new(|| Err(Failure::Recovering));
-    let service = Service::new(ALL, nobody);
+    let recovering: FindClaims = Arc::new(|| Err(Failure::Recovering));
+    let service = Service::new(ALL, recovering);
     let answer = service.create_volume(Request::new(create("a"))).await;
     assert_eq!(code(answer), Code::FailedPrecondition);
     let delete = csi::DeleteVolumeRequest {

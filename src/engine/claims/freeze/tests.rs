@@ -99,7 +99,7 @@ async fn a_mounted_claim_that_may_not_be_copied_is_refused_though_all_copies_wai
 }
 
 #[tokio::test]
-async fn a_freeze_that_nobody_commits_is_taken_back_on_no_thread_of_the_runtime() {
+async fn a_freeze_without_a_commit_is_taken_back_on_no_thread_of_the_runtime() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (engine, claim) = engine_with_a_claim(folder.path()).await;
     let inner = &engine.inner;
