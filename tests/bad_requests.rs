@@ -439,7 +439,7 @@ const OBSTACLES: [Obstacle; 4] = [
             std::fs::write(target.join("probe"), "").expect("the tmpfs is writable");
             true
         },
-        stays: false, // kubelet says that nobody needs it any more, and a pod must not end for ever
+        stays: false, // kubelet says that no pod needs it any more, and a pod must not end for ever
         clear: |_| {},
     },
 ];

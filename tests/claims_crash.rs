@@ -738,7 +738,7 @@ async fn visit_all(ground: Ground) {
         deaths.extend((1..=visits.min(most)).map(|visit| (point, visit)));
     }
     let expected = calm.listed.clone();
-    take_over(calm, &expected, "nobody died").await;
+    take_over(calm, &expected, "no process died").await;
     let count = deaths.len();
     let mut deaths = deaths.into_iter();
     let mut under_way = tokio::task::JoinSet::new();
@@ -758,7 +758,7 @@ async fn visit_all(ground: Ground) {
                 let ended =
                     tokio::task::block_in_place(|| live(ground, Some(Death::At(point, visit))));
                 let ended = ended.unwrap_or_else(|reason| panic!("{reason}"));
-                assert!(ended.died, "{death}: nobody came there");
+                assert!(ended.died, "{death}: the point was not reached");
                 take_over(ended, &expected, &death).await;
                 common::say_in_a_guest(&death);
             });

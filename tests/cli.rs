@@ -548,7 +548,7 @@ async fn lists_and_single_things_come_in_the_usual_forms() {
     for volume in ["one", "two"] {
         reader.unpublish(volume).await.expect("unpublish");
     }
-    until("nobody uses it", || artifacts()[0]["inUseBy"] == 0).await;
+    until("no volume uses it", || artifacts()[0]["inUseBy"] == 0).await;
     let said = answer(&pool, &try_it);
     assert!(
         said.contains("would be deleted") && said.contains(&id),
@@ -648,7 +648,7 @@ async fn each_call_is_one_line_of_the_log_but_what_programs_ask_again_and_again(
         asked += usize::from(line["span"]["admin.method"] == "Status");
     }
     assert_eq!(found, expected);
-    assert_eq!(asked, 1, "whoever asks for the status is in the log");
+    assert_eq!(asked, 1, "each caller of the status is in the log");
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
@@ -770,7 +770,7 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
         .filter(|line| line.contains("left to the next start"));
     assert_eq!(left.count(), 1, "{log}");
     let answered = unpublish.await.expect("no panic");
-    assert!(answered.is_err(), "nobody was there to say so");
+    assert!(answered.is_err(), "no driver was there to answer");
 
     // The same while it opens the pool. In this order, the disk is thawed before the test waits for
     // the process.

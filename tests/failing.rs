@@ -154,7 +154,7 @@ fn record_of(pool: &Path, layer: &str) -> LayerRecord {
 }
 
 fn closed(disk: Arc<SmallDisk>) {
-    let disk = Arc::into_inner(disk).expect("nobody else");
+    let disk = Arc::into_inner(disk).expect("the last reference");
     assert_eq!(disk.close(), Vec::<PathBuf>::new());
 }
 
@@ -354,7 +354,7 @@ async fn a_merged_layer_that_could_not_be_confirmed_is_kept_and_confirmed_later(
     all_confirmed(&bench).await;
     bench.assert_whole().await;
     let rebuild = |pool: &Path| {
-        let rebuilt = Engine::rebuild_index(pool).expect("made anew");
+        let rebuilt = Engine::rebuild_index(pool).expect("made again");
         assert!(rebuilt.nameless.is_empty(), "{rebuilt:?}");
         fs::remove_file(pool.join("index.redb.old")).expect("the old one");
     };

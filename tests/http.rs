@@ -101,7 +101,7 @@ fn series(text: &str) -> BTreeMap<String, f64> {
             assert!(word(key), "{line}");
             let quoted = value.strip_prefix('"').and_then(|v| v.strip_suffix('"'));
             let value = quoted.unwrap_or_else(|| panic!("{line}"));
-            assert!(allowed(key, value), "{line}: a label that nobody defined");
+            assert!(allowed(key, value), "{line}: a label that is not defined");
         }
         let value = value.parse().unwrap_or_else(|_| panic!("{line}"));
         assert!(
@@ -278,7 +278,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     assert_eq!(code, Some(0), "{log}");
     TcpStream::connect(address)
         .await
-        .expect_err("nobody listens any more");
+        .expect_err("the server is closed");
 
     // The next driver has the volumes that were published meanwhile.
     let node = NodeProcess::start(&lab, &[]);

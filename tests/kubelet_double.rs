@@ -365,7 +365,7 @@ async fn a_driver_that_is_late_is_waited_for() {
     let patience = Duration::from_millis(50);
     let error = Kubelet::connect_when_ready(&socket, dir.path(), patience)
         .await
-        .expect_err("nobody is there");
+        .expect_err("no driver is there");
     assert!(matches!(error, ConnectError::Socket { .. }), "{error}");
 
     let driver = serve(&socket, true);

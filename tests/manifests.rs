@@ -702,7 +702,7 @@ fn missing(pod: &Value) -> Result<(), String> {
         }
     }
     match unused.first() {
-        Some(volume) => Err(format!("nobody mounts {volume}")),
+        Some(volume) => Err(format!("no container mounts {volume}")),
         None => Ok(()),
     }
 }

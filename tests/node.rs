@@ -181,7 +181,7 @@ async fn publishes_that_race_make_one_volume() {
                 Err(status) => assert_eq!(status.code(), Code::Aborted, "{status}"),
             }
         }
-        assert!(won > 0, "nobody won");
+        assert!(won > 0, "no caller won");
         assert_eq!(driver.lab.leftovers(), [pod.target("src")]);
         pod.unpublish("src").await.expect("unpublish");
         driver.assert_nothing_left("a race of publishes").await;

@@ -164,7 +164,7 @@ async fn told_no_it_comes_again_and_later_each_time() {
             .until("never", |registry| registry.inode() != Some(last))
             .await;
     });
-    assert!(kept.await.is_err(), "a registered driver was offered anew");
+    assert!(kept.await.is_err(), "a registered driver was offered again");
     let log = node.terminate().await;
     assert!(log.contains("RegisterPlugin error: <no node>"), "{log}");
     assert!(registry.inode().is_none());
@@ -332,7 +332,7 @@ async fn a_killed_drivers_socket_is_replaced_and_its_mounts_are_taken_up() {
     assert_eq!(
         registry.inode(),
         Some(stale),
-        "nobody was left to remove it"
+        "no process was left to remove it"
     );
 
     // The pod goes on meanwhile.

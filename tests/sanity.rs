@@ -14,7 +14,7 @@
 #![expect(
     clippy::disallowed_types,
     clippy::print_stderr,
-    reason = "the process under test and csi-sanity are started; how it went is said where nobody swallows it"
+    reason = "the process under test and csi-sanity are started; the result is printed where no harness captures it"
 )]
 
 mod common;

@@ -233,7 +233,7 @@ impl Pods {
         assert_eq!(driver.succeeded(self.ended.uid()).await, 1);
         if let Some(mut held) = self.held {
             driver.leaving(1).await;
-            held.write_all(b"held").expect("nobody took it away");
+            held.write_all(b"held").expect("the file is still there");
         }
         driver.leaving(0).await;
         let artifacts = driver.artifacts().await;
@@ -258,7 +258,7 @@ impl Pods {
             for file in files {
                 assert_eq!(read(&target, file), volume, "{file}");
             }
-            write(&target, "mine", "and nobody else's");
+            write(&target, "mine", "alone");
         }
         let target = publish(&reader, "cache", &TREE, OPTIONS).await;
         for (file, text) in [

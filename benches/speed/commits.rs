@@ -72,7 +72,7 @@ impl Bench<'_> {
             let published = caller.publish(pod, &cache);
             fs::write(pod.target("v").join("file"), b"content\n").expect("a file");
             let unpublished = caller.unpublish(pod);
-            let mut took = took.lock().expect("nobody failed");
+            let mut took = took.lock().expect("no caller panicked");
             took.extend([micros(published), micros(unpublished)]);
         });
         for pod in &pods {
@@ -81,7 +81,7 @@ impl Bench<'_> {
         let seconds = began.elapsed().as_secs_f64();
         pods.iter().for_each(remove);
         driver.reap().await;
-        let mut took = took.into_inner().expect("nobody failed");
+        let mut took = took.into_inner().expect("no caller panicked");
         took.sort_by(f64::total_cmp);
         Turn {
             rate: f64::from(commits) / seconds,

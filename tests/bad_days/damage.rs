@@ -248,7 +248,7 @@ async fn an_index_of_a_newer_version_is_refused_and_kept() {
             "{error}"
         );
     }
-    Engine::rebuild_index(&closed.pool).expect("whoever insists");
+    Engine::rebuild_index(&closed.pool).expect("an explicit rebuild");
     closed.opened().await.finish().await;
 }
 
@@ -474,17 +474,17 @@ async fn an_artifact_whose_layer_is_missing_is_forgotten_and_the_others_stay() {
         let chain = [("type", "task-cache"), ("key", "chain")];
         bench
             .step("again", &chain, |at| {
-                fs::write(at.join("f"), "anew").expect("write");
+                fs::write(at.join("f"), "again").expect("write");
             })
             .await;
         assert_eq!(
             bench.look("look", &chain, "f").await.as_deref(),
-            Some("anew")
+            Some("again")
         );
         let bench = bench.restart().await;
         assert_eq!(
             bench.look("look", &chain, "f").await.as_deref(),
-            Some("anew")
+            Some("again")
         );
         bench.finish().await;
     }
@@ -514,7 +514,7 @@ async fn a_file_in_the_place_of_a_layer_is_a_finding_and_stops_no_round() {
     };
     let bench = bench.restart_after(damage).await;
     for _ in 0..2 {
-        bench.engine.reap().await.expect("nobody waits for these");
+        bench.engine.reap().await.expect("reap");
         let found = bench.engine.check().await.expect("check");
         let kinds: Vec<&str> = found.iter().map(|finding| finding.kind).collect();
         assert_eq!(kinds, ["empty-layer"; 2]);

@@ -382,7 +382,10 @@ async fn a_lost_write_that_was_told_while_no_driver_ran_is_found_by_the_next_sta
             broken.works_again();
         })
         .await;
-    assert!(bench.pool().join("doomed").exists(), "nobody has noted it");
+    assert!(
+        bench.pool().join("doomed").exists(),
+        "no process has noted it"
+    );
     let noted = fs::read(bench.pool().join("doomed")).expect("read");
     // Content from now on is sound, also after one more start that finds the same overlay.
     let later = [("type", "output"), ("name", "later"), ("commit", "always")];

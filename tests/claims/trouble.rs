@@ -258,7 +258,7 @@ async fn the_index_is_rebuilt_with_the_claims_that_have_directories() {
     let bench = bench
         .restart_after(|| {
             fs::write(pool.join("volumes/stray"), "").expect("a file that is none of ours");
-            let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
+            let rebuilt = Engine::rebuild_index(&pool).expect("made again");
             // The clone's directory tells of it. `base` was not mounted since: it shares its layer.
             assert_eq!((rebuilt.claims, rebuilt.nameless.as_slice()), (1, &[][..]));
             fs::remove_file(pool.join("index.redb.old")).expect("the old one");
@@ -286,7 +286,7 @@ async fn an_index_that_is_lost_makes_no_rubbish_of_claims() {
             let torn = pool.join("volumes/torn");
             fs::create_dir(&torn).expect("mkdir");
             fs::write(torn.join("claim.json"), "{").expect("write");
-            let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
+            let rebuilt = Engine::rebuild_index(&pool).expect("made again");
             assert_eq!((rebuilt.claims, rebuilt.nameless.len()), (1, 0));
             assert_eq!(rebuilt.unreadable, [std::path::Path::new("torn")]);
         })
@@ -297,7 +297,7 @@ async fn an_index_that_is_lost_makes_no_rubbish_of_claims() {
     let bench = bench
         .restart_after(|| {
             fs::remove_file(pool.join("index.redb")).expect("it is lost");
-            let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
+            let rebuilt = Engine::rebuild_index(&pool).expect("made again");
             // Nothing else records the owner of the layer.
             assert_eq!((rebuilt.claims, rebuilt.nameless), (0, snapshot.layers));
         })
@@ -498,7 +498,7 @@ async fn snapshots_race_writes_mounts_and_deletes() {
                     .expect("deleted");
             }
         }
-        let bench = std::sync::Arc::into_inner(bench).expect("nobody else");
+        let bench = std::sync::Arc::into_inner(bench).expect("the last reference");
         bench.finish().await;
     }
 }

@@ -94,7 +94,7 @@ fn comes_back_after_a_reboot(place: &Place) {
     assert_no_findings(&mut on);
     world.check_sealed(place, &mut on);
     let told = on.must(&outcome("waiting", true));
-    assert_eq!(told["news"], 0, "a pod of another boot is nobody's");
+    assert_eq!(told["news"], 0, "a pod of another boot is unknown");
 
     // The same pods, the same volume ids, the same targets, which are empty directories now.
     let fork = [("type", "input"), ("from", "artifact/base")];
@@ -106,7 +106,7 @@ fn comes_back_after_a_reboot(place: &Place) {
     let output = [("type", "output"), ("name", "later")];
     on.must(&publish(place, "bystander-maker", &output));
     let found = Snapshot::of(&place.target("bystander-maker"));
-    assert!(found.is_empty(), "it starts anew: {found}");
+    assert!(found.is_empty(), "it starts again: {found}");
     world.note_live(place, "bystander-maker", Some("artifact/later"));
     world.use_live(place);
     // And a pod that does not come back: kubelet unpublishes a volume that the driver does not

@@ -378,7 +378,7 @@ pub(crate) fn serve_if_told_to() {
         assert!(failpoint::arm(point, *visit), "no point is called {point}");
     }
     if launch.rebuilds {
-        Engine::rebuild_index(&launch.pool).expect("the index is made anew");
+        Engine::rebuild_index(&launch.pool).expect("the index is made again");
         return;
     }
     let mut config = Config::new(&launch.pool);

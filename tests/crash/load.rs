@@ -420,7 +420,7 @@ pub(crate) fn check_answered(
             })
     };
     for name in &listed {
-        assert!(known(name), "{name} is listed, and nobody made it");
+        assert!(known(name), "{name} is listed, and no caller made it");
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ source "$here/run.sh"
 
 [ "$(id -u)" = 0 ] || die "must be root: a node mounts, and has namespaces and cgroups of its own"
 mkdir -p "$home"
-# Whoever ends this ends what it has started. A node that was asked for stays; a run's own does not (run.sh).
+# A signal to this script also ends what it started. A node of `up` stays; the node of a run does not (run.sh).
 trap 'exit 130' INT
 trap 'exit 143' TERM
 trap 'exit 129' HUP

@@ -272,7 +272,7 @@ async fn limited(bench: Bench, ground: Ground) {
             Some(why)
         );
         assert!(stats.total_bytes > 100 << 20, "the pool's: {stats:?}");
-        written.expect("nobody stops it");
+        written.expect("the write succeeds");
         assert!(
             ground.0 != BackendKind::Btrfs || !kernel_is(6, 7),
             "btrfs can: {why}"
@@ -297,8 +297,8 @@ async fn limited(bench: Bench, ground: Ground) {
         fs::write(other.join("big"), vec![1; 8 << 20]).expect("write");
         bench.unpublish("w").await;
     }
-    // At its limit a volume can still get its outcome, be unpublished, sealed and forked; nobody
-    // else has to make room for it.
+    // At its limit a volume can still get its outcome, be unpublished, sealed and forked; no
+    // other volume has to make room for it.
     assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 1);
     bench.unpublish("v").await;
     bench.quiet().await;

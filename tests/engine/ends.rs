@@ -100,7 +100,7 @@ async fn what_somebody_still_reads_stays() {
     assert_eq!(fs::read_to_string(path).expect("read"), "precious");
     drop(held);
     eventually("the volume is gone", || bench.row("i").is_none()).await;
-    destroyed().await.expect("nobody uses it now");
+    destroyed().await.expect("no volume uses it now");
     bench.finish().await;
 }
 

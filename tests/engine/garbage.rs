@@ -137,7 +137,7 @@ async fn when_a_cache_was_last_used_is_known_after_a_restart() {
     bench.finish().await;
 }
 
-/// Nobody asks for a round here, and the clock does not either.
+/// No caller asks for a round here, and no timer does.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_volume_was_the_last_to_need_goes_with_it() {
     let bench = require_bench!(|config| config.reap_interval = Duration::from_secs(3600));
@@ -187,7 +187,7 @@ async fn destroy_takes_a_name_at_once_and_content_when_nobody_uses_it() {
             .expect("not used any more");
         assert!(!at.exists() && bench.artifact("artifact/o").is_none());
 
-        // A cache loses its name now; its forks keep what they have, and may commit anew.
+        // A cache loses its name now; its forks keep what they have, and may commit again.
         let (at, _) = bench.publish("pod", "fork", &task).await;
         destroy(&bench, "task-cache/k")
             .await
@@ -336,7 +336,7 @@ async fn a_call_that_finds_no_room_has_caches_evicted() {
     bench.engine.reap().await.expect("reap");
     assert!(
         bench.artifact("task-cache/k").is_some(),
-        "nobody needed room yet"
+        "no volume needed room yet"
     );
     let mut made = 0;
     // None is refused: who finds no room makes some.
@@ -509,7 +509,7 @@ async fn who_goes_on_filling_a_volume_that_is_to_go_holds_nobody_else_up() {
     closed.expect("the engine ends");
 }
 
-/// What is gone is said by those who look for it. Whoever waits for room does not hear of it.
+/// A reader of lost content gets the error. A publish that waits for room does not.
 #[tokio::test]
 async fn a_layer_that_lost_its_content_before_it_was_measured_stops_no_round() {
     let bench = require_bench!();
@@ -527,7 +527,7 @@ async fn a_layer_that_lost_its_content_before_it_was_measured_stops_no_round() {
         bench.engine.reap().await.expect("reap");
         let row = bench.artifact(&format!("artifact/{name}"));
         let measured = row.expect("it is there").usage.is_some();
-        fs::create_dir(&content).expect("nobody else made it");
+        fs::create_dir(&content).expect("it does not exist");
         if !measured {
             break;
         }
@@ -535,9 +535,9 @@ async fn a_layer_that_lost_its_content_before_it_was_measured_stops_no_round() {
     bench.finish().await;
 }
 
-/// Whoever asks for it hears which it is and what to do; destroyed, it can be made anew.
+/// A publish of lost content says which it is and what to do. Destroyed, it can be made again.
 #[tokio::test]
-async fn what_lost_its_content_is_named_to_whoever_asks_for_it() {
+async fn what_lost_its_content_is_named_to_its_readers() {
     let output = [("type", "output"), ("name", "o")];
     for ground in Ground::ALL {
         let bench = require_bench!(on ground);

@@ -47,7 +47,7 @@ async fn who_made_an_artifact_is_known_after_a_restart_a_merge_and_a_rebuild() {
             let layers = row.layers;
             assert!(layers < 20, "{layers} layers {when}");
             let maker = row.made_by;
-            let maker = maker.unwrap_or_else(|| panic!("{}: nobody {when}", ground.name()));
+            let maker = maker.unwrap_or_else(|| panic!("{}: no maker {when}", ground.name()));
             assert_eq!((maker.pod.uid.as_str(), &*maker.pod.name), ("v19", "v19"));
             assert_eq!(maker.pod.service_account.as_deref(), Some("builder"));
             assert_eq!(maker.images, ["golang:1.25"], "{}: {when}", ground.name());
@@ -521,7 +521,7 @@ async fn tenants_neither_share_nor_hear_of_each_other() {
         bench.unpublish(volume).await;
     }
     bench.quiet().await;
-    // An input of what another tenant has reads as one of what nobody has.
+    // An input of what another tenant has reads as one that does not exist.
     let mut words = Vec::new();
     for from in ["artifact/o", "artifact/p"] {
         let input = [("type", "input"), ("from", from)];

@@ -177,7 +177,7 @@ async fn a_caller_that_hangs_up_while_it_mounts_gets_a_whole_volume_or_none() {
         let mut publish = Box::pin(bench.try_publish("user", &volume, &[]));
         let _given_up = waits(&mut publish).await;
         drop(publish);
-        // Nobody knows how far it came; the next caller finds out.
+        // How far it came is unknown; the next caller finds out.
         loop {
             match bench.try_publish("user", &volume, &[]).await {
                 Err(Error::Busy(_)) => tokio::task::yield_now().await,

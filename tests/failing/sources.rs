@@ -102,7 +102,7 @@ async fn a_source_that_is_deleted_while_a_claim_is_made_of_it_is_there_for_that(
             let (deleted, reaped) = gone.recv().expect("it came there");
             reaped.expect("reap");
             match kind {
-                Kind::Snapshot => deleted.expect("nobody need wait"),
+                Kind::Snapshot => deleted.expect("it is deleted at once"),
                 // It is being read.
                 Kind::Claim => assert!(matches!(deleted, Err(Error::Busy(_))), "{deleted:?}"),
             }

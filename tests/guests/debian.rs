@@ -175,7 +175,7 @@ fn numbers(name: &str) -> Vec<u64> {
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Programs that a guest or its keeper needs and that may not be installed: where they are, with
+/// Programs that a guest or this program needs and that may not be installed: where they are, with
 /// their libraries.
 #[derive(Debug)]
 pub(crate) struct Tools {

@@ -23,7 +23,7 @@ static REPORTS: Mutex<Option<File>> = Mutex::new(None);
 pub(crate) fn tell(report: &Report) {
     let mut line = serde_json::to_vec(report).expect("plain data serialises");
     line.push(b'\n');
-    let mut port = REPORTS.lock().expect("nobody panics while telling");
+    let mut port = REPORTS.lock().expect("no thread panicked with this lock");
     if let Some(port) = port.as_mut() {
         port.write_all(&line).expect("the port takes it");
         // A power-off would not wait for what the port has not sent yet.

@@ -28,7 +28,7 @@
     clippy::disallowed_types,
     clippy::print_stderr,
     clippy::print_stdout,
-    reason = "the keeper of emulated machines starts programs, and tells whoever waits for it how far it is"
+    reason = "this program starts virtual machines, and prints its progress"
 )]
 
 #[path = "../common/mod.rs"]

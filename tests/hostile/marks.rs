@@ -109,7 +109,7 @@ async fn marks_of_overlay_come_back_as_they_were_or_are_refused_aloud() {
             {
                 assert_same(&left, &look);
             } else {
-                assert!(refused, "{what}: it is not sealed and nobody says why");
+                assert!(refused, "{what}: it is not sealed, and no reason is given");
             }
             if refused {
                 assert_eq!(ground.0, BackendKind::Copy, "{what}");

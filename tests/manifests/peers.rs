@@ -211,7 +211,7 @@ fn only_the_controller_makes_fences_and_users_only_make_and_delete_caches() {
         controller.expect("a binding")["subjects"]
     );
     assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
-    // Whoever may change a handle could take its finalizer away.
+    // A client that may change a handle could take its finalizer away.
     let of_users: Rule = (
         group,
         &["caches"],

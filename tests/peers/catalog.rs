@@ -379,7 +379,7 @@ async fn a_pod_reads_over_nodes_what_the_policy_of_another_namespace_lets_it() {
 async fn a_miss_asks_only_the_node_that_has_the_content() {
     let (hub, nodes) = cluster!("a", "b", "c", "d");
     let (a, b) = (&nodes[0], &nodes[1]);
-    // Nobody has it, and no peer is asked.
+    // No node has it, and no peer is asked.
     assert_eq!(b.sees("none", &TASK).await, None);
     assert_eq!((b.figures().questions, b.figures().located), (0, 1));
     for (made, read, names) in [

@@ -786,7 +786,7 @@ impl Caller {
                 1 if present => {}
                 1 => {
                     return Err(Fault::leaked(format!(
-                        "{reference} is listed, and is nobody's"
+                        "{reference} is listed, and no caller made it"
                     )));
                 }
                 more => return Err(Fault::wrong(format!("{reference} is listed {more} times"))),

@@ -356,7 +356,9 @@ impl<'a> Episode<'a> {
         }
         for row in &listed {
             if !self.callers.iter().any(|caller| caller.knows(row)) {
-                return Err(Fault::leaked(format!("an artifact of nobody: {row:?}")).into());
+                return Err(
+                    Fault::leaked(format!("an artifact that no commit made: {row:?}")).into(),
+                );
             }
         }
         self.check_volumes(wire).await?;
@@ -366,7 +368,7 @@ impl<'a> Episode<'a> {
             open += caller.claims.check_lists(&mut claims, &mut snapshots)?;
         }
         if claims.len() + snapshots.len() > open {
-            let what = format!("claims of nobody: {claims:?} {snapshots:?}");
+            let what = format!("claims that no caller has: {claims:?} {snapshots:?}");
             return Err(Fault::leaked(what).into());
         }
         let open = self.callers.iter().flat_map(Caller::open_volumes);
@@ -396,7 +398,7 @@ impl<'a> Episode<'a> {
         if found.is_empty() {
             return Ok(());
         }
-        Err(Fault::leaked(format!("mounts of nobody: {found:?}")))
+        Err(Fault::leaked(format!("mounts of no volume: {found:?}")))
     }
 
     async fn check_volumes(&self, wire: &Wire) -> Result<(), Stop> {
@@ -417,7 +419,7 @@ impl<'a> Episode<'a> {
         if listed.is_empty() {
             return Ok(());
         }
-        Err(Fault::leaked(format!("volumes of nobody: {listed:?}")).into())
+        Err(Fault::leaked(format!("volumes that no caller has: {listed:?}")).into())
     }
 
     /// Everything is brought to its end, looked at, deleted; then nothing may be left.

@@ -173,7 +173,7 @@ pub(crate) fn all() -> Vec<Case> {
             policy::write_policy,
         ),
         case(
-            "a pod that forges kubelet's keys gets nobody else's",
+            "a pod that forges kubelet's keys gets no other's",
             tenants::forged,
         ),
         case(

@@ -287,7 +287,7 @@ pub(super) fn force_deleted(env: &Env) {
         let gone = !env.cluster.pod_directories().contains(&uid);
         (gone && states().len() == 1).then_some(())
     });
-    held.write_all(b"still").expect("nobody has taken it away");
+    held.write_all(b"still").expect("the file is still there");
     assert_eq!(states(), ["in-use"]);
     drop(held);
     env.settled();

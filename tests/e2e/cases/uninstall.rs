@@ -174,7 +174,7 @@ pub(super) fn uninstalled(env: &Env) {
             None => true,
             Some("overlays/loop only") => overlay == "loop",
             Some("not where a filesystem of its own is mounted") => !is_mounted(cluster, POOL),
-            Some(other) => panic!("{PAGE} has a condition that nobody can check: {other}"),
+            Some(other) => panic!("{PAGE} has a condition that this test cannot check: {other}"),
         };
         if is_due {
             command.run(cluster);

@@ -247,7 +247,7 @@ fn kept(env: &Env, controller: &Controller) {
 }
 
 /// A PersistentVolume that names no volume of the driver gives a pod a reason. With the component
-/// nobody but the controller makes one.
+/// only the controller makes one.
 fn by_hand(env: &Env) {
     let volume = |name: &str| {
         json!({

@@ -13,7 +13,7 @@ import (
 // prints the address at which it is from now on (the kernel chooses the port) and the pid of the process that keeps it open.
 //
 // A socket stays in the network in which it was opened. So one is opened here and handed to a second process over there,
-// which connects to TARGET whoever knocks. That process is in INIT's pid namespace and ends with it: nothing has to be set
+// which connects each client to TARGET. That process is in INIT's pid namespace and ends with it: nothing has to be set
 // up on the host, and nothing put back.
 func door() {
 	switch len(os.Args) {
@@ -49,7 +49,7 @@ func answer(target string) {
 		go func() {
 			inside, err := net.Dial("tcp", target)
 			if err != nil {
-				// Whoever knocks sees what he would see of a server that is not there.
+				// The client sees what it would see of a server that is not there.
 				outside.Close()
 				return
 			}
