@@ -99,7 +99,7 @@ const ENGINE_TIERS: [Tier; 8] = [
             "parts",
             "state",
             "table_digests",
-            "teardown_queue",
+            "teardowns",
             "trash",
             "volumes",
         ],

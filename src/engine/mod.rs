@@ -41,7 +41,7 @@
 //! | `pool`, `pool_scan` | the pool's identity, its trash, its directories |
 //! | `lifecycle` | the states of a volume, and what follows from what is observed |
 //! | `volumes`, `catalog`, `artifacts`, `health`, `durability`, `state` | what is known in memory |
-//! | `collector`, `rounds`, `trash`, `teardown_queue` | what waits for background work |
+//! | `collector`, `rounds`, `trash`, `teardowns` | what waits for background work |
 //! | `parts`, `table_digests` | partial layers of failed fetches; known tables of contents |
 //! | `shared` | [`Inner`], which all modules below get |
 //! | `guard`, `pins` | what an operation holds: its volume, the layers that must stay |
@@ -118,7 +118,7 @@ mod table_digests;
 mod tables;
 mod target;
 mod teardown;
-mod teardown_queue;
+mod teardowns;
 mod threads;
 mod transaction;
 mod transfer;
@@ -206,7 +206,6 @@ impl Engine {
         let lifetime = &inner.lifetime;
         lifetime.spawn(commit::commit_loop(inner.clone(), sealed));
         lifetime.spawn(transaction::await_index(inner.clone()));
-        lifetime.spawn(teardown::teardown_loop(inner.clone()));
         lifetime.spawn(reap::reap_loop(inner.clone()));
         lifetime.spawn(reap::walk_loop(inner.clone()));
         lifetime.spawn(reap::merge_loop(inner.clone()));

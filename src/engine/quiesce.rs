@@ -15,7 +15,7 @@ use super::lifecycle::{Action, Goal, Observation};
 use super::notice::NotCommitted;
 use super::pending::tell_if_held_for_long;
 use super::shared::Inner;
-use super::teardown_queue::{Pin, Teardown};
+use super::teardowns::{Pin, Teardown};
 use super::writeback_failure::note_remembered;
 use crate::backend::{self, Freeze};
 use crate::model::{LayerId, VolumeRecord};

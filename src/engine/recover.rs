@@ -27,7 +27,7 @@ use super::pool_scan::{Found, keys, look};
 use super::seal;
 use super::shared::Inner;
 use super::state::State;
-use super::teardown_queue::Teardown;
+use super::teardowns::Teardown;
 use super::volumes::Volume;
 use crate::model::{
     Artifact, ArtifactId, LayerId, Outcome, Timestamp, VolumeId, VolumeRecord, layout,

@@ -19,7 +19,7 @@ use super::policies::KeptPolicies;
 use super::pool::{self, Origin};
 use super::space::SpaceRequests;
 use super::state::{State, Watched};
-use super::teardown_queue::Teardowns;
+use super::teardowns::Teardowns;
 use super::threads::ThreadPools;
 use crate::backend::{Backend, BackendKind, MountApi};
 use crate::model::{LayerId, NodeId, Pod, PodUid, Tenant, Timestamp, VolumeId, VolumeRecord};

@@ -20,7 +20,7 @@ use super::mounts;
 use super::shared::Inner;
 use super::target::Target;
 use super::teardown;
-use super::teardown_queue::{Pin, Teardown};
+use super::teardowns::{Pin, Teardown};
 use crate::model::{LayerId, VolumeId};
 use crate::store;
 use crate::sys::{self, Errno, MountPoint};
@@ -28,7 +28,8 @@ use crate::sys::{self, Errno, MountPoint};
 /// Unpublishes whatever is at `target`, and retires the volume unless it is mounted elsewhere.
 pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -> Result<()> {
     // Before the guard: a repeated call then waits for a permit too, and is not told `Busy`.
-    let permit = permit(inner).await?;
+    let permit = inner.teardown.pins.clone().acquire_owned().await;
+    let permit = permit.map_err(|_| Error::ShuttingDown)?;
     // The target of an id that is not ours is unmounted all the same.
     let volume: Option<VolumeId> = volume.parse().ok();
     let guard = match &volume {
@@ -49,17 +50,6 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         answer
     };
     inner.threads.calls.run(job).await?
-}
-
-/// A permit for one descriptor of an unmounted filesystem, once there is one.
-async fn permit(inner: &Arc<Inner>) -> Result<OwnedSemaphorePermit> {
-    let permits = &inner.teardown.pins;
-    if let Ok(permit) = permits.clone().try_acquire_owned() {
-        return Ok(permit);
-    }
-    teardown::begin_now(inner);
-    let permit = permits.clone().acquire_owned().await;
-    permit.map_err(|_| Error::ShuttingDown)
 }
 
 fn unpublish_now(
