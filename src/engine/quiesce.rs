@@ -191,13 +191,10 @@ async fn released(watch: Watch, looks: usize) {
 /// Waits until no process has a file of the volume open for writing. Returns whether one had: then
 /// time has passed, and an earlier decision to seal is to be made again. If that cannot be found
 /// out, the volume is not waited for. The error is why the volume cannot be sealed anyway.
-///
-/// `waits` is called before the first wait, which may be long.
 pub(super) async fn until_unwritten(
     inner: &Arc<Inner>,
     key: LayerId,
     record: &VolumeRecord,
-    mut waits: impl FnMut(),
 ) -> std::result::Result<bool, NotCommitted> {
     if inner.backend.knows_holders() {
         return Ok(false);
@@ -212,7 +209,6 @@ pub(super) async fn until_unwritten(
                 if inner.state.lock().write_back.is_tainted(record) {
                     break Ok(());
                 }
-                waits();
                 if inner.observe(key, Observation::Held) == Action::ReportHeld {
                     tracing::info!(layer = %key,
                         "a process still writes to the volume; waiting until it is gone");

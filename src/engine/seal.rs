@@ -33,18 +33,15 @@ use crate::model::{
 use crate::store::{self, Wait};
 use crate::sys::Errno;
 
-/// The part of the whole time for which each process tries a copy that finds no space, at least.
-/// While no driver ran nothing was evicted, and a driver that starts has only just asked for that.
-const NO_ROOM_AT_LEAST: u32 = 10;
-
 /// Does the actions that end the volume's life, however often one fails. The first one is what
 /// followed when no process could change the content any more.
 pub(super) async fn drive(inner: &Arc<Inner>, key: LayerId, mut action: Action) {
     let mut attempt = 0;
-    let mut short: Option<Short> = None;
+    // Since when the pool has had no space for it.
+    let mut short: Option<Instant> = None;
     loop {
         let done = match action {
-            Action::Seal => seal_or_give_up(inner, key, &mut short).await,
+            Action::Seal => seal_or_give_up(inner, key, short).await,
             Action::Delete => delete(inner, key).await,
             Action::MakeDurable => {
                 // If the engine is closed, the next start does the rest.
@@ -60,37 +57,12 @@ pub(super) async fn drive(inner: &Arc<Inner>, key: LayerId, mut action: Action) 
             }
             Err(error) => error,
         };
-        short = match error {
-            Error::Full(_) if is_copy(inner) => short.or_else(|| Some(Short::now())),
-            _ => {
-                if is_copy(inner) {
-                    no_longer_short(inner, key).await;
-                }
-                None
-            }
-        };
+        short = matches!(error, Error::Full(_)).then(|| short.unwrap_or_else(Instant::now));
         let retry = retry_after(attempt, &error);
         tracing::warn!(layer = %key, %error, ?retry,
             "a step of a volume's teardown did not succeed yet; retrying");
         tokio::time::sleep(retry).await;
         attempt += 1;
-    }
-}
-
-/// Since when a copy has found no space, as far as this process knows.
-#[derive(Debug, Clone, Copy)]
-struct Short {
-    since: Instant,
-    /// The same time in seconds since the boot.
-    uptime: u64,
-}
-
-impl Short {
-    fn now() -> Self {
-        Self {
-            since: Instant::now(),
-            uptime: uptime().as_secs(),
-        }
     }
 }
 
@@ -101,33 +73,20 @@ enum Verdict {
     Await(Missing),
 }
 
-/// Seals a volume whose content is final, or gives it up. A copy that finds no space is given up
-/// after a while.
+/// Seals a volume whose content is final, or gives it up. `short`: since when it finds no space; a
+/// copy is given up after a while.
 async fn seal_or_give_up(
     inner: &Arc<Inner>,
     key: LayerId,
-    short: &mut Option<Short>,
+    short: Option<Instant>,
 ) -> Result<Action> {
     let Some((plan, record)) = inner.seal_intent(key) else {
         return Ok(Action::Forget);
     };
-    // Copies that found no space go on one at a time: together none of them might ever find it. Not
-    // held while a process still writes to the volume.
-    let mut alone = match short {
-        Some(_) => Some(inner.teardown.copying.lock().await),
-        None => None,
-    };
-    match decide_at_rest(inner, key, &plan, &record, || alone = None).await? {
-        Verdict::Await(missing) => {
-            drop(alone);
-            return await_decision(inner, key, missing).await;
-        }
+    match decide_at_rest(inner, key, &plan, &record).await? {
+        Verdict::Await(missing) => return await_decision(inner, key, missing).await,
         Verdict::GiveUp(why) => return give_up(inner, key, &why).await,
         Verdict::Seal => {}
-    }
-    // A writer was waited for, and there may be space by now.
-    if alone.is_none() && short.take().is_some() {
-        no_longer_short(inner, key).await;
     }
     let engine = inner.clone();
     let began = Instant::now();
@@ -161,7 +120,13 @@ async fn seal_or_give_up(
             // A seal needs a few blocks of its own. Until it has them, nothing that it holds can be
             // evicted.
             inner.give_back_reserve(shortage.needs);
-            without_room(inner, key, *short, Error::Full(shortage)).await
+            // The collector was asked for all that it could evict. Each new attempt of a copy would
+            // take, for a moment, the space that others need.
+            let waited = inner.config.room_wait;
+            if is_copy(inner) && short.is_some_and(|since| since.elapsed() >= waited) {
+                return give_up(inner, key, &NotCommitted::NoRoom { waited }).await;
+            }
+            Err(Error::Full(shortage))
         }
         Err(error) => Err(error),
     }
@@ -172,58 +137,16 @@ fn is_copy(inner: &Inner) -> bool {
     !inner.backend.has_snapshots() && !inner.backend.stacks()
 }
 
-/// A copy that found no space. The collector was asked for all that it could evict. After a while
-/// the copy is given up: each new attempt would take, for a moment, the space that others need.
-async fn without_room(
-    inner: &Arc<Inner>,
-    key: LayerId,
-    short: Option<Short>,
-    error: Error,
-) -> Result<Action> {
-    let waited = inner.config.room_wait;
-    let Some(short) = short else {
-        return Err(error);
-    };
-    let earlier = waited_before(inner, key, Wait::Room, short.uptime).await;
-    let patience = waited.saturating_sub(earlier);
-    if short.since.elapsed() >= patience.max(waited / NO_ROOM_AT_LEAST) {
-        give_up(inner, key, &NotCommitted::NoRoom { waited }).await
-    } else {
-        Err(error)
-    }
-}
-
-/// A copy failed for another reason than space, or there may be space again: the wait for it begins
-/// from zero.
-async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
-    let engine = inner.clone();
-    let forgotten = inner
-        .threads
-        .seals
-        .run(move || match engine.retired_dir(key)? {
-            Some(dir) => {
-                store::waits_no_more(&dir, Wait::Room).context("reset the recorded wait for room")
-            }
-            None => Ok(()),
-        });
-    if let Err(error) = forgotten.await.and_then(|forgotten| forgotten) {
-        tracing::debug!(layer = %key, %error,
-            "could not reset the recorded wait for room; the next wait includes it");
-    }
-}
-
-/// Decides whether the volume is sealed, once no process writes to it. `waits` is called before
-/// that is waited for.
+/// Decides whether the volume is sealed, once no process writes to it.
 async fn decide_at_rest(
     inner: &Arc<Inner>,
     key: LayerId,
     plan: &SealPlan,
     record: &VolumeRecord,
-    waits: impl FnMut(),
 ) -> Result<Verdict> {
     // The marker is content. Everything else can be decided before the walk that a wait costs.
     if plan.keep.commit == Commit::OnMarker {
-        let at_rest = until_unwritten(inner, key, record, waits).await;
+        let at_rest = until_unwritten(inner, key, record).await;
         // A missing marker is reported before a failure to seal.
         return Ok(match (decide(inner, key, plan, record).await?, at_rest) {
             (Verdict::Seal, Err(why)) => Verdict::GiveUp(why),
@@ -234,7 +157,7 @@ async fn decide_at_rest(
     if !matches!(verdict, Verdict::Seal) {
         return Ok(verdict);
     }
-    match until_unwritten(inner, key, record, waits).await {
+    match until_unwritten(inner, key, record).await {
         Ok(false) => Ok(Verdict::Seal),
         Ok(true) => decide(inner, key, plan, record).await,
         Err(why) => Ok(Verdict::GiveUp(why)),
@@ -404,6 +327,8 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         artifact
     };
     point(Point::SealLayerRecorded);
+    // Copies that have no space beside each other may have it one after the other.
+    let _one_at_a_time = is_copy(inner).then(|| inner.teardown.copying.lock());
     inner
         .backend
         .seal(&volume, &layer, layout::COMMIT_MARKER)

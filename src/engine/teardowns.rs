@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::model::LayerId;
@@ -20,8 +21,8 @@ pub(super) struct Teardowns {
     pub(super) pins: Arc<Semaphore>,
     /// Of mounts of persistent volumes.
     pub(super) watches: UnmountWatches,
-    /// Held by the one seal that repeats a copy which found no space.
-    pub(super) copying: tokio::sync::Mutex<()>,
+    /// Held by the one seal that copies.
+    pub(super) copying: Mutex<()>,
 }
 
 impl Default for Teardowns {
@@ -29,7 +30,7 @@ impl Default for Teardowns {
         Self {
             pins: Arc::new(Semaphore::new(PINS)),
             watches: UnmountWatches::default(),
-            copying: tokio::sync::Mutex::default(),
+            copying: Mutex::default(),
         }
     }
 }

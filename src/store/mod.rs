@@ -18,7 +18,7 @@ pub use pool::{PoolDirs, PoolIdentity, PoolView};
 pub use records::{
     Unreadable, Wait, WritebackFailure, confirm_layer, note_sharing, read_claim, read_due,
     read_layer, read_outcome, read_sealing, read_volume, read_writeback_failure,
-    record_writeback_failure, waiting_since, waits_no_more, write_claim, write_due, write_outcome,
-    write_sealing, write_volume,
+    record_writeback_failure, waiting_since, write_claim, write_due, write_outcome, write_sealing,
+    write_volume,
 };
 pub use tables::{Change, Contents};

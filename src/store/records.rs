@@ -149,8 +149,6 @@ pub enum Wait {
     Outcome,
     /// The cache policies of the cluster.
     Policies,
-    /// Disk space for a copy of it.
-    Room,
 }
 
 impl Wait {
@@ -159,7 +157,6 @@ impl Wait {
         match self {
             Self::Outcome => "awaited",
             Self::Policies => "no-policies",
-            Self::Room => "no-room",
         }
     }
 }
@@ -183,14 +180,6 @@ pub fn waiting_since(volume: &Dir, wait: Wait, now: u64) -> sys::Result<u64> {
     }
     volume.write_new(file, format!("{now}\n").as_bytes())?;
     Ok(now)
-}
-
-/// Ends this wait. The next wait starts at its own time.
-pub fn waits_no_more(volume: &Dir, wait: Wait) -> sys::Result<()> {
-    match volume.remove_file(wait.file()) {
-        Err(error) if error.is(Errno::ENOENT) => Ok(()),
-        result => result,
-    }
 }
 
 /// A write-back error: existing volumes may have silently lost data.
@@ -359,11 +348,7 @@ mod tests {
         dir.write_new("awaited", b"12").expect("torn");
         assert_eq!(since(Wait::Outcome, 1234), 1234);
         assert_eq!(since(Wait::Outcome, 5678), 1234);
-        assert_eq!(since(Wait::Room, 5678), 5678, "it is another wait");
         assert_eq!(since(Wait::Policies, 5679), 5679, "it is another wait");
-        waits_no_more(&dir, Wait::Room).expect("forgotten");
-        waits_no_more(&dir, Wait::Room).expect("it is already");
-        assert_eq!(since(Wait::Room, 9012), 9012);
         assert_eq!(since(Wait::Outcome, 9012), 1234);
     }
 

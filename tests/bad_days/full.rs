@@ -426,50 +426,6 @@ async fn nothing_goes_for_a_copy_because_of_content_that_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_waits_for_space_equally_long_however_often_the_driver_restarts() {
-    let (notices, mut heard) = Notices::channel(64);
-    let mut bench = match of_copies(Some(notices), 1).await {
-        Ok(bench) => bench,
-        Err(reason) => return crate::common::skip(&reason),
-    };
-    let waited = Duration::from_secs(100);
-    bench.config.room_wait = waited;
-    let bench = bench.restart().await;
-    let total = space(&bench).bytes;
-    make(&bench, "other", total * 3 / 8).await;
-    make(&bench, "third", total / 3).await;
-    bench.unpublish("third").await;
-    let noted = |pool: &Path| {
-        let pending = pool.join("pending");
-        let volume = pending.join(names(&pending).first()?);
-        let noted = volume.join("no-room");
-        let since = fs::read_to_string(&noted).ok()?;
-        Some((noted, since.trim().parse::<u64>().ok()?))
-    };
-    let pool = bench.pool();
-    eventually("it finds no room", || noted(&pool).is_some()).await;
-    // As if that had begun a hundred seconds earlier.
-    let bench = bench
-        .restart_after(|pool| {
-            let (noted, since) = noted(pool).expect("it is noted");
-            // A machine may have been up for less; then it waits until it has.
-            let earlier = since.saturating_sub(100);
-            fs::write(noted, format!("{earlier}\n")).expect("write");
-        })
-        .await;
-    let began = Instant::now();
-    let why = why_not_committed(&mut heard).await;
-    assert_eq!(why, NotCommitted::NoRoom { waited });
-    let tried = began.elapsed();
-    assert!(
-        tried >= waited / 10,
-        "given up after {tried:?}, without having asked for room"
-    );
-    bench.unpublish("other").await;
-    bench.finish().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn what_is_unused_goes_for_a_copy_also_below_the_watermark() {
     let bench = match of_copies(None, 99).await {
         Ok(bench) => bench,
