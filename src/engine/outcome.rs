@@ -10,18 +10,67 @@ use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::lifecycle::Lifecycle;
 use super::shared::Inner;
-use super::state::State;
 use super::types::{Awaited, OutcomeReport};
 use super::volumes::Volume;
 use crate::model::{LayerId, Outcome, PodUid, Timestamp, VolumeId};
 use crate::store;
-use crate::sys::{Dir, Errno};
+use crate::sys::{self, Dir, Errno};
 
-/// Where the directory of a volume is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Location {
-    Live(VolumeId),
-    Pending(LayerId),
+/// A volume that was not told the outcome. It may be retired at any moment.
+struct Untold {
+    id: VolumeId,
+    /// The name of its directory in `pending/` once it is retired; `None`: it is never sealed.
+    layer: Option<LayerId>,
+    is_retired: bool,
+    needs_success: bool,
+}
+
+impl Untold {
+    fn of(volume: &Volume, is_retired: bool) -> Self {
+        Self {
+            id: volume.record.id.clone(),
+            layer: volume.layer(),
+            is_retired,
+            needs_success: volume.needs_success(),
+        }
+    }
+
+    /// Its directory, and whether that is in `pending/`. A directory moves there once, and not back.
+    fn open(&self, inner: &Inner) -> sys::Result<(Dir, bool)> {
+        if !self.is_retired {
+            match inner.dirs.volumes.open_beneath(&self.id) {
+                Err(error) if error.is(Errno::ENOENT) && self.layer.is_some() => {}
+                dir => return Ok((dir?, false)),
+            }
+        }
+        let name = self.layer.map(|layer| layer.to_string());
+        let dir = inner.dirs.pending.open_beneath(name.unwrap_or_default())?;
+        Ok((dir, true))
+    }
+
+    /// Writes the outcome down. Returns when the commit becomes due, if this outcome is all that it
+    /// still needs.
+    fn write(&self, inner: &Inner, outcome: Outcome) -> sys::Result<Option<Timestamp>> {
+        let (dir, is_retired) = self.open(inner)?;
+        let due = (is_retired && self.needs_success).then(|| inner.now());
+        if let Some(due) = due {
+            store::write_due(&dir, due)?;
+        }
+        store::write_outcome(&dir, outcome)?;
+        Ok(due)
+    }
+
+    /// Notes the outcome in memory, and whether that is news.
+    fn tell(&self, inner: &Inner, outcome: Outcome, due: Option<Timestamp>) -> bool {
+        let volumes = &mut inner.state.lock().volumes;
+        if let Some(volume) = volumes.live_mut(&self.id)
+            && volume.layer() == self.layer
+        {
+            return volume.tell(outcome, due);
+        }
+        let volume = self.layer.and_then(|layer| volumes.retiring_mut(layer));
+        volume.is_some_and(|volume| volume.tell(outcome, due))
+    }
 }
 
 /// Tells the volumes of a pod how it ended.
@@ -30,70 +79,35 @@ pub(super) async fn report(
     pod: &PodUid,
     outcome: Outcome,
 ) -> Result<OutcomeReport> {
-    // A volume that moves between two looks is met again in its new location.
-    const LOOKS: usize = 8;
     let mut report = known(inner, pod, outcome);
-    for _ in 0..LOOKS {
-        let (engine, pod) = (inner.clone(), pod.clone());
-        let job = move || note(&engine, &pod, outcome);
-        let told = inner.threads.calls.run(job).await??;
-        report.news += told.news;
-        if told.moving.is_empty() {
-            break;
-        }
-        // The operation that moves the directory may be slow between the disk and the state.
-        let moved = |state: &mut State| {
-            let is_moving = |id| state.volumes.has_operation(id);
-            (!told.moving.iter().any(is_moving)).then_some(())
-        };
-        inner.state.when(moved).await;
-    }
+    let (engine, pod) = (inner.clone(), pod.clone());
+    let job = move || note(&engine, &pod, outcome);
+    report.news = inner.threads.calls.run(job).await??;
     Ok(report)
 }
 
-/// The result of one look.
-#[derive(Debug, Default)]
-struct OutcomePass {
-    /// How many volumes learned the outcome.
-    news: usize,
-    /// Live volumes whose directory is not in its place.
-    moving: Vec<VolumeId>,
-}
-
-/// Tells all volumes of the pod that were not told, each in its place.
-fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<OutcomePass> {
-    let (mut told, mut failure) = (OutcomePass::default(), None);
-    for location in untold(inner, pod) {
+/// Tells all volumes of the pod that were not told. Returns how many learned the outcome.
+fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
+    let (mut news, mut failure) = (0, None);
+    for volume in untold(inner, pod) {
         // On disk first: a crash must not forget an outcome that was acted upon. On a full disk
         // it may be the seal that frees space.
-        let due = becomes_due(inner, &location);
-        let written = inner.with_reserve(|| {
-            let dir = open(inner, &location)?;
-            if let Some(due) = due {
-                store::write_due(&dir, due)?;
-            }
-            store::write_outcome(&dir, outcome)
-        });
-        match written {
-            Ok(()) => {}
-            Err(error) if error.is(Errno::ENOENT) => {
-                if let Location::Live(id) = location {
-                    told.moving.push(id);
-                }
-                continue;
-            }
+        let due = match inner.with_reserve(|| volume.write(inner, outcome)) {
+            Ok(due) => due,
+            // Its end does not depend on the outcome, or it is sealed.
+            Err(error) if error.is(Errno::ENOENT) => continue,
             // The caller comes again for this volume. The others do not depend on it.
             Err(error) => {
                 failure.get_or_insert(error);
                 continue;
             }
-        }
+        };
         point(Point::OutcomeNoted);
-        told.news += usize::from(tell(inner, &location, outcome, due));
+        news += usize::from(volume.tell(inner, outcome, due));
         // For each volume: the next one may take long.
         inner.state.notify();
     }
-    failure.map_or(Ok(told), Err).context("note the outcome")
+    failure.map_or(Ok(news), Err).context("note the outcome")
 }
 
 /// The outcomes that volumes of this pod were told before, compared with this one.
@@ -140,52 +154,16 @@ pub(super) fn awaited(inner: &Inner) -> Vec<Awaited> {
 }
 
 /// The volumes of this pod that were not told an outcome.
-fn untold(inner: &Inner, pod: &PodUid) -> Vec<Location> {
+fn untold(inner: &Inner, pod: &PodUid) -> Vec<Untold> {
     let state = inner.state.lock();
-    let is_untold = |volume: &Volume| volume.outcome().is_none() && volume.record.pod.uid == *pod;
-    let live = state.volumes.all_live();
-    let live = live.filter(|volume| volume.is_made() && is_untold(volume));
-    let live = live.map(|volume| Location::Live(volume.record.id.clone()));
-    let pending = state.volumes.seals();
-    let pending = pending.filter(|(_, volume, _)| is_untold(volume));
-    live.chain(pending.map(|(key, ..)| Location::Pending(key)))
-        .collect()
-}
-
-/// When the commit becomes due, if this outcome is all that it still needs.
-fn becomes_due(inner: &Inner, location: &Location) -> Option<Timestamp> {
-    let Location::Pending(key) = location else {
-        return None;
-    };
-    let state = inner.state.lock();
-    let needed = state.volumes.retiring(*key)?.needs_success();
-    needed.then(|| inner.now())
-}
-
-fn open(inner: &Inner, location: &Location) -> crate::sys::Result<Dir> {
-    match location {
-        Location::Live(id) => inner.dirs.volumes.open_beneath(id),
-        Location::Pending(key) => inner.dirs.pending.open_beneath(key.to_string()),
-    }
-}
-
-/// Notes the outcome in memory, and whether that is news. The volume may have moved since its
-/// directory was opened.
-fn tell(inner: &Inner, location: &Location, outcome: Outcome, due: Option<Timestamp>) -> bool {
-    let mut state = inner.state.lock();
-    let volumes = &mut state.volumes;
-    let key = match location {
-        Location::Pending(key) => Some(*key),
-        Location::Live(id) => {
-            if let Some(volume) = volumes.live_mut(id) {
-                return volume.tell(outcome, due);
-            }
-            let mut seals = volumes.seals();
-            let moved =
-                seals.find(|(_, volume, _)| volume.record.id == *id && volume.outcome().is_none());
-            moved.map(|(key, ..)| key)
-        }
-    };
-    let volume = key.and_then(|key| volumes.retiring_mut(key));
-    volume.is_some_and(|volume| volume.tell(outcome, due))
+    let is_untold = |volume: &&Volume| volume.outcome().is_none() && volume.record.pod.uid == *pod;
+    let live = state.volumes.all_live().filter(|volume| volume.is_made());
+    let live = live
+        .filter(is_untold)
+        .map(|volume| Untold::of(volume, false));
+    let pending = state.volumes.seals().map(|(_, volume, _)| volume);
+    let pending = pending
+        .filter(is_untold)
+        .map(|volume| Untold::of(volume, true));
+    live.chain(pending).collect()
 }

@@ -21,6 +21,7 @@ use super::shared::Inner;
 use super::target::Target;
 use super::teardown;
 use super::teardowns::{Pin, Teardown};
+use super::volumes::Volume;
 use crate::model::{LayerId, VolumeId};
 use crate::store;
 use crate::sys::{self, Errno, MountPoint};
@@ -163,11 +164,7 @@ fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
         if state.volumes.observe(id, Observation::Unmounted) != Action::Retire {
             return Ok(None);
         }
-        let plan = state
-            .volumes
-            .live(id)
-            .and_then(|volume| volume.record.seal.as_ref());
-        plan.map(|plan| plan.layer)
+        state.volumes.live(id).and_then(Volume::layer)
     };
     let (goal, to) = match layer {
         Some(_) => (Goal::Seal, &inner.dirs.pending),

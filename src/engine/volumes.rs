@@ -80,6 +80,12 @@ impl Volume {
         plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess)
     }
 
+    /// The layer that its content becomes, if it may be sealed. Its directory in `pending/` has that
+    /// name.
+    pub(super) fn layer(&self) -> Option<LayerId> {
+        self.record.seal.as_ref().map(|plan| plan.layer)
+    }
+
     /// The plan of its seal, if that is what it is retired for.
     pub(super) fn seal_intent(&self) -> Option<&SealPlan> {
         let plan = self.record.seal.as_ref();
@@ -216,7 +222,8 @@ impl Volumes {
         if action == Action::Quiesce
             && let Some(mut volume) = self.live.remove(id)
         {
-            volume.due = Some(due);
+            // The outcome may have been told since the move.
+            volume.due = volume.due.max(Some(due));
             self.changes.note_seal(&volume.record);
             self.retiring.insert(key, volume);
         }
@@ -385,11 +392,6 @@ impl Volumes {
     /// The operation on it is over.
     pub(super) fn end(&mut self, id: &VolumeId) {
         self.operations.remove(id);
-    }
-
-    /// Whether an operation works on it.
-    pub(super) fn has_operation(&self, id: &VolumeId) -> bool {
-        self.operations.contains_key(id)
     }
 
     /// Those that an operation works on.
