@@ -8,7 +8,7 @@ use super::data_dir;
 use super::lookup::{self, refuse_too_large};
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
-use crate::engine::guard;
+use crate::engine::guard::{self, Guard};
 use crate::engine::shared::Inner;
 use crate::model::{Attachment, MutableChange, PersistentVolume, VolumeId};
 use crate::store::Change;
@@ -19,7 +19,7 @@ async fn change(
     id: VolumeId,
     change: impl FnOnce(&Inner, &mut PersistentVolume) -> Result<()> + Send + 'static,
 ) -> Result<PersistentVolume> {
-    let guard = lookup::take(&inner, &id, guard::deadline()).await?;
+    let guard = Guard::take(&inner, &id, guard::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
         let before = lookup::claim(&engine, &id)?;

@@ -31,7 +31,7 @@ use crate::store::Change;
 pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<PersistentVolume> {
     let id = lookup::id_of(lookup::CLAIM, &request.name);
     let until = guard::deadline();
-    let guard = lookup::take(&inner, &id, until).await?;
+    let guard = Guard::take(&inner, &id, until).await?;
     if let Some(claim) = made_before(&inner, &id) {
         return repeated(claim, &request);
     }
@@ -159,7 +159,7 @@ async fn clone(
     // Looked at before anything is frozen: a request that cannot be met costs nothing.
     let known = lookup::claim(inner, &source)?;
     capacity(&request, known.capacity)?;
-    let guard = lookup::take(inner, &source, until).await?;
+    let guard = Guard::take(inner, &source, until).await?;
     let freezing = freeze::freeze(inner, vec![guard], vec![source], Moment::AsItCan);
     let freezing: Freezing = freezing.await?;
     let engine = inner.clone();
@@ -263,7 +263,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     // First: what is being made is not known yet, and would appear after the answer.
-    let guard = lookup::take(&inner, &id, guard::deadline()).await?;
+    let guard = Guard::take(&inner, &id, guard::deadline()).await?;
     if !inner.state.lock().claims.contains(&id) {
         return Ok(());
     }

@@ -17,8 +17,6 @@ pub(in crate::engine) struct VolumeEntry {
     pub(in crate::engine) mounts: HashMap<PathBuf, ClaimMount>,
     /// Its last mount, until the kernel says that no process holds that mount's files any more.
     pub(in crate::engine) busy_layers: Option<BusyLayers>,
-    /// Detached mounts of it whose last descriptor is being closed.
-    pub(in crate::engine) detached: usize,
     /// Why it cannot be used.
     pub(in crate::engine) problem: Option<Problem>,
     /// Its private content was there when the disk failed to write something back: nothing is made
@@ -98,7 +96,6 @@ impl VolumeEntry {
             claim,
             mounts: HashMap::new(),
             busy_layers: None,
-            detached: 0,
             problem: None,
             damaged: false,
             limit_unenforced: None,
@@ -114,10 +111,7 @@ impl VolumeEntry {
 
     /// Whether no pod can have written to it since.
     pub(in crate::engine) fn is_idle_since(&self, time: Timestamp) -> bool {
-        self.mounts.is_empty()
-            && self.detached == 0
-            && self.busy_layers.is_none()
-            && self.claim.last_used < time
+        self.mounts.is_empty() && self.busy_layers.is_none() && self.claim.last_used < time
     }
 
     /// No process holds files of its last mount any more. One that did may have written until now,
@@ -138,10 +132,7 @@ impl VolumeEntry {
 
     /// Whether it is mounted nowhere, and no process may still hold files of an earlier mount.
     pub(in crate::engine) fn is_quiescent(&self) -> bool {
-        self.mounts.is_empty()
-            && self.detached == 0
-            && self.busy_layers.is_none()
-            && self.problem.is_none()
+        self.mounts.is_empty() && self.busy_layers.is_none() && self.problem.is_none()
     }
 }
 

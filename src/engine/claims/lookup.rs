@@ -1,15 +1,11 @@
-//! The first steps of operations on claims: derive an id from a name, look a claim up, reserve it.
+//! The first steps of operations on claims: derive an id from a name, look a claim up.
 //! Nothing here touches the pool.
 
-use std::sync::Arc;
-
 use sha2::{Digest, Sha256};
-use tokio::time::Instant;
 
 use super::entries::VolumeEntry;
 use super::types::Capacity;
 use crate::engine::error::{Context, Error, Result, Shortage};
-use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
 use crate::engine::space;
 use crate::engine::state::State;
@@ -55,18 +51,6 @@ pub fn snapshot_id(name: &str) -> VolumeId {
 #[must_use]
 pub fn group_id(name: &str) -> VolumeId {
     id_of(GROUP, name)
-}
-
-/// Reserves a claim, and waits until mounts of it that were detached are closed.
-pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> Result<Guard> {
-    let guard = Guard::take(inner, id, until).await?;
-    let closed = inner.state.when(|state| {
-        let held = state.claims.get(id);
-        held.is_none_or(|held| held.detached == 0).then_some(())
-    });
-    let closed = tokio::time::timeout_at(until, closed).await;
-    closed.map_err(|_| Error::Busy(id.clone()))?;
-    Ok(guard)
 }
 
 /// The id that a caller names, if it can be one.
@@ -142,40 +126,7 @@ pub(super) fn refuse_full(inner: &Inner, wanted: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::engine::claims::CreateClaim;
-    use crate::engine::{Config, Engine, guard};
-
-    #[tokio::test]
-    async fn who_waits_for_a_chore_and_then_for_a_mount_waits_no_longer_in_all() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let config = Config::of_copies(folder.path());
-        let engine = Engine::open(config).await.expect("it opens");
-        let request = CreateClaim::empty("claim");
-        let id = engine.create_claim(request).await.expect("made").id;
-        let detached = |count| {
-            let mut state = engine.inner.state.lock();
-            state.claims.get_mut(&id).expect("there").detached = count;
-        };
-        detached(1);
-        let chore = Guard::take_for_chore(&engine.inner, &id).expect("it is free");
-        let begun = Instant::now();
-        let patience = Duration::from_secs(2);
-        let waiting = take(&engine.inner, &id, begun + patience);
-        let (taken, ()) = tokio::join!(waiting, async {
-            tokio::time::sleep_until(begun + patience * 3 / 4).await;
-            drop(chore);
-        });
-        assert!(matches!(taken, Err(Error::Busy(_))), "{taken:?}");
-        let waited = begun.elapsed();
-        assert!(waited < patience * 3 / 2, "{waited:?}");
-        detached(0);
-        let taken = take(&engine.inner, &id, guard::deadline()).await;
-        drop(taken.expect("it is free again"));
-        engine.shutdown().await;
-    }
 
     #[test]
     fn a_name_has_one_id_and_another_name_another() {

@@ -62,9 +62,8 @@ fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
 fn notice_free(inner: &Arc<Inner>) {
     let gone: Vec<VolumeId> = {
         let state = inner.state.lock();
-        let gone = state.claims.values().filter(|held| {
-            held.mounts.is_empty() && held.detached == 0 && held.busy_layers.is_some()
-        });
+        let gone = state.claims.values();
+        let gone = gone.filter(|held| held.mounts.is_empty() && held.busy_layers.is_some());
         gone.map(|held| held.claim.id.clone()).collect()
     };
     for id in gone {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::data_dir::{self, is_held_open};
 use super::entries::{BusyLayers, ClaimMount, Problem};
-use super::lookup::{self, refuse_broken};
+use super::lookup::refuse_broken;
 use super::types::MountClaim;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
@@ -27,7 +27,7 @@ const GROUP_BITS: u32 = 0o2070;
 
 /// Mounts a claim; repeatable.
 pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()> {
-    let guard = lookup::take(inner, &request.claim, guard::deadline()).await?;
+    let guard = Guard::take(inner, &request.claim, guard::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
         let mounted = mount_now(&engine, &request);
@@ -298,7 +298,6 @@ fn unmount_now(
         held.claim.last_used = inner.now();
         held.used = true;
         if held.mounts.is_empty() {
-            held.detached += 1;
             held.problem
                 .take_if(|problem| matches!(problem, Problem::Unrecorded(_)));
         }
@@ -315,11 +314,12 @@ fn unmount_now(
     // Slow: the new record replaces one that the disk may be writing. The end of the last mount
     // evicts the dentries of the tree and writes back the whole pool. The next caller waits for it.
     let job = move || {
+        let _until_then = guard;
         // The modes of its other mounts may be unknown, and must not be written down as known.
         if let Some(record) = record {
             data_dir::correct(&engine, &record);
         }
-        drop((guard, others));
+        drop(others);
         if last {
             let_go(&engine, &claim, ours);
         }
@@ -338,15 +338,12 @@ fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
     let watch = watch.and_then(Result::ok);
     let gone = watch.is_some_and(|watch| watch.has_fired().is_ok());
     let free = gone || matches!(is_held_open(inner, claim), Ok(false));
+    let mut state = inner.state.lock();
+    let synced = state.write_back.synced();
+    if let Some(held) = state.claims.get_mut(claim)
+        && free
+        && held.mounts.is_empty()
     {
-        let mut state = inner.state.lock();
-        let synced = state.write_back.synced();
-        if let Some(held) = state.claims.get_mut(claim) {
-            held.detached = held.detached.saturating_sub(1);
-            if free && held.mounts.is_empty() {
-                held.is_let_go(inner.now(), synced);
-            }
-        }
+        held.is_let_go(inner.now(), synced);
     }
-    inner.state.notify();
 }

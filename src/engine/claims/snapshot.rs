@@ -55,7 +55,7 @@ async fn take(
     // order is needed.
     let mut guards = Vec::new();
     for claim in &claims {
-        guards.push(lookup::take(inner, claim, until).await?);
+        guards.push(Guard::take(inner, claim, until).await?);
     }
     let freezing = freeze::freeze(inner, guards, claims, moment).await?;
     let created = inner.now();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::engine::claims::entries::ClaimMount;
-use crate::engine::claims::{lookup, types::CreateClaim};
+use crate::engine::claims::types::CreateClaim;
 use crate::engine::{Config, Engine, guard};
 
 impl Engine {
@@ -50,7 +50,7 @@ async fn a_copy_does_not_take_the_threads_of_seals() {
         .map(|_| told.clone())
         .map(|told| inner.threads.seals.run(move || told.lock().recv()))
         .collect();
-    let guard = lookup::take(inner, &claim.id, guard::deadline()).await;
+    let guard = Guard::take(inner, &claim.id, guard::deadline()).await;
     let guards = vec![guard.expect("it is free")];
     let freezing = freeze(inner, guards, vec![claim.id.clone()], Moment::AsItCan);
     let freezing = tokio::time::timeout(Duration::from_secs(30), freezing).await;
@@ -86,7 +86,7 @@ async fn a_mounted_claim_that_may_not_be_copied_is_refused_though_all_copies_wai
     };
     mounted(Some(mount));
     let hold = engine.hold_copies();
-    let guard = lookup::take(inner, &claim.id, guard::deadline()).await;
+    let guard = Guard::take(inner, &claim.id, guard::deadline()).await;
     let guards = vec![guard.expect("it is free")];
     let freezing = freeze(inner, guards, vec![claim.id.clone()], Moment::AsItCan);
     let freezing = tokio::time::timeout(Duration::from_secs(30), freezing).await;
@@ -103,7 +103,7 @@ async fn a_freeze_without_a_commit_is_taken_back_on_no_thread_of_the_runtime() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (engine, claim) = engine_with_a_claim(folder.path()).await;
     let inner = &engine.inner;
-    let take = || lookup::take(inner, &claim.id, guard::deadline());
+    let take = || Guard::take(inner, &claim.id, guard::deadline());
     let guards = vec![take().await.expect("it is free")];
     let ids = vec![claim.id.clone()];
     let freezing = freeze(inner, guards, ids, Moment::AsItCan).await;
