@@ -15,8 +15,9 @@ use crate::model::{
 pub(in crate::engine) struct VolumeEntry {
     pub(in crate::engine) claim: PersistentVolume,
     pub(in crate::engine) mounts: HashMap<PathBuf, ClaimMount>,
-    /// Its last mount, until the kernel says that no process holds that mount's files any more.
-    pub(in crate::engine) busy_layers: Option<BusyLayers>,
+    /// The layers of its last mount, until the kernel says that no process holds that mount's files
+    /// any more.
+    pub(in crate::engine) busy_layers: Option<Vec<LayerId>>,
     /// Why it cannot be used.
     pub(in crate::engine) problem: Option<Problem>,
     /// Its private content was there when the disk failed to write something back: nothing is made
@@ -26,29 +27,6 @@ pub(in crate::engine) struct VolumeEntry {
     pub(in crate::engine) measured: Measured,
     /// Whether it was used since the index was told when.
     pub(in crate::engine) used: bool,
-}
-
-/// A claim's mount whose files a process may still hold.
-#[derive(Debug)]
-pub(in crate::engine) struct BusyLayers {
-    /// The layers that it was mounted over.
-    pub(in crate::engine) layers: Vec<LayerId>,
-    /// A start assumed it, and has not asked the kernel yet.
-    pub(in crate::engine) assumed: bool,
-}
-
-impl BusyLayers {
-    /// Of a mount that this process made.
-    pub(in crate::engine) fn known(layers: Vec<LayerId>) -> Self {
-        let assumed = false;
-        Self { layers, assumed }
-    }
-
-    /// Of a mount that there may have been before this process.
-    pub(in crate::engine) fn assumed(layers: Vec<LayerId>) -> Self {
-        let assumed = true;
-        Self { layers, assumed }
-    }
 }
 
 /// Why a claim cannot be used.
@@ -116,15 +94,8 @@ impl VolumeEntry {
 
     /// No process holds files of its last mount any more. One that did may have written until now,
     /// which is use as before.
-    ///
-    /// A start only assumes such a process. That is no use, or each start would put the claim's end
-    /// off; except where a write may be newer than what `synced` says is on the disk.
-    pub(in crate::engine) fn is_let_go(&mut self, now: Timestamp, synced: Option<Timestamp>) {
-        let Some(last) = self.busy_layers.take() else {
-            return;
-        };
-        let on_disk = synced.is_none_or(|synced| synced <= self.claim.last_used);
-        if !(last.assumed && on_disk) {
+    pub(in crate::engine) fn is_let_go(&mut self, now: Timestamp) {
+        if self.busy_layers.take().is_some() {
             self.claim.last_used = now;
             self.used = true;
         }
@@ -223,7 +194,6 @@ impl PersistentVolumes {
             .entries
             .values()
             .filter_map(|entry| entry.busy_layers.as_ref());
-        let busy = busy.flat_map(|busy| &busy.layers);
-        self.stacks().flatten().chain(busy)
+        self.stacks().flatten().chain(busy.flatten())
     }
 }

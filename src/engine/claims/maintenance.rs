@@ -72,13 +72,11 @@ fn notice_free(inner: &Arc<Inner>) {
         };
         let is_free = matches!(is_held_open(inner, &id), Ok(false));
         let mut state = inner.state.lock();
-        let synced = state.write_back.synced();
-        if let Some(held) = state.claims.get_mut(&id) {
-            if is_free && held.mounts.is_empty() {
-                held.is_let_go(inner.now(), synced);
-            } else if let Some(last) = &mut held.busy_layers {
-                last.assumed = false;
-            }
+        if let Some(held) = state.claims.get_mut(&id)
+            && is_free
+            && held.mounts.is_empty()
+        {
+            held.is_let_go(inner.now());
         }
     }
 }

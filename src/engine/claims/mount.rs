@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::data_dir::{self, is_held_open};
-use super::entries::{BusyLayers, ClaimMount, Problem};
+use super::entries::{ClaimMount, Problem};
 use super::lookup::refuse_broken;
 use super::types::MountClaim;
 use crate::engine::error::{Context, Error, Result};
@@ -245,7 +245,7 @@ fn attach(
     let mut state = inner.state.lock();
     if let Some(held) = state.claims.get_mut(&request.claim) {
         held.mounts = all;
-        held.busy_layers = Some(BusyLayers::known(claim.layers));
+        held.busy_layers = Some(claim.layers);
         held.claim.last_used = used;
         held.used = true;
         held.limit_unenforced.clone_from(&known.limit_unenforced);
@@ -339,11 +339,10 @@ fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
     let gone = watch.is_some_and(|watch| watch.has_fired().is_ok());
     let free = gone || matches!(is_held_open(inner, claim), Ok(false));
     let mut state = inner.state.lock();
-    let synced = state.write_back.synced();
     if let Some(held) = state.claims.get_mut(claim)
         && free
         && held.mounts.is_empty()
     {
-        held.is_let_go(inner.now(), synced);
+        held.is_let_go(inner.now());
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::data_dir;
-use super::entries::{BusyLayers, ClaimMount, Problem, VolumeEntry};
+use super::entries::{ClaimMount, Problem, VolumeEntry};
 use super::freeze::{going_to, return_content};
 use crate::engine::error::{Context, Result};
 use crate::engine::mounts::find_all;
@@ -110,10 +110,8 @@ pub(in crate::engine) fn recover_volume(
         }
         Ok(record) => of_this_boot(inner, held, mounts, record)?,
         Err(why) => {
-            // A process may still have files of a recent mount open. The driver asks the kernel
-            // before each operation.
-            held.busy_layers = Some(BusyLayers::assumed(held.claim.layers.clone()));
             held.mounts = unrecorded(inner, mounts, id)?;
+            held.busy_layers = Some(held.claim.layers.clone());
             if held.mounts.is_empty() {
                 // After a power cut a file may have its name and not its content. It was written at
                 // a mount or unmount, of which the index may not know.
@@ -129,9 +127,13 @@ pub(in crate::engine) fn recover_volume(
             }
         }
     }
-    if let Some(last) = &mut held.busy_layers {
-        // What is mounted is known.
-        last.assumed = held.mounts.is_empty();
+    // A process may still have files of a recent mount open. Where the kernel says that none has,
+    // this start is no use of the volume.
+    if held.mounts.is_empty()
+        && held.busy_layers.is_some()
+        && !inner.backend.in_use(dir).unwrap_or(true)
+    {
+        held.busy_layers = None;
     }
     Ok(())
 }
@@ -190,9 +192,7 @@ fn of_this_boot(
         .collect();
     let id = &held.claim.id;
     let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, &paths)?;
-    // A process may still have files of a recent mount open. The driver asks the kernel before each
-    // operation.
-    held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
+    held.busy_layers = Some(record.claim.layers);
     let (there, gone): (Vec<_>, Vec<_>) = record
         .targets
         .into_iter()
