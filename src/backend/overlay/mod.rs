@@ -127,7 +127,7 @@ impl Overlay {
         let in_mount_ns = self.api == MountApi::Classic && lowers.need_mount_ns();
         let attempt = |work: &str| -> Result<OwnedFd> {
             let view = self.views.of(owners, in_mount_ns)?;
-            let view = view.as_deref();
+            let view = view.as_ref();
             let volume_seen;
             let volume = match view {
                 None => volume,
