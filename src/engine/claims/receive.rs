@@ -58,7 +58,7 @@ pub(in crate::engine) fn receive<E>(
     let mut pins = Pins::none(inner);
     let reused = reuse_of_claims(inner, &layers, &mut pins);
     // Their volumes may be deleted while content comes.
-    let kept = RetainedLayers::new(inner, &reused, pins);
+    let kept = RetainedLayers::new(inner, pins);
     data_dir::refuse_lost(inner, &id, &reused)?;
     let owner = Owner::Claim(&id);
     let new = receive_layers(inner, (owner, &layers), reused, progress, make)?;

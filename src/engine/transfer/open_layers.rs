@@ -9,7 +9,6 @@ use rustix::fs::OFlags;
 use crate::archive::toc::{Holder, Table};
 use crate::archive::{self, Limits};
 use crate::engine::error::{Context, Error, Result};
-use crate::engine::layers;
 use crate::engine::pins::{Pins, Use};
 use crate::engine::shared::Inner;
 use crate::engine::table_digests::{Recorded, recorded};
@@ -38,36 +37,27 @@ pub struct OpenSnapshot {
     _kept: RetainedLayers,
 }
 
-/// Keeps the layers of a snapshot. The snapshot and its volume may be deleted meanwhile: then
-/// nothing else looks whether the layers are still needed.
+/// Keeps the layers of a snapshot. The snapshot and its volume may be deleted meanwhile: then the
+/// collector looks at the end whether the layers are still needed.
 #[derive(Debug)]
 pub(in crate::engine) struct RetainedLayers {
-    inner: Arc<Inner>,
-    layers: Vec<LayerId>,
     pins: Option<Pins>,
+    inner: Arc<Inner>,
 }
 
 impl RetainedLayers {
-    pub(in crate::engine) fn new(inner: &Arc<Inner>, layers: &[LayerId], pins: Pins) -> Self {
+    pub(in crate::engine) fn new(inner: &Arc<Inner>, pins: Pins) -> Self {
         Self {
-            inner: inner.clone(),
-            layers: layers.to_vec(),
             pins: Some(pins),
+            inner: inner.clone(),
         }
     }
 }
 
 impl Drop for RetainedLayers {
-    /// Looks on a thread for calls, since this may be one of the runtime's. Where no job is taken
-    /// any more, it is left to the next start.
     fn drop(&mut self) {
         drop(self.pins.take());
-        let (inner, layers) = (self.inner.clone(), std::mem::take(&mut self.layers));
-        let look = move || {
-            layers::trash_unreferenced(&inner, &layers);
-            inner.wake_reaper();
-        };
-        drop(self.inner.threads.calls.run(look));
+        self.inner.wake_reaper();
     }
 }
 
@@ -138,7 +128,7 @@ pub(in crate::engine) fn open_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> R
         pins.add(&mut state, &snapshot.layers);
         snapshot
     };
-    let kept = RetainedLayers::new(inner, &snapshot.layers, pins);
+    let kept = RetainedLayers::new(inner, pins);
     let mut open = Vec::with_capacity(snapshot.layers.len());
     for layer in &snapshot.layers {
         if let Some(layer) = open_layer(inner, *layer)? {
