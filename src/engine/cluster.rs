@@ -17,6 +17,7 @@ use super::policies;
 use super::remove;
 use super::shared::Inner;
 use super::state::State;
+use super::threads::Pool;
 use super::transfer::{self, LayerPlace, ReceiveError, ReceiveRequest, Received};
 use super::{Engine, Result};
 use crate::archive::toc::Table;
@@ -242,9 +243,8 @@ impl Engine {
 
     /// What each namespace uses here: one pass over all artifacts.
     pub async fn namespaces(&self) -> Result<BTreeMap<Tenant, NamespaceUsage>> {
-        let inner = Arc::clone(&self.inner);
-        let job = move || budgets::usage(&inner);
-        self.inner.threads.calls.run(job).await
+        let job = |inner: &Arc<Inner>| Ok(budgets::usage(inner));
+        self.inner.run(Pool::Calls, job).await
     }
 
     /// Evicts content of a namespace that no volume uses, soon: what was last used, or sealed,

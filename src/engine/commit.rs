@@ -21,6 +21,7 @@ use super::notice::{NotCommitted, What};
 use super::pending::withdraw_seal_intent;
 use super::policies;
 use super::shared::Inner;
+use super::threads::Pool;
 use crate::model::{Artifact, ArtifactId, LayerId, Name, VolumeRecord};
 use crate::store::Change;
 
@@ -36,15 +37,10 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
         inner.collector.tables.wake();
         let mut attempt = 0;
         loop {
-            let engine = inner.clone();
             let keys = batch.clone();
             let began = Instant::now();
-            let result = inner
-                .threads
-                .syncs
-                .run(move || commit(&engine, &keys))
-                .await;
-            match result.and_then(|result| result) {
+            let job = move |inner: &Arc<Inner>| commit(inner, &keys);
+            match inner.run(Pool::Syncs, job).await {
                 Ok(()) => {
                     inner.counters().committed(began.elapsed());
                     break;

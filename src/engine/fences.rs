@@ -11,14 +11,14 @@ use std::sync::Arc;
 use super::error::Result;
 use super::failpoint::{Point, point};
 use super::shared::Inner;
+use super::threads::Pool;
 use crate::model::{Fence, FenceStep, Fences, Name};
 use crate::store::Change;
 
 /// Applies fences, in their order. `false`: the stream that brought them has to begin again.
 pub(super) async fn apply(inner: &Arc<Inner>, fences: Vec<Fence>) -> Result<bool> {
-    let engine = inner.clone();
-    let job = move || apply_now(&engine, &fences);
-    let goes_on = inner.threads.room.run(job).await??;
+    let job = move |inner: &Arc<Inner>| apply_now(inner, &fences);
+    let goes_on = inner.run(Pool::Room, job).await?;
     // Content without a name is garbage.
     inner.wake_reaper();
     Ok(goes_on)
@@ -85,12 +85,8 @@ fn apply_now(inner: &Inner, fences: &[Fence]) -> Result<bool> {
 /// Forgets the fences up to this number. One that this node has not applied stays unknown, so the
 /// next fence shows that it was missed.
 pub(super) async fn forget(inner: &Arc<Inner>, up_to: u64) -> Result<()> {
-    let engine = inner.clone();
-    inner
-        .threads
-        .room
-        .run(move || forget_now(&engine, up_to))
-        .await?
+    let job = move |inner: &Arc<Inner>| forget_now(inner, up_to);
+    inner.run(Pool::Room, job).await
 }
 
 fn forget_now(inner: &Inner, up_to: u64) -> Result<()> {

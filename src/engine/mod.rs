@@ -159,6 +159,7 @@ use error::Context;
 use pool::boot_id;
 use recover::Recovered;
 use shared::Inner;
+use threads::Pool;
 
 /// One pool, in the care of this process. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
@@ -172,22 +173,21 @@ async fn take_up(
     contents: Contents,
     lost: Option<sys::Error>,
 ) -> Result<Recovered> {
-    let engine = inner.clone();
-    let recovered = inner.threads.calls.run(move || {
-        let recovered = recover::recover(&engine, contents)?;
+    let job = move |inner: &Arc<Inner>| {
+        let recovered = recover::recover(inner, contents)?;
         match lost {
-            Some(lost) => writeback_failure::taint(&engine, &lost),
-            None => writeback_failure::finish_taint(&engine)?,
+            Some(lost) => writeback_failure::taint(inner, &lost),
+            None => writeback_failure::finish_taint(inner)?,
         }
-        writeback_failure::note_unnoted(&engine);
+        writeback_failure::note_unnoted(inner);
         if !recovered.changes.is_empty() {
-            engine.transact(&recovered.changes).result()?;
+            inner.transact(&recovered.changes).result()?;
             failpoint::point(failpoint::Point::RecoverIndexed);
         }
-        let _made_later_if_not_now = engine.keep_reserve();
-        Ok::<_, Error>(recovered)
-    });
-    recovered.await?
+        let _made_later_if_not_now = inner.keep_reserve();
+        Ok(recovered)
+    };
+    inner.run(Pool::Calls, job).await
 }
 
 impl Engine {
@@ -308,12 +308,8 @@ impl Engine {
     /// Compares index, records, directories and mounts; changes nothing. Empty: all is well.
     pub async fn check(&self) -> Result<Vec<Finding>> {
         self.inner.refuse_degraded()?;
-        let inner = self.inner.clone();
-        self.inner
-            .threads
-            .walks
-            .run(move || fsck::check(&inner))
-            .await?
+        let check = |inner: &Arc<Inner>| fsck::check(inner);
+        self.inner.run(Pool::Walks, check).await
     }
 
     /// Compares the parts of a pool that no driver has open. Writes and repairs nothing.
@@ -374,12 +370,8 @@ impl Engine {
 
     /// The engine as a whole.
     pub async fn status(&self) -> Result<Status> {
-        let inner = self.inner.clone();
-        self.inner
-            .threads
-            .calls
-            .run(move || query::status(&inner))
-            .await?
+        let status = |inner: &Arc<Inner>| query::status(inner);
+        self.inner.run(Pool::Calls, status).await
     }
 
     /// Whether the pool takes changes: tries the smallest one. Waits while the disk does not
@@ -387,8 +379,7 @@ impl Engine {
     pub async fn takes_writes(&self) -> Result<()> {
         self.inner.refuse_degraded()?;
         let one_at_a_time = self.inner.durability.probe().await;
-        let inner = self.inner.clone();
-        let job = move || {
+        let job = move |inner: &Arc<Inner>| {
             let _one_at_a_time = one_at_a_time;
             inner
                 .dirs
@@ -396,14 +387,12 @@ impl Engine {
                 .touch()
                 .context("change something in the pool")
         };
-        self.inner.threads.calls.run(job).await?
+        self.inner.run(Pool::Calls, job).await
     }
 
     /// What it has, in numbers. Looks at each artifact and name under the lock of the state.
     pub async fn metrics(&self) -> Result<Metrics> {
-        let inner = self.inner.clone();
-        let job = move || metrics::collect(&inner);
-        self.inner.threads.calls.run(job).await?
+        self.inner.run(Pool::Calls, metrics::collect).await
     }
 
     /// Waits until the process must end, so that the next start reads the index whose content this
@@ -454,18 +443,18 @@ impl Engine {
         none.await;
         inner.lifetime.stop();
         inner.lifetime.ended().await;
-        let engine = inner.clone();
-        let job = move || {
+        let job = |inner: &Arc<Inner>| {
             // After the last deletion and merge: written before, a deleted entry would come back.
-            let _one_at_a_time = engine.collector.lock();
-            let mut uses = transaction::last_uses(&engine);
-            uses.extend(claims::maintenance::uses(&engine));
-            if let Err(error) = engine.transact(&uses).result() {
+            let _one_at_a_time = inner.collector.lock();
+            let mut uses = transaction::last_uses(inner);
+            uses.extend(claims::maintenance::uses(inner));
+            if let Err(error) = inner.transact(&uses).result() {
                 tracing::warn!(%error,
                     "the times at which artifacts and volumes were last used could not be saved");
             }
+            Ok(())
         };
-        if inner.threads.room.run(job).await.is_err() {
+        if inner.run(Pool::Room, job).await.is_err() {
             tracing::debug!("closed twice");
         }
         let engine = inner.clone();

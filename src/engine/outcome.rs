@@ -10,6 +10,7 @@ use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::lifecycle::Lifecycle;
 use super::shared::Inner;
+use super::threads::Pool;
 use super::types::{Awaited, OutcomeReport};
 use super::volumes::Volume;
 use crate::model::{LayerId, Outcome, PodUid, Timestamp, VolumeId};
@@ -80,9 +81,9 @@ pub(super) async fn report(
     outcome: Outcome,
 ) -> Result<OutcomeReport> {
     let mut report = known(inner, pod, outcome);
-    let (engine, pod) = (inner.clone(), pod.clone());
-    let job = move || note(&engine, &pod, outcome);
-    report.news = inner.threads.calls.run(job).await??;
+    let pod = pod.clone();
+    let job = move |inner: &Arc<Inner>| note(inner, &pod, outcome);
+    report.news = inner.run(Pool::Calls, job).await?;
     Ok(report)
 }
 

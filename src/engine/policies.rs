@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::error::Context as _;
 use super::shared::Inner;
+use super::threads::Pool;
 use crate::model::{Artifact, ArtifactId, NodeId, Policies, layout};
 use crate::store::{self, Unreadable};
 
@@ -84,7 +85,7 @@ pub(super) async fn keep(inner: Arc<Inner>) {
     }
     kept.policies = Arc::downgrade(&policies);
     let engine = Arc::clone(&inner);
-    let written = inner.threads.room.run(move || {
+    let written = inner.threads.run(Pool::Room, move || {
         engine.with_reserve(|| store::write_policies(&engine.dirs.root, &policies))?;
         Ok::<_, crate::sys::Error>(())
     });

@@ -20,6 +20,7 @@ use super::notice::What;
 use super::shared::Inner;
 use super::state::{Resolution, State};
 use super::target::Target;
+use super::threads::Pool;
 use super::types::{PublishRequest, Published};
 use super::{mounts, republish};
 use crate::model::{
@@ -73,9 +74,8 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
     if result.as_ref().is_err_and(Error::is_lost_write) {
         // The kernel mounts no volatile overlay over a disk with a write-back error until a process
         // has read that error. A seal would read it, but without a publish there is no seal.
-        let engine = inner.clone();
-        let job = move || engine.sync(&engine.durability.lock());
-        if let Err(error) = inner.threads.syncs.run(job).await? {
+        let sync = |inner: &Arc<Inner>| inner.sync(&inner.durability.lock());
+        if let Err(error) = inner.run(Pool::Syncs, sync).await {
             tracing::warn!(%error, "a publish failed because the disk failed to write back data");
         }
     }
@@ -90,18 +90,17 @@ async fn attempt(
     plan: Option<Plan>,
     guard: Guard,
 ) -> Result<(Result<Published>, Option<Guard>)> {
-    let engine = inner.clone();
     let request = request.clone();
-    let job = move || {
+    let job = move |inner: &Arc<Inner>| {
         let result = match plan {
-            Some(plan) => publish_new(&engine, &request, plan),
-            None => republish::publish_again(&engine, &request),
+            Some(plan) => publish_new(inner, &request, plan),
+            None => republish::publish_again(inner, &request),
         };
         // Otherwise released before the answer: the caller may go on with this volume at once.
         let guard = matches!(result, Err(Error::Full(_))).then_some(guard);
-        (result, guard)
+        Ok((result, guard))
     };
-    inner.threads.calls.run(job).await
+    inner.run(Pool::Calls, job).await
 }
 
 /// Waits for a round of garbage collection. So a publish that found no space does not fail while

@@ -10,6 +10,7 @@ use super::error::{Context, Error, Result};
 use super::shared::Inner;
 use super::state::State;
 use super::target::{Found, Target};
+use super::threads::Pool;
 use super::types::{ArtifactRow, Measured, Status, VolumeRow, VolumeStats};
 use super::volumes::Volume;
 use crate::model::{Tenant, VolumeId, VolumeSpec};
@@ -118,26 +119,19 @@ pub(super) async fn stats(
         (measured.usage, limit, measure, mount)
     };
     if measure {
-        let (engine, volume) = (inner.clone(), volume.clone());
-        drop(
-            inner
-                .threads
-                .walks
-                .run(move || measure_volume(&engine, &volume)),
-        );
+        measure_soon(inner, volume.clone());
     }
-    let engine = inner.clone();
     let target = path.to_owned();
-    let space = inner.threads.calls.run(move || {
+    let job = move |inner: &Arc<Inner>| {
         let found = Target::open(&target)?
             .map(|target| target.look())
             .transpose()?;
         let there = matches!(found, Some(Found::Mount(point)) if point.id == mount);
         there
-            .then(|| engine.dirs.root.space().context("ask for the pool's room"))
+            .then(|| inner.dirs.root.space().context("ask for the pool's room"))
             .transpose()
-    });
-    let space = space.await??.ok_or_else(absent)?;
+    };
+    let space = inner.run(Pool::Calls, job).await?.ok_or_else(absent)?;
     let used = usage.map_or(0, |usage| usage.bytes);
     let total_bytes = limit.unwrap_or(space.bytes);
     let available_bytes = limit.map_or(space.bytes_available, |limit| {
@@ -199,14 +193,14 @@ pub(super) fn measure_some(inner: &Arc<Inner>) {
         chosen.collect()
     };
     for volume in chosen {
-        let engine = inner.clone();
-        drop(
-            inner
-                .threads
-                .walks
-                .run(move || measure_volume(&engine, &volume)),
-        );
+        measure_soon(inner, volume);
     }
+}
+
+fn measure_soon(inner: &Arc<Inner>, volume: VolumeId) {
+    let engine = inner.clone();
+    let job = move || measure_volume(&engine, &volume);
+    drop(inner.threads.run(Pool::Walks, job));
 }
 
 fn measure_volume(inner: &Inner, volume: &VolumeId) {

@@ -16,6 +16,7 @@ use super::notice::NotCommitted;
 use super::pending::tell_if_held_for_long;
 use super::shared::Inner;
 use super::teardowns::{Pin, Teardown};
+use super::threads::Pool;
 use super::writeback_failure::note_remembered;
 use crate::backend::{self, Freeze};
 use crate::model::{LayerId, VolumeRecord};
@@ -101,20 +102,19 @@ async fn until_frozen(
 }
 
 async fn try_to_freeze(inner: &Arc<Inner>, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
-    let engine = inner.clone();
-    let frozen = inner.threads.freezes.run(move || {
-        let Some(dir) = engine.retired_dir(key)? else {
+    let job = move |inner: &Arc<Inner>| {
+        let Some(dir) = inner.retired_dir(key)? else {
             return Ok(Freeze::Frozen);
         };
         let (descriptor, _permit) = pin.map(|pin| (pin.descriptor, pin.permit)).unzip();
         // Asked while the mount exists: only a mount remembers a write-back error.
-        if let (Some(mount), Some((_, record))) = (&descriptor, engine.seal_intent(key)) {
-            note_remembered(&engine, &record, mount.as_fd());
+        if let (Some(mount), Some((_, record))) = (&descriptor, inner.seal_intent(key)) {
+            note_remembered(inner, &record, mount.as_fd());
         }
-        let frozen = engine.backend.freeze(&dir, descriptor);
+        let frozen = inner.backend.freeze(&dir, descriptor);
         frozen.context("freeze the volume's content")
-    });
-    frozen.await?
+    };
+    inner.run(Pool::Freezes, job).await
 }
 
 /// Keeps the layers of a sealed volume while a process reads it, of a pod that was deleted by
@@ -146,9 +146,8 @@ async fn until_released(inner: &Arc<Inner>, key: LayerId, mut watch: Watch) {
     loop {
         released(watch.take(), looks).await;
         looks += 1;
-        let engine = inner.clone();
-        let held = inner.threads.seals.run(move || is_held(&engine, key)).await;
-        match held.and_then(|held| held) {
+        let job = move |inner: &Arc<Inner>| is_held(inner, key);
+        match inner.run(Pool::Seals, job).await {
             Ok(false) => return,
             Ok(true) => {}
             Err(error) => {
@@ -201,9 +200,8 @@ pub(super) async fn until_unwritten(
     }
     let (mut failures, mut looks) = (0, 0);
     let ended = loop {
-        let engine = inner.clone();
-        let asked = inner.threads.looks.run(move || ask(&engine, key));
-        match asked.await.and_then(|asked| asked) {
+        let job = move |inner: &Arc<Inner>| ask(inner, key);
+        match inner.run(Pool::Looks, job).await {
             Ok((false, _)) => break Ok(()),
             Ok((true, took)) => {
                 if inner.state.lock().write_back.is_tainted(record) {

@@ -20,6 +20,7 @@ use super::pool_scan::keys;
 use super::remove::remove;
 use super::shared::{Inner, SHARE};
 use super::space::is_nearly_full;
+use super::threads::Pool;
 use super::transaction::last_uses;
 use super::types::Reaped;
 use super::{budgets, flatten, purge, transfer, unpublish};
@@ -44,8 +45,7 @@ pub(super) async fn reap_loop(inner: Arc<Inner>) {
             () = tokio::time::sleep(inner.config.reap_interval) => {}
             () = inner.lifetime.stopping() => return,
         }
-        let engine = inner.clone();
-        let round = match inner.threads.room.run(move || round(&engine)).await {
+        let round = match inner.run(Pool::Room, |inner| Ok(round(inner))).await {
             Ok(round) => round,
             Err(Error::ShuttingDown) => return,
             Err(error) => Round::failed(error),
@@ -76,9 +76,7 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
             () = inner.collector.walker.notified() => {}
             () = inner.lifetime.stopping() => return,
         }
-        let engine = inner.clone();
-        let walked = inner.threads.walks.run(move || measure_layers(&engine));
-        match walked.await.and_then(|measured| measured) {
+        match inner.run(Pool::Walks, |inner| measure_layers(inner)).await {
             Err(Error::ShuttingDown) => return,
             Err(error) => {
                 tracing::error!(%error, "layers could not be measured; retrying later");
@@ -100,9 +98,8 @@ pub(super) async fn merge_loop(inner: Arc<Inner>) {
             () = inner.collector.merger.notified() => {}
             () = inner.lifetime.stopping() => return,
         }
-        let engine = inner.clone();
-        let merges = inner.threads.merges.run(move || flatten::flatten(&engine));
-        let merges = match merges.await {
+        let merges = |inner: &Arc<Inner>| Ok(flatten::flatten(inner));
+        let merges = match inner.run(Pool::Merges, merges).await {
             Ok(merges) => merges,
             Err(Error::ShuttingDown) => return,
             Err(error) => flatten::Merges::failed(error),
@@ -141,26 +138,17 @@ async fn wanted(inner: &Inner, rested: Instant) {
 /// first failure is the answer.
 pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     let mut all = Round::default();
-    let engine = inner.clone();
-    let parts = move || transfer::delete_parts(&engine);
-    inner.threads.room.run(parts).await?;
+    let parts = |inner: &Arc<Inner>| Ok(transfer::delete_parts(inner));
+    inner.run(Pool::Room, parts).await?;
     rounds(inner, &mut all).await?;
-    let engine = inner.clone();
-    let measured = inner
-        .threads
-        .walks
-        .run(move || measure_layers(&engine))
-        .await?;
+    let measure = |inner: &Arc<Inner>| Ok(measure_layers(inner));
+    let measured = inner.run(Pool::Walks, measure).await?;
     // Eviction chooses by size.
     if all.step(measured) > 0 {
         rounds(inner, &mut all).await?;
     }
-    let engine = inner.clone();
-    let merges = inner
-        .threads
-        .merges
-        .run(move || flatten::flatten(&engine))
-        .await?;
+    let merge = |inner: &Arc<Inner>| Ok(flatten::flatten(inner));
+    let merges = inner.run(Pool::Merges, merge).await?;
     all.done.flattened = merges.done;
     all.step(merges.failure.map_or(Ok(0), Err));
     if merges.tried > 0 {
@@ -176,8 +164,7 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
 async fn rounds(inner: &Arc<Inner>, all: &mut Round) -> Result<()> {
     let mut deleted = Instant::now();
     loop {
-        let engine = inner.clone();
-        let round = inner.threads.room.run(move || round(&engine)).await?;
+        let round = inner.run(Pool::Room, |inner| Ok(round(inner))).await?;
         if round.done.deleted > 0 {
             deleted = Instant::now();
         }

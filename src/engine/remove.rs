@@ -10,6 +10,7 @@ use super::layers::trash_unreferenced;
 use super::pins::Pins;
 use super::shared::Inner;
 use super::state::State;
+use super::threads::Pool;
 use crate::model::{Artifact, ArtifactId, LayerId, Name};
 use crate::store::Change;
 
@@ -86,9 +87,9 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
                 answer => Some(answer),
             })
             .await?;
-        let (engine, name) = (inner.clone(), name.clone());
-        let job = move || destroy_now(&engine, name, |_| true);
-        if inner.threads.room.run(job).await?? {
+        let name = name.clone();
+        let job = move |inner: &Arc<Inner>| destroy_now(inner, name, |_| true);
+        if inner.run(Pool::Room, job).await? {
             inner.wake_reaper();
             return Ok(());
         }
@@ -116,9 +117,9 @@ pub(super) async fn discard(
         if !inner.state.when(is_durable).await? {
             return Ok(false);
         }
-        let (engine, named) = (inner.clone(), name.clone());
-        let job = move || destroy_now(&engine, named, fits);
-        match inner.threads.room.run(job).await? {
+        let named = name.clone();
+        let job = move |inner: &Arc<Inner>| destroy_now(inner, named, fits);
+        match inner.run(Pool::Room, job).await {
             Err(Error::NoSuchName(_)) => return Ok(false),
             Ok(false) => {}
             done => {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::error::{Error, Result};
 use super::shared::Config;
 use super::shared::Inner;
+use super::threads::Pool;
 use super::types::Finding;
 use super::{fsck, reap};
 
@@ -56,21 +57,21 @@ fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
 /// between. Volumes change between the looks at memory and at the disk. A finding from such a
 /// change is in one comparison only.
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
-    let check = || {
-        let engine = inner.clone();
-        let checked = inner.threads.walks.run(move || fsck::check(&engine));
-        async { Ok::<HashSet<Finding>, Error>(checked.await??.into_iter().collect()) }
-    };
-    let mut found = check().await?;
+    let mut found = check(inner).await?;
     if !found.is_empty() {
         // What else failed in it is the collector's to tell, and it went on after that.
         if let Err(Error::ShuttingDown) = reap::reap(inner).await {
             return Err(Error::ShuttingDown);
         }
-        let again = check().await?;
+        let again = check(inner).await?;
         found.retain(|finding| again.contains(finding));
     }
     Ok(found)
+}
+
+async fn check(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
+    let found = inner.run(Pool::Walks, |inner| fsck::check(inner)).await?;
+    Ok(found.into_iter().collect())
 }
 
 /// Says each finding that is new once. One that went and comes back is new.

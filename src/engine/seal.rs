@@ -24,6 +24,7 @@ use super::policies;
 use super::quiesce::until_unwritten;
 use super::shared::Inner;
 use super::state::State;
+use super::threads::Pool;
 use super::volumes::Volume;
 use crate::backend;
 use crate::model::{
@@ -88,13 +89,9 @@ async fn seal_or_give_up(
         Verdict::GiveUp(why) => return give_up(inner, key, &why).await,
         Verdict::Seal => {}
     }
-    let engine = inner.clone();
     let began = Instant::now();
-    let sealed = inner
-        .threads
-        .seals
-        .run(move || seal(&engine, key, &plan, &record));
-    match sealed.await? {
+    let job = move |inner: &Arc<Inner>| seal(inner, key, &plan, &record);
+    match inner.run(Pool::Seals, job).await {
         Ok(Action::MakeDurable) => {
             inner.counters().sealed(began.elapsed());
             Ok(Action::MakeDurable)
@@ -207,22 +204,21 @@ async fn decide_by_pod(
         Commit::Always => Verdict::Seal,
         Commit::Never => Verdict::GiveUp(NotCommitted::Never),
         Commit::OnMarker => {
-            let engine = inner.clone();
-            let marked = inner.threads.seals.run(move || {
-                let Some(dir) = engine.retired_dir(key)? else {
+            let job = move |inner: &Arc<Inner>| {
+                let Some(dir) = inner.retired_dir(key)? else {
                     return Ok(false);
                 };
                 // A seal writes its record, then removes the marker: the record says that there was
                 // one.
-                if engine.is_recorded(key)? {
+                if inner.is_recorded(key)? {
                     return Ok(true);
                 }
-                engine
+                inner
                     .backend
                     .has_marker(&dir, layout::COMMIT_MARKER)
                     .context("look for the commit marker")
-            });
-            if marked.await?? {
+            };
+            if inner.run(Pool::Seals, job).await? {
                 Verdict::Seal
             } else {
                 Verdict::GiveUp(NotCommitted::NoMarker)
@@ -271,15 +267,14 @@ async fn await_decision(inner: &Arc<Inner>, key: LayerId, missing: Missing) -> R
 
 /// How long the volume waited for this in earlier processes, which counted until `now`.
 async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: Wait, now: u64) -> Duration {
-    let engine = inner.clone();
-    let noted = inner.threads.seals.run(move || {
-        let Some(dir) = engine.retired_dir(key)? else {
+    let job = move |inner: &Arc<Inner>| {
+        let Some(dir) = inner.retired_dir(key)? else {
             return Ok(Duration::ZERO);
         };
         let since = store::waiting_since(&dir, wait, now).context("record when the wait began")?;
         Ok(Duration::from_secs(now.saturating_sub(since)))
-    });
-    let waited = noted.await.and_then(|noted: Result<Duration>| noted);
+    };
+    let waited = inner.run(Pool::Seals, job).await;
     waited.unwrap_or_else(|error| {
         tracing::debug!(layer = %key, %error, ?wait,
             "could not record when the wait began; a restart of the driver begins it again");
@@ -455,15 +450,14 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
     if let Some((_, record)) = &intent {
         tracing::warn!(volume.id = %record.id, pod.uid = %record.pod.uid, %why, "not sealed");
     }
-    let engine = inner.clone();
-    let job = move || {
+    let job = move |inner: &Arc<Inner>| {
         point(Point::SealGivenUp);
-        trash_pending(&engine, key)?;
+        trash_pending(inner, key)?;
         // The begun layer. If forks were made of it before a crash, it stays until they are gone.
-        trash_unreferenced(&engine, &[key]);
+        trash_unreferenced(inner, &[key]);
         Ok::<_, Error>(())
     };
-    inner.threads.seals.run(job).await??;
+    inner.run(Pool::Seals, job).await?;
     inner.counters().given_up();
     if let Some((_, record)) = &intent {
         inner.say_not_committed(record, why);
@@ -479,14 +473,13 @@ async fn delete(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
     const SLICE: Duration = Duration::from_secs(1);
     let mut slices = 0;
     loop {
-        let engine = inner.clone();
-        let job = move || {
-            let (trash, stop) = (&engine.dirs.trash, engine.patience_of(SLICE));
+        let job = move |inner: &Arc<Inner>| {
+            let (trash, stop) = (&inner.dirs.trash, inner.patience_of(SLICE));
             let name = key.to_string();
-            engine.backend.delete(trash, name.as_ref(), &stop)
+            Ok(inner.backend.delete(trash, name.as_ref(), &stop))
         };
         slices += 1;
-        match inner.threads.deletes.run(job).await? {
+        match inner.run(Pool::Deletes, job).await? {
             Err(backend::Error::Stopped) if slices < SLICES && !inner.lifetime.is_stopping() => {}
             Err(backend::Error::System(error)) if error.is(Errno::ENOENT) => break,
             result => break result.context("delete the volume")?,

@@ -20,7 +20,7 @@ use super::pool::{self, Origin};
 use super::space::SpaceRequests;
 use super::state::{State, Watched};
 use super::teardowns::Teardowns;
-use super::threads::ThreadPools;
+use super::threads::{Pool, ThreadPools};
 use crate::backend::{Backend, BackendKind, MountApi};
 use crate::model::{LayerId, NodeId, Pod, PodUid, Tenant, Timestamp, VolumeId, VolumeRecord};
 use crate::store::{Index, PoolDirs};
@@ -192,6 +192,17 @@ impl Inner {
             dirs,
         };
         Ok((Arc::new(inner), sealed))
+    }
+
+    /// Runs a job on the threads of one kind of work. It runs to its end, also when the caller goes
+    /// away.
+    pub(super) async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        pool: Pool,
+        job: impl FnOnce(&Arc<Self>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let engine = self.clone();
+        self.threads.run(pool, move || job(&engine)).await?
     }
 
     /// What this pool is, and in which boot.

@@ -10,6 +10,7 @@ use super::artifacts::Sealed;
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::shared::Inner;
+use super::threads::Pool;
 use super::transfer::{self, OpenArtifact};
 use super::types::{LocalArtifact, PublishRequest, Tables};
 use super::{Engine, layers, remove};
@@ -137,21 +138,20 @@ impl Engine {
     /// artifacts that stack this layer. Returns them all. The artifact itself gets its mark last:
     /// its mark says that the others have theirs, so a call after an error does the rest.
     pub async fn mark_damaged(&self, id: ArtifactId, table: Sha256) -> Result<Vec<ArtifactId>> {
-        let inner = Arc::clone(&self.inner);
-        let job = move || {
+        let job = move |inner: &Arc<Inner>| {
             let one_at_a_time = inner.collector.lock();
-            let mut stacked = stacking(&inner, id, table);
+            let mut stacked = stacking(inner, id, table);
             stacked.sort_by_key(|(artifact, _)| *artifact == id);
             for (artifact, is_marked) in &stacked {
                 if !is_marked {
                     let mark = |sharing: &mut Sharing| sharing.damaged = true;
-                    enter(&inner, *artifact, mark, &one_at_a_time)?;
+                    enter(inner, *artifact, mark, &one_at_a_time)?;
                 }
             }
             Ok(stacked.into_iter().map(|(artifact, _)| artifact).collect())
         };
         // It waits for the collector.
-        self.inner.threads.room.run(job).await?
+        self.inner.run(Pool::Room, job).await
     }
 
     /// Takes a name from content that follows no number of the tier from `cleared` on: the tier

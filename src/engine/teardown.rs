@@ -15,6 +15,7 @@ use super::quiesce::quiesce;
 use super::seal;
 use super::shared::Inner;
 use super::teardowns::{Pin, Teardown};
+use super::threads::Pool;
 use crate::backend::Freeze;
 use crate::model::LayerId;
 
@@ -33,7 +34,7 @@ pub(super) fn begin_soon(inner: &Arc<Inner>, left: Teardown) {
             () = tokio::time::sleep(AFTER_THE_ANSWER) => {}
             () = engine.lifetime.stopping() => {
                 // To close a descriptor may take as long as the disk likes.
-                drop(engine.threads.freezes.run(move || drop(left)));
+                drop(engine.threads.run(Pool::Freezes, move || drop(left)));
                 return;
             }
         }
@@ -56,7 +57,7 @@ async fn tear_down(inner: &Arc<Inner>, left: Teardown) {
             let _until_then = until_then;
             discard_at_once(&engine, left)
         };
-        match inner.threads.freezes.run(job).await {
+        match inner.threads.run(Pool::Freezes, job).await {
             Ok(Ok(action)) => action,
             Ok(Err(found)) => quiesce(inner, Teardown { key, pin: None }, Some(found)).await,
             // When no job is accepted any more, the next start finds the volume.

@@ -33,72 +33,78 @@ const COPIES: usize = 2;
 /// How many exports and imports run at a time; further ones wait for their turn.
 const TRANSFERS: usize = 4;
 
-/// The pools of threads of an engine: each slow kind of work delays only its like.
-#[derive(Debug)]
-pub(super) struct ThreadPools {
+/// A kind of slow work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pool {
     /// Serves RPCs.
-    pub(super) calls: Threads,
+    Calls,
     /// Ends volumes.
-    pub(super) seals: Threads,
+    Seals,
     /// Copies the content of persistent volumes.
-    pub(super) copies: Threads,
+    Copies,
     /// Lets the kernel release unmounted filesystems, and deletes volumes that nothing was written
     /// to.
-    pub(super) freezes: Threads,
+    Freezes,
     /// The same for persistent volumes, whose unmount writes back all dirty data of the pool.
-    pub(super) closes: Threads,
-    /// Waits for the disk. One thread.
-    pub(super) syncs: Threads,
-    /// Frees space, in rounds of a bounded time. One thread.
-    pub(super) room: Threads,
-    /// Deletes discarded volumes. One thread.
-    pub(super) deletes: Threads,
-    /// Measures and compares. One thread.
-    pub(super) walks: Threads,
-    /// Merges layers. One thread.
-    pub(super) merges: Threads,
-    /// Asks which processes still write to a volume that is to be sealed. One thread.
-    pub(super) looks: Threads,
+    Closes,
+    /// Waits for the disk.
+    Syncs,
+    /// Frees space, in rounds of a bounded time.
+    Room,
+    /// Deletes discarded volumes.
+    Deletes,
+    /// Measures and compares.
+    Walks,
+    /// Merges layers.
+    Merges,
+    /// Asks which processes still write to a volume that is to be sealed.
+    Looks,
     /// Reads and writes archives.
-    pub(super) transfers: Threads,
+    Transfers,
 }
+
+/// The pools in their order, each with its name and its threads. The configuration sets those for
+/// calls.
+const POOLS: [(Pool, &str, usize); 12] = [
+    (Pool::Calls, "calls", 0),
+    (Pool::Seals, "seals", 2),
+    (Pool::Copies, "copies", COPIES),
+    (Pool::Freezes, "freezes", FREEZES),
+    (Pool::Closes, "closes", CLOSES),
+    (Pool::Syncs, "syncs", 1),
+    (Pool::Room, "room", 1),
+    (Pool::Deletes, "deletes", 1),
+    (Pool::Walks, "walks", 1),
+    (Pool::Merges, "merges", 1),
+    (Pool::Looks, "looks", 1),
+    (Pool::Transfers, "transfers", TRANSFERS),
+];
+
+/// The threads of an engine: each slow kind of work delays only its like.
+#[derive(Debug)]
+pub(super) struct ThreadPools(Vec<Threads>);
 
 impl ThreadPools {
     pub(super) fn start(calls: usize) -> Result<Self> {
-        Ok(Self {
-            calls: Threads::start("calls", calls.max(1))?,
-            seals: Threads::start("seals", 2)?,
-            copies: Threads::start("copies", COPIES)?,
-            freezes: Threads::start("freezes", FREEZES)?,
-            closes: Threads::start("closes", CLOSES)?,
-            syncs: Threads::start("syncs", 1)?,
-            room: Threads::start("room", 1)?,
-            deletes: Threads::start("deletes", 1)?,
-            walks: Threads::start("walks", 1)?,
-            merges: Threads::start("merges", 1)?,
-            looks: Threads::start("looks", 1)?,
-            transfers: Threads::start("transfers", TRANSFERS)?,
-        })
+        let threads = POOLS.into_iter().map(|(pool, name, count)| match pool {
+            Pool::Calls => Threads::start(name, calls.max(1)),
+            _ => Threads::start(name, count),
+        });
+        threads.collect::<Result<_>>().map(Self)
+    }
+
+    /// Queues a job for one kind of work ([`Threads::run`]).
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        pool: Pool,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T>> + Send + use<T> {
+        self.0[pool as usize].run(job)
     }
 
     /// Ends all threads when they have run the queued jobs. Blocks.
     pub(super) fn finish(&self) {
-        for threads in [
-            &self.calls,
-            &self.seals,
-            &self.copies,
-            &self.freezes,
-            &self.closes,
-            &self.syncs,
-            &self.room,
-            &self.deletes,
-            &self.walks,
-            &self.merges,
-            &self.looks,
-            &self.transfers,
-        ] {
-            threads.finish();
-        }
+        self.0.iter().for_each(Threads::finish);
     }
 }
 
@@ -106,7 +112,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A fixed number of threads that run jobs in the order in which they were queued.
 #[derive(Debug)]
-pub(super) struct Threads {
+struct Threads {
     queue: Arc<Queue>,
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -176,7 +182,7 @@ fn work(queue: &Queue) {
 
 impl Threads {
     /// Starts `count` threads called `name`.
-    pub(super) fn start(name: &'static str, count: usize) -> Result<Self> {
+    fn start(name: &'static str, count: usize) -> Result<Self> {
         let started = Self::try_start(name, count);
         let started = started.map_err(|error| sys::Error::new("clone", name, error));
         started.context("start threads")
@@ -199,10 +205,10 @@ impl Threads {
 
     /// Queues a job at once; it runs whether or not the returned future, its answer, is awaited.
     /// [`Error::Defect`] if the job panicked, [`Error::ShuttingDown`] after [`Threads::finish`].
-    pub(super) fn run<T: Send + 'static>(
+    fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
-    ) -> impl Future<Output = Result<T>> + Send + 'static {
+    ) -> impl Future<Output = Result<T>> + Send + use<T> {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move || {
             drop(answer.send(job()));
@@ -219,7 +225,7 @@ impl Threads {
     }
 
     /// Accepts no more jobs, runs those that are queued, and ends the threads. Blocks.
-    pub(super) fn finish(&self) {
+    fn finish(&self) {
         self.queue.close();
         for thread in self.handles.lock().drain(..) {
             // A panic was printed where it happened; the job's caller got an error.

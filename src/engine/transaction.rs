@@ -11,6 +11,7 @@ use super::backoff::RETRY;
 use super::error::{Error, Result};
 use super::shared::Inner;
 use super::state::State;
+use super::threads::Pool;
 use crate::store::{self, Change};
 
 /// A walk looks at this many artifacts before it releases the state: a fraction of a millisecond.
@@ -130,8 +131,8 @@ pub(super) async fn await_index(inner: Arc<Inner>) {
             () = tokio::time::sleep(*retry) => {}
             () = inner.state.when(|state| state.health.is_closing().then_some(())) => return,
         }
-        let engine = inner.clone();
-        match inner.threads.syncs.run(move || engine.index.reopen()).await {
+        let reopen = |inner: &Arc<Inner>| Ok(inner.index.reopen());
+        match inner.run(Pool::Syncs, reopen).await {
             Ok(Ok(())) => break,
             Ok(Err(error)) => tracing::debug!(%error, "the index cannot be opened yet"),
             Err(_) => return,

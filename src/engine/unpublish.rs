@@ -21,6 +21,7 @@ use super::shared::Inner;
 use super::target::Target;
 use super::teardown;
 use super::teardowns::{Pin, Teardown};
+use super::threads::Pool;
 use super::volumes::Volume;
 use crate::model::{LayerId, VolumeId};
 use crate::store;
@@ -37,20 +38,19 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         Some(volume) => Some(Guard::take_to_leave(inner, volume, guard::deadline()).await?),
         None => None,
     };
-    let engine = inner.clone();
     let target = target.to_owned();
-    let job = move || {
-        let left = unpublish_now(&engine, volume.as_ref(), &target, permit);
+    let job = move |inner: &Arc<Inner>| {
+        let left = unpublish_now(inner, volume.as_ref(), &target, permit);
         // Here, because the caller may have gone away.
         let answer = left.map(|left| {
             if let Some(left) = left {
-                teardown::begin_soon(&engine, left);
+                teardown::begin_soon(inner, left);
             }
         });
         drop(guard);
         answer
     };
-    inner.threads.calls.run(job).await?
+    inner.run(Pool::Calls, job).await
 }
 
 fn unpublish_now(

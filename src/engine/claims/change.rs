@@ -10,6 +10,7 @@ use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
 use crate::engine::shared::Inner;
+use crate::engine::threads::Pool;
 use crate::model::{Attachment, MutableChange, PersistentVolume, VolumeId};
 use crate::store::Change;
 
@@ -20,27 +21,26 @@ async fn change(
     change: impl FnOnce(&Inner, &mut PersistentVolume) -> Result<()> + Send + 'static,
 ) -> Result<PersistentVolume> {
     let guard = Guard::take(&inner, &id, guard::deadline()).await?;
-    let engine = inner.clone();
-    let job = move || {
-        let before = lookup::claim(&engine, &id)?;
+    let job = move |inner: &Arc<Inner>| {
+        let before = lookup::claim(inner, &id)?;
         let mut after = before.clone();
-        change(&engine, &mut after)?;
+        change(inner, &mut after)?;
         if after != before {
-            engine
+            inner
                 .transact(&[Change::PutClaim(after.clone())])
                 .result()?;
             point(Point::ClaimChanged);
-            if let Some(held) = engine.state.lock().claims.get_mut(&id) {
+            if let Some(held) = inner.state.lock().claims.get_mut(&id) {
                 held.claim = after.clone();
             }
         }
         // Also when nothing changed: an earlier call may have got this far and no further.
-        limit(&engine, &after)?;
+        limit(inner, &after)?;
         point(Point::ClaimLimited);
         drop(guard);
         Ok(after)
     };
-    inner.threads.calls.run(job).await?
+    inner.run(Pool::Calls, job).await
 }
 
 /// Bounds the content as the claim says, if it is there.

@@ -20,6 +20,7 @@ use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::threads::Pool;
 use crate::engine::writeback_failure;
 use crate::model::{
     ClaimSource, LayerId, MutableParameters, OwnerView, PersistentVolume, RootAttributes,
@@ -128,22 +129,21 @@ async fn insert(
     content: Content,
     guard: Guard,
 ) -> Result<PersistentVolume> {
-    let engine = inner.clone();
-    let job = move || {
+    let job = move |inner: &Arc<Inner>| {
         if let Some(ClaimSource::Snapshot(snapshot)) = &request.source {
-            data_dir::refuse_lost(&engine, snapshot, &content.layers)?;
+            data_dir::refuse_lost(inner, snapshot, &content.layers)?;
         } else {
-            refuse_full(&engine, request.required_bytes)?;
+            refuse_full(inner, request.required_bytes)?;
         }
-        let claim = describe(&engine, id, request, &content)?;
-        let made = engine.transact(&[Change::PutClaim(claim.clone())]);
+        let claim = describe(inner, id, request, &content)?;
+        let made = inner.transact(&[Change::PutClaim(claim.clone())]);
         made.result()?;
         point(Point::ClaimIndexed);
-        enter(&mut engine.state.lock(), claim.clone());
+        enter(&mut inner.state.lock(), claim.clone());
         drop((guard, content));
         Ok(claim)
     };
-    let made = inner.threads.calls.run(job).await?;
+    let made = inner.run(Pool::Calls, job).await;
     inner.ask_for_room_after(&made);
     made
 }
@@ -162,16 +162,12 @@ async fn clone(
     let guard = Guard::take(inner, &source, until).await?;
     let freezing = freeze::freeze(inner, vec![guard], vec![source], Moment::AsItCan);
     let freezing: Freezing = freezing.await?;
-    let engine = inner.clone();
     let Some(frozen) = freezing.frozen.first() else {
         return Err(Error::ShuttingDown);
     };
     let content = Content::kept(&frozen.stack, frozen.claim.view, frozen.claim.capacity);
-    let claim = inner
-        .threads
-        .calls
-        .run(move || describe(&engine, id, request, &content));
-    let claim = claim.await??;
+    let job = move |inner: &Arc<Inner>| describe(inner, id, request, &content);
+    let claim = inner.run(Pool::Calls, job).await?;
     let changes = vec![Change::PutClaim(claim.clone())];
     let made = claim.clone();
     freezing.commit(changes, |state| enter(state, made)).await?;
@@ -267,13 +263,12 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     if !inner.state.lock().claims.contains(&id) {
         return Ok(());
     }
-    let engine = inner.clone();
-    let job = move || {
-        let deleted = delete_now(&engine, &id);
+    let job = move |inner: &Arc<Inner>| {
+        let deleted = delete_now(inner, &id);
         drop(guard);
         deleted
     };
-    inner.threads.calls.run(job).await??;
+    inner.run(Pool::Calls, job).await?;
     inner.wake_reaper();
     Ok(())
 }

@@ -12,7 +12,9 @@ use super::{change, create, list, lookup, mount, receive, snapshot};
 use crate::archive::toc::Table;
 use crate::engine::Engine;
 use crate::engine::error::{Context, Error, Result};
+use crate::engine::shared::Inner;
 use crate::engine::space;
+use crate::engine::threads::Pool;
 use crate::engine::transfer::{self, LayerPlace, Opened, ReceiveError};
 use crate::model::{Attachment, MutableChange, PersistentVolume, Snapshot, SnapshotId, VolumeId};
 
@@ -79,12 +81,9 @@ impl Engine {
 
     /// How a claim is used and how it is.
     pub async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
-        let (inner, id) = (self.inner.clone(), lookup::parse(id)?);
-        self.inner
-            .threads
-            .calls
-            .run(move || list::claim_use(&inner, &id))
-            .await?
+        let id = lookup::parse(id)?;
+        let job = move |inner: &Arc<Inner>| list::claim_use(inner, &id);
+        self.inner.run(Pool::Calls, job).await
     }
 
     /// Makes a claim larger; smaller is Ok and changes nothing. [`Error::OutOfRange`] for more than
@@ -169,18 +168,17 @@ impl Engine {
 
     /// How much new claims may still take.
     pub async fn capacity(&self) -> Result<Capacity> {
-        let inner = self.inner.clone();
-        let job = move || {
+        let job = move |inner: &Arc<Inner>| {
             let space = inner.dirs.root.space().context("ask for the pool's room")?;
             let free = space
                 .bytes_available
-                .saturating_add(space::evictable(&inner, 0));
+                .saturating_add(space::evictable(inner, 0));
             Ok(Capacity {
                 available: free.min(space.bytes),
                 largest: space.bytes,
             })
         };
-        self.inner.threads.calls.run(job).await?
+        self.inner.run(Pool::Calls, job).await
     }
 }
 

@@ -22,6 +22,7 @@ use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::threads::Pool;
 use crate::engine::transaction::Transaction;
 use crate::engine::types::Measured;
 use crate::model::{
@@ -96,11 +97,8 @@ pub(super) async fn freeze(
         }
         Ok(freezing)
     };
-    let frozen = if long {
-        inner.threads.copies.run(job).await?
-    } else {
-        inner.threads.calls.run(job).await?
-    };
+    let pool = if long { Pool::Copies } else { Pool::Calls };
+    let frozen = inner.threads.run(pool, job).await?;
     inner.ask_for_room_after(&frozen);
     frozen
 }
@@ -131,17 +129,16 @@ impl Freezing {
     ) -> Result<()> {
         let engine = self.inner.clone();
         let made = self.layers().next().is_some();
-        let threads = if made {
-            &engine.threads.syncs
-        } else {
-            &engine.threads.calls
-        };
-        let frozen = threads.run(move || self.commit_now(changes, enter)).await?;
+        let pool = if made { Pool::Syncs } else { Pool::Calls };
+        let frozen = engine
+            .threads
+            .run(pool, move || self.commit_now(changes, enter));
+        let frozen = frozen.await?;
         engine.ask_for_room_after(&frozen);
         let frozen = frozen?;
         if made {
             // The caller need not wait for it. If no job is taken any more, the next start does it.
-            drop(engine.threads.calls.run(move || frozen.tidy()));
+            drop(engine.threads.run(Pool::Calls, move || frozen.tidy()));
         }
         Ok(())
     }
@@ -568,7 +565,7 @@ impl Drop for Freezing {
             ended: true,
             guards: std::mem::take(&mut self.guards),
         };
-        drop(self.inner.threads.calls.run(move || left.undo()));
+        drop(self.inner.threads.run(Pool::Calls, move || left.undo()));
     }
 }
 

@@ -19,6 +19,7 @@ use crate::engine::guard::{self, Guard};
 use crate::engine::mounts;
 use crate::engine::shared::Inner;
 use crate::engine::target::Target;
+use crate::engine::threads::Pool;
 use crate::model::{MountCapability, PersistentVolume, VolumeId};
 use crate::sys::{self, Dir};
 
@@ -28,14 +29,13 @@ const GROUP_BITS: u32 = 0o2070;
 /// Mounts a claim; repeatable.
 pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()> {
     let guard = Guard::take(inner, &request.claim, guard::deadline()).await?;
-    let engine = inner.clone();
-    let job = move || {
-        let mounted = mount_now(&engine, &request);
-        engine.ask_for_room_after(&mounted);
+    let job = move |inner: &Arc<Inner>| {
+        let mounted = mount_now(inner, &request);
+        inner.ask_for_room_after(&mounted);
         drop(guard);
         mounted
     };
-    inner.threads.calls.run(job).await?
+    inner.run(Pool::Calls, job).await
 }
 
 /// The claim, as an operation that mounts it finds it.
@@ -265,10 +265,9 @@ pub(super) async fn unmount(
         Some(claim) => Some(Guard::take_to_leave(inner, claim, guard::deadline()).await?),
         None => None,
     };
-    let engine = inner.clone();
     let path = path.to_owned();
-    let job = move || unmount_now(&engine, claim.as_ref(), &path, staging, guard);
-    inner.threads.calls.run(job).await?
+    let job = move |inner: &Arc<Inner>| unmount_now(inner, claim.as_ref(), &path, staging, guard);
+    inner.run(Pool::Calls, job).await
 }
 
 fn unmount_now(
@@ -324,7 +323,7 @@ fn unmount_now(
             let_go(&engine, &claim, ours);
         }
     };
-    drop(inner.threads.closes.run(job));
+    drop(inner.threads.run(Pool::Closes, job));
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::threads::Pool;
 use crate::model::{LayerId, Snapshot, SnapshotGroup, SnapshotId, VolumeId};
 use crate::store::Change;
 
@@ -205,29 +206,28 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
 /// Removes snapshots from memory and from the index, then moves layers to the trash that only they
 /// referred to.
 async fn remove(inner: &Arc<Inner>, taken: SnapshotSet, guards: Vec<Guard>) -> Result<()> {
-    let engine = inner.clone();
-    let job = move || {
+    let job = move |inner: &Arc<Inner>| {
         let layers = taken.snapshots.iter().flat_map(|snapshot| &snapshot.layers);
         let layers: Vec<LayerId> = layers.copied().collect();
         // What the index names stays in its place.
-        let mut pins = Pins::none(&engine);
+        let mut pins = Pins::none(inner);
         {
-            let mut state = engine.state.lock();
+            let mut state = inner.state.lock();
             pins.add(&mut state, &layers);
             state.claims.leave(&taken);
         }
-        if let Err(error) = engine.transact(&removal(&taken)).result() {
-            engine.state.lock().claims.enter(taken);
+        if let Err(error) = inner.transact(&removal(&taken)).result() {
+            inner.state.lock().claims.enter(taken);
             return Err(error);
         }
         point(Point::SnapshotUnindexed);
         drop(pins);
-        layers::trash_unreferenced(&engine, &layers);
+        layers::trash_unreferenced(inner, &layers);
         point(Point::SnapshotTrashed);
         drop(guards);
         Ok(())
     };
-    inner.threads.calls.run(job).await??;
+    inner.run(Pool::Calls, job).await?;
     inner.wake_reaper();
     Ok(())
 }

@@ -20,6 +20,7 @@ use crate::engine::mounts;
 use crate::engine::pins::{Pins, Use};
 use crate::engine::shared::Inner;
 use crate::engine::target::{Found, Target};
+use crate::engine::threads::Pool;
 use crate::model::{ArtifactId, LayerId, Sha256, Timestamp, VolumeId, VolumeRecord};
 use crate::store::Change;
 use crate::sys::{self, Dir};
@@ -73,7 +74,7 @@ impl Drop for Export {
             let inner = held.scratch.inner.clone();
             // Closing a view and deleting what it needed blocks. When the engine ends, the next
             // start sweeps.
-            drop(inner.threads.transfers.run(move || drop(held)));
+            drop(inner.threads.run(Pool::Transfers, move || drop(held)));
         }
     }
 }
@@ -149,19 +150,20 @@ impl Drop for Scratch {
 /// Opens the content. Not on the threads of transfers, which may all wait for their callers: a
 /// volume is held meanwhile.
 pub(in crate::engine) async fn open(inner: &Arc<Inner>, source: Source) -> Result<Export> {
-    let engine = inner.clone();
     let opened = match source {
-        Source::Artifact(id) => inner.threads.calls.run(move || open_artifact(&engine, id)),
+        Source::Artifact(id) => {
+            let job = move |inner: &Arc<Inner>| open_artifact(inner, id);
+            inner.run(Pool::Calls, job).await
+        }
         Source::Volume(id) => {
             let guard = Guard::take(inner, &id, guard::deadline()).await?;
-            let opened = move || {
+            let job = move |inner: &Arc<Inner>| {
                 let _one_at_a_time = guard;
-                open_volume(&engine, &id)
+                open_volume(inner, &id)
             };
-            return inner.threads.calls.run(opened).await?;
+            return inner.run(Pool::Calls, job).await;
         }
     };
-    let opened = opened.await?;
     inner.ask_for_room_after(&opened);
     opened
 }
@@ -293,29 +295,28 @@ pub(in crate::engine) async fn pack(
     progress: Arc<Progress>,
 ) -> Result<Exported> {
     let held = export.held.take().expect("it is open until it is dropped");
-    let engine = inner.clone();
-    let job = move || {
+    let job = move |inner: &Arc<Inner>| {
         let how = archive::Pack {
             codec,
             devices: false,
             hashing: Hashing::Both,
             temporary: &held.scratch.dir,
         };
-        let stop = || engine.lifetime.is_stopping();
+        let stop = || inner.lifetime.is_stopping();
         let packed =
             archive::pack(&held.root, out, how, &progress, &stop).context("export the content")?;
         match &held.of {
             Of::Artifact(id) => {
                 if let Some(content) = packed.digests.plain.sha256 {
-                    note_digest(&engine, *id, Sha256(content));
+                    note_digest(inner, *id, Sha256(content));
                 }
             }
             Of::Snapshot => {}
-            Of::Live(id, made) => still_there(&engine, id, *made)?,
+            Of::Live(id, made) => still_there(inner, id, *made)?,
         }
         Ok(Exported { packed })
     };
-    inner.threads.transfers.run(job).await?
+    inner.run(Pool::Transfers, job).await
 }
 
 /// Whether the volume was its pod's all the time.

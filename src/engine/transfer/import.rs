@@ -28,6 +28,7 @@ use crate::engine::failpoint::{Point, point};
 use crate::engine::policies;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::threads::Pool;
 use crate::model::{
     Artifact, ArtifactId, Digests, LayerId, Name, Reference, Sha256, Sharing, Tenant, Timestamp,
 };
@@ -77,16 +78,15 @@ pub(in crate::engine) async fn import(
     input: impl Read + Send + 'static,
     progress: Arc<Progress>,
 ) -> Result<Imported> {
-    let engine = inner.clone();
-    let job = move || {
-        let imported = import_now(&engine, &request, input, &progress);
+    let job = move |inner: &Arc<Inner>| {
+        let imported = import_now(inner, &request, input, &progress);
         if let Err(Error::Full(_)) = imported {
             // The space that it needed was asked for while it ran.
-            engine.ask_for_room(0);
+            inner.ask_for_room(0);
         }
         imported
     };
-    inner.threads.transfers.run(job).await?
+    inner.run(Pool::Transfers, job).await
 }
 
 fn import_now(

@@ -16,6 +16,7 @@ use crate::engine::pins::Pins;
 use crate::engine::policies;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::threads::Pool;
 use crate::model::{Artifact, ArtifactId, Name, Sharing, Timestamp, counted};
 use crate::sys;
 
@@ -43,9 +44,8 @@ pub(in crate::engine) async fn rollback(
     base: Option<u64>,
     order: Option<RollbackOrder>,
 ) -> Result<ArtifactId> {
-    let engine = inner.clone();
-    let job = move || rollback_now(&engine, &name, to, base, order.as_ref());
-    inner.threads.transfers.run(job).await?
+    let job = move |inner: &Arc<Inner>| rollback_now(inner, &name, to, base, order.as_ref());
+    inner.run(Pool::Transfers, job).await
 }
 
 fn rollback_now(

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::error::{Context, Error, Result, Shortage};
 use crate::engine::shared::Inner;
+use crate::engine::threads::Pool;
 use crate::sys::Space;
 
 /// How long an import waits for eviction each time that it finds too little space.
@@ -182,7 +183,7 @@ impl<'a> Gate<'a> {
             let _tainted = inner.sync(&inner.durability.lock());
             is_writing.store(false, Ordering::Release);
         };
-        drop(self.inner.threads.syncs.run(job));
+        drop(self.inner.threads.run(Pool::Syncs, job));
     }
 
     /// Why it stopped, if space was the reason.

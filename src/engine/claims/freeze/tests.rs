@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::*;
 use crate::engine::claims::entries::ClaimMount;
 use crate::engine::claims::types::CreateClaim;
+use crate::engine::threads::Pool;
 use crate::engine::{Config, Engine, guard};
 
 impl Engine {
@@ -20,8 +21,7 @@ impl Engine {
             drop(
                 self.inner
                     .threads
-                    .copies
-                    .run(move || receiver.lock().recv()),
+                    .run(Pool::Copies, move || receiver.lock().recv()),
             );
         }
         hold
@@ -48,7 +48,7 @@ async fn a_copy_does_not_take_the_threads_of_seals() {
     let told = Arc::new(parking_lot::Mutex::new(told));
     let busy: Vec<_> = (0..16)
         .map(|_| told.clone())
-        .map(|told| inner.threads.seals.run(move || told.lock().recv()))
+        .map(|told| inner.threads.run(Pool::Seals, move || told.lock().recv()))
         .collect();
     let guard = Guard::take(inner, &claim.id, guard::deadline()).await;
     let guards = vec![guard.expect("it is free")];
@@ -112,7 +112,7 @@ async fn a_freeze_without_a_commit_is_taken_back_on_no_thread_of_the_runtime() {
     let is_there = || inner.dirs.layers.has(&layer).expect("stat");
 
     let (go_on, told) = mpsc::channel();
-    let busy = inner.threads.calls.run(move || told.recv());
+    let busy = inner.threads.run(Pool::Calls, move || told.recv());
     drop(freezing);
     assert!(is_there(), "it was taken back on this thread");
     go_on.send(()).expect("it waits");
