@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
-use super::fsck_input::{Moving, Named, Places};
+use super::fsck_input::{self, Moving, Places};
 use super::pool_scan::{Found, entries, look, names, needs_index};
 use super::shared::Inner;
 use super::table_digests::{Recorded, recorded};
@@ -59,7 +59,7 @@ pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
         let _one_at_a_time = inner.collector.lock();
         let (named, moving) = {
             let state = inner.state.lock();
-            (Named::from(&*state), Moving::from(&*state))
+            (fsck_input::named(&state), Moving::from(&*state))
         };
         (named, moving, layer_names(places)?)
     };
@@ -77,7 +77,7 @@ fn layer_names(places: Places<'_>) -> Result<BTreeSet<PathBuf>> {
 fn compare(
     places: Places<'_>,
     boot: &str,
-    named: &Named,
+    named: &Contents,
     moving: &Moving,
     layers: &BTreeSet<PathBuf>,
     stopped: &dyn Fn() -> bool,
@@ -161,7 +161,7 @@ fn check_places(places: Places<'_>, findings: &mut Findings<'_>) {
 /// Finds artifacts with missing layers and names that point nowhere. Returns the layers that are
 /// referred to.
 fn check_index(
-    named: &Named,
+    named: &Contents,
     layers: &BTreeSet<PathBuf>,
     findings: &mut Findings<'_>,
 ) -> HashSet<LayerId> {
@@ -309,7 +309,7 @@ fn is_mounted(target: &Path, mounts: &[MountEntry]) -> bool {
 }
 
 /// Groups whose snapshots are gone.
-fn check_groups(named: &Named, findings: &mut Findings<'_>) {
+fn check_groups(named: &Contents, findings: &mut Findings<'_>) {
     let known: HashSet<&str> = named
         .snapshots
         .iter()
@@ -333,7 +333,7 @@ fn check_claims(
     volumes: &Dir,
     boot: &str,
     mounts: &[MountEntry],
-    named: &Named,
+    named: &Contents,
     moving: &Moving,
     findings: &mut Findings<'_>,
 ) -> Result<()> {
@@ -530,9 +530,9 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
         Contents::default()
     };
     let places = Places::from(&view);
-    let (named, moving) = (contents.into(), Moving::default());
+    let moving = Moving::default();
     let layers = layer_names(places)?;
-    let mut findings = compare(places, boot, &named, &moving, &layers, &|| false)?;
+    let mut findings = compare(places, boot, &contents, &moving, &layers, &|| false)?;
     if !has_index && needs_index(places.layers, places.volumes)? {
         let detail = "it is missing; `check --rebuild` builds a new one from the layers and the \
                       directories of persistent volumes";

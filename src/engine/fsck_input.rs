@@ -5,45 +5,22 @@ use std::collections::HashSet;
 
 use super::lifecycle::Lifecycle;
 use super::state::State;
-use crate::model::{
-    Artifact, ArtifactId, LayerId, Name, PersistentVolume, Snapshot, SnapshotGroup,
-};
+use crate::model::LayerId;
 use crate::store::{Contents, PoolDirs, PoolView};
 use crate::sys::Dir;
 
-/// What the index names, in whatever way it was read.
-pub(super) struct Named {
-    pub(super) artifacts: Vec<Artifact>,
-    pub(super) names: Vec<(Name, ArtifactId)>,
-    pub(super) claims: Vec<PersistentVolume>,
-    pub(super) snapshots: Vec<Snapshot>,
-    pub(super) groups: Vec<SnapshotGroup>,
-}
-
-impl From<&State> for Named {
-    fn from(state: &State) -> Self {
-        let artifacts = state.catalog.artifacts().values();
-        let names = state.catalog.names();
-        let claims = state.claims.values();
-        Self {
-            artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
-            names: names.map(|(name, id)| (name.clone(), id)).collect(),
-            claims: claims.map(|held| held.claim.clone()).collect(),
-            snapshots: state.claims.snapshots().values().cloned().collect(),
-            groups: state.claims.groups().values().cloned().collect(),
-        }
-    }
-}
-
-impl From<Contents> for Named {
-    fn from(contents: Contents) -> Self {
-        Self {
-            artifacts: contents.artifacts,
-            names: contents.names,
-            claims: contents.claims,
-            snapshots: contents.snapshots,
-            groups: contents.groups,
-        }
+/// What the index of a running engine names: its memory has all of it.
+pub(super) fn named(state: &State) -> Contents {
+    let artifacts = state.catalog.artifacts().values();
+    let names = state.catalog.names();
+    let claims = state.claims.values();
+    Contents {
+        artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
+        names: names.map(|(name, id)| (name.clone(), id)).collect(),
+        claims: claims.map(|held| held.claim.clone()).collect(),
+        snapshots: state.claims.snapshots().values().cloned().collect(),
+        groups: state.claims.groups().values().cloned().collect(),
+        ..Contents::default()
     }
 }
 

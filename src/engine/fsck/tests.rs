@@ -26,7 +26,7 @@ fn what_left_since_it_was_found_is_no_finding() {
     for id in &ids {
         layers.create_dir(id, 0o700).expect("mkdir");
     }
-    let named = Named::from(Contents::default());
+    let named = Contents::default();
     let listed = layer_names(places).expect("read");
     let found_while = |second_is_looked_at: &dyn Fn()| {
         let looks = Cell::new(0);
