@@ -30,7 +30,7 @@ const CLOSES: Duration = Duration::from_secs(10);
 /// The known digests, and what the background job needs to make the others.
 #[derive(Debug, Default)]
 pub(super) struct TableDigests {
-    known: Mutex<HashMap<LayerId, Sha256>>,
+    layers: Mutex<HashMap<LayerId, TableState>>,
     /// A layer after the larger one whose reading it interrupts.
     reading: Mutex<Vec<Reading>>,
     closed: Condvar,
@@ -38,67 +38,88 @@ pub(super) struct TableDigests {
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
     pub(super) failed: Backoff<LayerId>,
-    /// Layers that exceed a limit of tables. They do not change, so they are not tried again.
-    refused: Mutex<HashSet<LayerId>>,
-    /// Layers for whose table the pool had no space.
-    short: Mutex<HashSet<LayerId>>,
-    /// Layers without a table that another node or an upload waits for.
-    awaited: Mutex<HashSet<LayerId>>,
     /// A layer became durable, got its table, or is known to get none now.
     changed: Notify,
 }
 
+/// What is known of a layer's table.
+#[derive(Debug, Clone, Copy, Default)]
+struct TableState {
+    /// `None`: it is not made yet.
+    digest: Option<Sha256>,
+    /// The layer exceeds a limit of tables. It does not change, so this is not tried again.
+    is_refused: bool,
+    /// The pool had no space for it.
+    is_short: bool,
+    /// Another node or an upload waits for it.
+    is_awaited: bool,
+}
+
 impl TableDigests {
+    fn of_layer(&self, layer: &LayerId) -> TableState {
+        let layers = self.layers.lock();
+        layers.get(layer).copied().unwrap_or_default()
+    }
+
+    fn change<T>(&self, layer: LayerId, change: impl FnOnce(&mut TableState) -> T) -> T {
+        change(self.layers.lock().entry(layer).or_default())
+    }
+
     /// The digest of a layer's table; `None`: it is not made yet.
     pub(super) fn get(&self, layer: &LayerId) -> Option<Sha256> {
-        self.known.lock().get(layer).copied()
+        self.of_layer(layer).digest
     }
 
     pub(super) fn insert(&self, layer: LayerId, digest: Sha256) {
-        self.awaited.lock().remove(&layer);
-        self.short.lock().remove(&layer);
-        self.known.lock().insert(layer, digest);
+        self.change(layer, |table| {
+            *table = TableState {
+                digest: Some(digest),
+                is_refused: table.is_refused,
+                ..TableState::default()
+            };
+        });
     }
 
     /// Another node or an upload waits for the layer's table.
     pub(super) fn wait_for(&self, layer: LayerId) {
-        self.awaited.lock().insert(layer);
+        self.change(layer, |table| table.is_awaited = true);
         self.wake();
     }
 
     /// Whether another node or an upload waits for it.
     pub(super) fn is_awaited(&self, layer: &LayerId) -> bool {
-        self.awaited.lock().contains(layer)
+        self.of_layer(layer).is_awaited
     }
 
-    /// All of these.
+    /// The layers that another node or an upload waits for, except those that lacked space.
     pub(super) fn awaited(&self) -> Vec<LayerId> {
-        self.awaited.lock().iter().copied().collect()
-    }
-
-    /// Whether the pool had no space for the layer's table.
-    pub(super) fn is_short(&self, layer: &LayerId) -> bool {
-        self.short.lock().contains(layer)
+        let layers = self.layers.lock();
+        let awaited = layers
+            .iter()
+            .filter(|(_, table)| table.is_awaited && !table.is_short);
+        awaited.map(|(layer, _)| *layer).collect()
     }
 
     /// Whether the layer has no table, and may have one.
     pub(super) fn may_be_made(&self, layer: &LayerId) -> bool {
-        self.get(layer).is_none() && !self.is_refused(layer)
+        let table = self.of_layer(layer);
+        table.digest.is_none() && !table.is_refused
     }
 
     /// The pool has no space for the layer's table. `true`: it had some before.
     pub(super) fn lacks_space(&self, layer: LayerId) -> bool {
-        self.short.lock().insert(layer)
+        !self.change(layer, |table| std::mem::replace(&mut table.is_short, true))
     }
 
     /// The tables of these layers. `has_space`: whether the pool has some at this moment.
     pub(super) fn of(&self, layers: &[LayerId], has_space: bool) -> Tables {
-        let known = self.known.lock();
-        let missing = layers.iter().filter(|layer| !known.contains_key(layer));
-        let short = self.short.lock();
         let mut found = Tables::Made;
-        for layer in missing {
-            if !has_space && short.contains(layer) {
+        for layer in layers {
+            let table = self.of_layer(layer);
+            if table.digest.is_some() {
+                continue;
+            }
+            if !has_space && table.is_short {
                 return Tables::NoSpace;
             }
             if self.failed.has(layer) {
@@ -113,25 +134,22 @@ impl TableDigests {
     /// The layer exceeds a limit of tables.
     pub(super) fn refuse(&self, layer: LayerId) {
         self.failed.forget(&layer);
-        self.refused.lock().insert(layer);
+        self.change(layer, |table| table.is_refused = true);
     }
 
     /// Whether it exceeds a limit of tables.
     pub(super) fn is_refused(&self, layer: &LayerId) -> bool {
-        self.refused.lock().contains(layer)
+        self.of_layer(layer).is_refused
     }
 
     /// The layer's table is gone.
     pub(super) fn forget(&self, layer: &LayerId) {
-        self.known.lock().remove(layer);
+        self.change(*layer, |table| table.digest = None);
     }
 
     /// Forgets all layers but these.
     pub(super) fn retain(&self, layers: &HashSet<LayerId>) {
-        self.known.lock().retain(|layer, _| layers.contains(layer));
-        self.awaited.lock().retain(|layer| layers.contains(layer));
-        self.refused.lock().retain(|layer| layers.contains(layer));
-        self.short.lock().retain(|layer| layers.contains(layer));
+        self.layers.lock().retain(|layer, _| layers.contains(layer));
     }
 
     /// Begins to read a layer. The caller closes its files before it drops the guard.

@@ -85,9 +85,7 @@ fn make_awaited(inner: &Inner, below: u64) {
     let mut tried = HashSet::new();
     loop {
         let mut awaited = tables.awaited();
-        awaited.retain(|layer| {
-            !tried.contains(layer) && !tables.is_short(layer) && !tables.failed.is_waiting(layer)
-        });
+        awaited.retain(|layer| !tried.contains(layer) && !tables.failed.is_waiting(layer));
         let sized = awaited.iter().map(|layer| (bytes(inner, *layer), *layer));
         let Some((_, next)) = sized.filter(|(bytes, _)| *bytes < below).min() else {
             return;
