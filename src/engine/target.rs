@@ -149,13 +149,14 @@ impl<'a> Target<'a> {
     /// descriptor of each, topmost first. They keep the filesystems alive, so that the cost of the
     /// detach does not depend on the content.
     pub(super) fn detach(&self) -> Result<Vec<(MountPoint, OwnedFd)>> {
-        let mut pins = Vec::new();
+        let (mut pins, mut refused) = (Vec::new(), None);
         while let Found::Mount(point) = self.look()? {
             let pin = self.pin()?;
             match sys::detach(&self.parent, &self.name) {
                 Ok(()) => pins.push((point, pin)),
-                // Another program detached it in between.
-                Err(error) if error.is(Errno::EINVAL) => {}
+                // Another program detached it in between. If it is still there, the kernel has
+                // locked it: it is of another user namespace.
+                Err(error) if error.is(Errno::EINVAL) && refused.replace(point) != Some(point) => {}
                 Err(error) => return Err(error).context("detach the volume from the target"),
             }
         }

@@ -98,7 +98,7 @@ impl ThreadPools {
         &self,
         pool: Pool,
         job: impl FnOnce() -> T + Send + 'static,
-    ) -> impl Future<Output = Result<T>> + Send + use<T> {
+    ) -> impl Future<Output = Result<T>> + Send + 'static {
         self.0[pool as usize].run(job)
     }
 
@@ -208,7 +208,7 @@ impl Threads {
     fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
-    ) -> impl Future<Output = Result<T>> + Send + use<T> {
+    ) -> impl Future<Output = Result<T>> + Send + 'static {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move || {
             drop(answer.send(job()));

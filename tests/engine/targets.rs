@@ -2,15 +2,17 @@
 //! that are wrong from the start are tested over the socket, in `tests/node.rs`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
-use baggageclaim::engine::{Error, VolumeState};
+use baggageclaim::engine::{Engine, Error, VolumeState};
 use baggageclaim::model::Outcome;
 use baggageclaim::sys;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 
-use crate::common::bench::{Bench, Ground, eventually};
-use crate::common::require_bench;
+use crate::common::bench::{Bench, Ground, NEVER, eventually};
+use crate::common::{in_a_guest, is_root, not_in_guests, require_bench, skip};
 
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o"), ("commit", "always")];
 const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/o")];
@@ -372,4 +374,53 @@ async fn a_target_that_was_unmounted_from_outside_keeps_no_volume() {
         }
         bench.finish().await;
     }
+}
+
+/// The target of the process that plays a driver in a user namespace of its own.
+const LOCKED: &str = "BAGGAGECLAIM_TEST_LOCKED";
+
+/// The kernel locks the mounts that a new user namespace begins with: umount2 is EINVAL for each of
+/// them, as if it were none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_the_kernel_has_locked_is_an_error() {
+    if let Some(target) = std::env::var_os(LOCKED) {
+        let target = PathBuf::from(target);
+        let detached = Engine::unmount_offline(&target, true).await;
+        let error = detached.expect_err("it is locked").to_string();
+        assert!(error.contains("EINVAL"), "{error}");
+        return;
+    }
+    if in_a_guest() {
+        return not_in_guests("a guest has no program that makes user namespaces");
+    }
+    if !is_root() {
+        return skip("needs root");
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let target = folder.path().join("target");
+    fs::create_dir(&target).expect("mkdir");
+    mount("locked", &target, "tmpfs", MountFlags::empty(), None).expect("mount");
+    let mut child = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "--"])
+        .arg(std::env::current_exe().expect("this program"))
+        .args([
+            "--exact",
+            "targets::a_mount_that_the_kernel_has_locked_is_an_error",
+        ])
+        .env(LOCKED, &target)
+        .spawn()
+        .expect("it starts");
+    let ended = async {
+        loop {
+            if let Some(status) = child.try_wait().expect("waited for") {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    };
+    let ended = tokio::time::timeout(NEVER, ended).await;
+    // One that has ended cannot be killed.
+    let _ = child.kill();
+    unmount_behind(&target);
+    assert!(ended.is_ok_and(|status| status.success()), "the unmount");
 }
