@@ -224,7 +224,7 @@ pub(super) async fn until_unwritten(
                 source: backend::Error::Refused { path, why },
                 ..
             }) => break Err(NotCommitted::refused(&path, &why)),
-            Err(error) if is_too_long(&error) => {
+            Err(error) if error.is_stopped() => {
                 tracing::info!(layer = %key, within = ?ASKING,
                     "the volume has too many files to check each for writers; it is sealed as it \
                      is");
@@ -264,14 +264,4 @@ fn ask(inner: &Inner, key: LayerId) -> Result<(bool, Duration)> {
         written.context("ask who writes to the volume")?,
         began.elapsed(),
     ))
-}
-
-fn is_too_long(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Backend {
-            source: backend::Error::Stopped,
-            ..
-        }
-    )
 }
