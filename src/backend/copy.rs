@@ -78,8 +78,7 @@ impl Backend for Copy {
     }
 
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
-        volume.create_dir(FS, 0o700)?;
-        let fs = volume.open_beneath(FS)?;
+        let fs = volume.make_dir(FS, 0o700)?;
         let parent = self.volumes.parent(start.layers)?;
         if let Some(parent) = &parent {
             tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?;
@@ -117,8 +116,7 @@ impl Backend for Copy {
         let fs = volume.open_beneath(FS)?;
         // The remains of an interrupted seal.
         tree::delete(layer, Path::new(FS_NEW), &|| false)?;
-        layer.create_dir(FS_NEW, 0o700)?;
-        let new = layer.open_beneath(FS_NEW)?;
+        let new = layer.make_dir(FS_NEW, 0o700)?;
         let result = tree::copy(&fs, &new, Method::Reflink, Marks::Refuse).and_then(|_| {
             if new.has_file(marker)? {
                 let times = tree::times_of(&new.stat_self()?);
@@ -137,8 +135,7 @@ impl Backend for Copy {
 
     fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
         let fs = volume.open_beneath(FS)?;
-        layer.create_dir(FS, 0o700)?;
-        let to = layer.open_beneath(FS)?;
+        let to = layer.make_dir(FS, 0o700)?;
         tree::copy(&fs, &to, Method::Reflink, Marks::Refuse)?;
         Ok(())
     }

@@ -129,8 +129,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Makes a directory for imported content in the empty directory `layer`, and opens it. The
     /// caller calls [`Backend::received`] when the content is complete.
     fn receive(&self, layer: &Dir) -> Result<Dir> {
-        layer.create_dir(bind_volume::FS_NEW, 0o755)?;
-        Ok(layer.open_beneath(bind_volume::FS_NEW)?)
+        Ok(layer.make_dir(bind_volume::FS_NEW, 0o755)?)
     }
 
     /// Opens again what [`Backend::receive`] made in `layer`.

@@ -409,13 +409,9 @@ fn make(
     pins.add(&mut inner.state.lock(), &[merged]);
     let name = merged.to_string();
     let incoming = &inner.dirs.incoming;
-    incoming
-        .create_dir(&name, 0o700)
-        .context("make a merged layer")?;
+    let into = incoming.make_dir(&name, 0o700);
+    let into = into.context("make a merged layer")?;
     let result = (|| {
-        let into = incoming
-            .open_beneath(&name)
-            .context("open a merged layer")?;
         inner
             .backend
             .flatten(newest, &into, rest.is_empty(), stop)

@@ -13,12 +13,7 @@ use crate::sys::Errno;
 
 /// Says in a layer that the index names it and that it is durable.
 pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
-    let layer = inner
-        .dirs
-        .layers
-        .open_beneath(layer.to_string())
-        .context("open the layer's directory")?;
-    store::confirm_layer(&layer).context("confirm the layer's record")
+    store::confirm_layer(&inner.layer_dir(layer)?).context("confirm the layer's record")
 }
 
 /// Records an artifact's state in the shared tier in its newest layer, for a rebuilt index. Without

@@ -83,8 +83,7 @@ impl Inner {
 
     /// Whether the layer of a pending seal has its record: the decision to seal was made.
     pub(super) fn is_recorded(&self, key: LayerId) -> Result<bool> {
-        let layer = self.dirs.layers.open_if_there(key.to_string());
-        let Some(layer) = layer.context("open the layer's directory")? else {
+        let Some(layer) = self.layer_dir_if_there(key)? else {
             return Ok(false);
         };
         let record = store::read_sealing(&layer).context("read the layer's record")?;

@@ -296,11 +296,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         .layers
         .ensure_dir(key.to_string(), 0o700)
         .context("make the layer's directory")?;
-    let layer = inner
-        .dirs
-        .layers
-        .open_beneath(key.to_string())
-        .context("open the layer's directory")?;
+    let layer = inner.layer_dir(key)?;
     point(Point::SealLayerMade);
     let artifact = if let Some(artifact) = begun(inner, key)? {
         artifact
@@ -361,8 +357,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
 /// that the volume itself was mounted over serve as well; those are always kept.
 fn begun(inner: &Inner, key: LayerId) -> Result<Option<Artifact>> {
     let layers = &inner.dirs.layers;
-    let layer = layers.open_if_there(key.to_string());
-    let Some(layer) = layer.context("open the layer's directory")? else {
+    let Some(layer) = inner.layer_dir_if_there(key)? else {
         return Ok(None);
     };
     if !layer.has(layout::FS).context("look at the layer")? {

@@ -300,6 +300,18 @@ impl Inner {
         dir.context("open the volume's directory")
     }
 
+    /// The directory of a layer.
+    pub(super) fn layer_dir(&self, id: LayerId) -> Result<Dir> {
+        let dir = self.dirs.layers.open_beneath(id.to_string());
+        dir.context("open the layer's directory")
+    }
+
+    /// The same; `None`: it has none.
+    pub(super) fn layer_dir_if_there(&self, id: LayerId) -> Result<Option<Dir>> {
+        let dir = self.dirs.layers.open_if_there(id.to_string());
+        dir.context("open the layer's directory")
+    }
+
     /// Ends all threads when they have done what they were given, and closes what is open. Blocks.
     pub(super) fn put_away(&self) {
         self.threads.finish();

@@ -216,8 +216,7 @@ fn recorded(inner: &Inner, artifact: &Artifact) -> Result<Option<Sharing>> {
     let Some(newest) = artifact.layers.first() else {
         return Ok(None);
     };
-    let layer = inner.dirs.layers.open_beneath(newest.to_string());
-    let layer = layer.context("open the layer's directory")?;
+    let layer = inner.layer_dir(*newest)?;
     let record = store::read_layer(&layer).context("read the layer's record")?;
     let recorded = record.ok().and_then(|record| record.artifact);
     let recorded = recorded.filter(|recorded| recorded.id == artifact.id);

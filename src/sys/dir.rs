@@ -179,6 +179,12 @@ impl Dir {
             .map_err(|errno| self.error("mkdirat", name, errno))
     }
 
+    /// Creates a directory and opens it.
+    pub fn make_dir(&self, name: impl AsRef<Path>, mode: u32) -> Result<Self> {
+        self.create_dir(&name, mode)?;
+        self.open_beneath(name)
+    }
+
     /// Creates a directory unless it exists; returns whether it created it.
     pub fn ensure_dir(&self, name: impl AsRef<Path>, mode: u32) -> Result<bool> {
         match self.create_dir(name, mode) {

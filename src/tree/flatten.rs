@@ -28,8 +28,7 @@ use super::names::{Names, share};
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
-    into.create_dir(layout::FS, 0o700)?;
-    let fs = into.open_beneath(layout::FS)?;
+    let fs = into.make_dir(layout::FS, 0o700)?;
     disinherit(&fs)?;
     let mut job = Flattener {
         layers: layers.iter().map(DirStack::new).collect::<Result<_, _>>()?,

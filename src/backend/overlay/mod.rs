@@ -387,9 +387,8 @@ impl Backend for Overlay {
 
     fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
         let top = volume.open_beneath(TOP)?;
-        layer.create_dir(FS, 0o700)?;
         // Overlay's deletion marks mean the same in a layer.
-        let to = layer.open_beneath(FS)?;
+        let to = layer.make_dir(FS, 0o700)?;
         tree::copy(&top, &to, tree::Method::Reflink, tree::Marks::Keep)?;
         Ok(())
     }

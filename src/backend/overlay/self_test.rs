@@ -50,10 +50,8 @@ pub(super) fn run(overlay: &Overlay, pool: &Dir) -> Result<()> {
 }
 
 fn attempt(overlay: &Overlay, pool: &Dir, incoming: &Dir) -> Result<()> {
-    incoming.create_dir(NAME, 0o700)?;
-    let base = incoming.open_beneath(NAME)?;
-    base.create_dir("lower", 0o755)?;
-    let lower = base.open_beneath("lower")?;
+    let base = incoming.make_dir(NAME, 0o700)?;
+    let lower = base.make_dir("lower", 0o755)?;
     lower.write_new("removed", CONTENT)?;
     lower.write_new("changed", CONTENT)?;
     lower.create_dir("moved", 0o755)?;
@@ -66,8 +64,7 @@ fn attempt(overlay: &Overlay, pool: &Dir, incoming: &Dir) -> Result<()> {
 
 /// Mounts, writes, freezes and unmounts a volume. Its upper directory must be a plain diff.
 fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<()> {
-    base.create_dir("first", 0o700)?;
-    let volume = base.open_beneath("first")?;
+    let volume = base.make_dir("first", 0o700)?;
     root::make(&volume, None, &START.root)?;
     if overlay.in_use(&volume)? {
         return Err(broken(
@@ -126,9 +123,8 @@ fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<(
     {
         return Err(broken("whiteouts can be made from inside a volume"));
     }
-    seen.create_dir("directory", 0o755)?;
     let _ = seen
-        .open_beneath("directory")?
+        .make_dir("directory", 0o755)?
         .set_xattr("trusted.overlay.opaque", FORGED);
     if top
         .open_beneath("directory")?
@@ -189,8 +185,7 @@ fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
 
 /// Mounts the first volume's upper directory as a layer: it must hide and show the same names.
 fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<()> {
-    base.create_dir("second", 0o700)?;
-    let volume = base.open_beneath("second")?;
+    let volume = base.make_dir("second", 0o700)?;
     root::make(&volume, Some(&pool.open_beneath(lowers[0])?), &START.root)?;
     let mount = overlay.mount_over(
         &volume,

@@ -88,10 +88,9 @@ pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Opti
     }
     let incoming = &inner.dirs.incoming;
     let name = LayerId::from_bits(sys::random()).to_string();
-    incoming
-        .create_dir(&name, 0o700)
-        .context("make the volume's directory")?;
-    let made = fill(inner, claim, &name);
+    let dir = incoming.make_dir(&name, 0o700);
+    let dir = dir.context("make the volume's directory")?;
+    let made = fill(inner, claim, &name, &dir);
     if made.is_err()
         && let Err(error) = inner.throw_away(incoming, Path::new(&name))
     {
@@ -117,28 +116,26 @@ pub(super) fn keep_place(inner: &Inner) -> Result<()> {
     Ok(())
 }
 
-fn fill(inner: &Inner, claim: &PersistentVolume, name: &str) -> Result<Option<String>> {
-    let incoming = &inner.dirs.incoming;
-    let dir = incoming
-        .open_beneath(name)
-        .context("open the volume's directory")?;
+fn fill(inner: &Inner, claim: &PersistentVolume, name: &str, dir: &Dir) -> Result<Option<String>> {
     let limit = inner
         .backend
-        .create(&dir, &start_of_claim(claim))
+        .create(dir, &start_of_claim(claim))
         .context("make the volume's content")?;
     let limit_unenforced = limit.why_unenforced();
     if let Some(why) = &limit_unenforced {
         warn_unenforced(&claim.id, why);
     }
     let record = new_record(inner, claim, &HashMap::new(), limit_unenforced.clone());
-    write(&dir, &record)?;
+    write(dir, &record)?;
     point(Point::ClaimContentMade);
     if !inner.backend.stacks() && !inner.backend.has_snapshots() && !claim.layers.is_empty() {
         // A copy: its files must be whole before it has its name.
         dir.sync_filesystem()
             .context("write the volume's content back")?;
     }
-    incoming
+    inner
+        .dirs
+        .incoming
         .rename(name, &inner.dirs.volumes, &claim.id)
         .context("put the volume's directory in its place")?;
     point(Point::ClaimContentPlaced);

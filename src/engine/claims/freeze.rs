@@ -384,10 +384,8 @@ impl Freezing {
         let frozen = self.last();
         frozen.layer = Some(layer);
         let record = LayerRecord::of(layer, None, Some(frozen.claim.id.clone()));
-        let name = layer.to_string();
-        let layers = &inner.dirs.layers;
-        layers.create_dir(&name, 0o700).context("make a layer")?;
-        let dir = layers.open_beneath(&name).context("open a layer")?;
+        let dir = inner.dirs.layers.make_dir(layer.to_string(), 0o700);
+        let dir = dir.context("make a layer")?;
         store::write_sealing(&dir, &record).context("write a layer's record")?;
         point(Point::FreezeLayerMade);
         Ok(dir)
@@ -476,9 +474,7 @@ fn refused(error: backend::Error) -> backend::Error {
 /// Undoes a freeze that is not in the index, at once or after a crash: moved content returns to the
 /// claim.
 pub(super) fn return_content(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
-    let layers = &inner.dirs.layers;
-    let dir = layers.open_if_there(layer.to_string());
-    if let Some(dir) = dir.context("open a layer")? {
+    if let Some(dir) = inner.layer_dir_if_there(layer)? {
         let moved = dir.has(layout::FS).context("look at a layer")?;
         let backend = &inner.backend;
         if moved

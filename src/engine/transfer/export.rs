@@ -117,13 +117,8 @@ struct Scratch {
 impl Scratch {
     fn make(inner: &Arc<Inner>) -> Result<Self> {
         let name = LayerId::from_bits(sys::random()).to_string();
-        let incoming = &inner.dirs.incoming;
-        incoming
-            .create_dir(&name, 0o700)
-            .context("make a directory for the export")?;
-        let dir = incoming
-            .open_beneath(&name)
-            .context("open the export's directory")?;
+        let dir = inner.dirs.incoming.make_dir(&name, 0o700);
+        let dir = dir.context("make a directory for the export")?;
         Ok(Self {
             inner: inner.clone(),
             name,

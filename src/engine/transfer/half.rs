@@ -30,17 +30,17 @@ impl<'a> Half<'a> {
     pub(super) fn make(inner: &'a Arc<Inner>) -> Result<(Self, Dir)> {
         let id = LayerId::from_bits(sys::random());
         let half = Self::of(inner, id);
-        inner
-            .dirs
-            .incoming
-            .create_dir(id.to_string(), 0o700)
-            .context("make a directory for a new layer")?;
-        half.open()
+        let dir = inner.dirs.incoming.make_dir(id.to_string(), 0o700);
+        let dir = dir.context("make a directory for a new layer")?;
+        Ok((half, dir))
     }
 
     /// Opens `incoming/<id>`, which an earlier transfer left.
     pub(super) fn again(inner: &'a Arc<Inner>, id: LayerId) -> Result<(Self, Dir)> {
-        Self::of(inner, id).open()
+        let half = Self::of(inner, id);
+        let dir = inner.dirs.incoming.open_beneath(id.to_string());
+        let dir = dir.context("open a new layer's directory")?;
+        Ok((half, dir))
     }
 
     fn of(inner: &'a Arc<Inner>, id: LayerId) -> Self {
@@ -53,12 +53,6 @@ impl<'a> Half<'a> {
             placed: false,
             done: false,
         }
-    }
-
-    fn open(self) -> Result<(Self, Dir)> {
-        let dir = self.inner.dirs.incoming.open_beneath(self.id.to_string());
-        let dir = dir.context("open a new layer's directory")?;
-        Ok((self, dir))
     }
 
     /// Leaves it in `incoming/`, for a later transfer.

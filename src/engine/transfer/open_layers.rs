@@ -155,8 +155,7 @@ pub(in crate::engine) fn open_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> R
 /// Opens a layer and reads all of its table. `None`: it has none, or a damaged one, which the
 /// background job makes again.
 fn open_layer(inner: &Inner, layer: LayerId) -> Result<Option<OpenLayer>> {
-    let dir = inner.dirs.layers.open_beneath(layer.to_string());
-    let dir = dir.context("open a layer")?;
+    let dir = inner.layer_dir(layer)?;
     let make_again = || {
         inner.collector.tables.forget(&layer);
         inner.collector.tables.wake();
