@@ -7,17 +7,14 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::ByteString;
-use ring::rand::SystemRandom;
-use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use rustls::ServerConfig;
-use rustls::crypto::ring::{default_provider, sign::any_ecdsa_type};
+use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::version::TLS13;
 use sha2::{Digest as _, Sha256};
 
-use super::certificate;
 use crate::model::hex;
 
 /// How HTTP/1.1 is named in TLS.
@@ -36,9 +33,9 @@ pub enum IdentityError {
     /// They do not belong together, or TLS cannot use them.
     #[error("TLS cannot use its key and certificate: {0}")]
     Tls(#[from] rustls::Error),
-    /// No key can be made.
-    #[error("no key can be made: this machine has no random numbers")]
-    Random,
+    /// None can be made.
+    #[error("no key and certificate can be made: {0}")]
+    Make(#[from] rcgen::Error),
 }
 
 /// An identity in use.
@@ -87,23 +84,19 @@ pub(super) struct New {
     pub(super) path: String,
 }
 
-/// Makes an identity of the server `dns`.
+/// Makes an identity of the server `dns`. The API server trusts this certificate alone, so no
+/// authority signs it. Its validity begins and ends so far away that no clock decides.
 pub(super) fn make(dns: &str) -> Result<New, IdentityError> {
-    let random = SystemRandom::new();
-    let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
-    let private = EcdsaKeyPair::generate_pkcs8(algorithm, &random);
-    let private = private.map_err(|_| IdentityError::Random)?;
-    let private = private.as_ref();
-    let key = EcdsaKeyPair::from_pkcs8(algorithm, private, &random);
-    let key = key.map_err(|_| IdentityError::Random)?;
-    let signing = any_ecdsa_type(&PrivatePkcs8KeyDer::from(private.to_vec()).into())?;
-    let public = signing.public_key().ok_or(IdentityError::Random)?;
-    let certificate = certificate::self_signed(&key, &public, dns);
-    let certificate = pem("CERTIFICATE", &certificate.ok_or(IdentityError::Random)?);
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::new(vec![dns.to_owned()])?;
+    params.distinguished_name = DistinguishedName::new();
+    let name = &mut params.distinguished_name;
+    name.push(DnType::CommonName, "baggageclaim");
+    let certificate = params.self_signed(&key)?.pem();
     Ok(New {
-        file: pem("PRIVATE KEY", private) + &certificate,
+        file: key.serialize_pem() + &certificate,
         certificate,
-        path: path_of(private),
+        path: path_of(key.serialized_der()),
     })
 }
 
@@ -112,18 +105,6 @@ fn path_of(private: &[u8]) -> String {
     hash.update(PURPOSE);
     hash.update(private);
     format!("/{}", hex(&hash.finalize()[..DIGITS / 2]))
-}
-
-/// A value as PEM (RFC 7468).
-fn pem(label: &str, der: &[u8]) -> String {
-    let base64 = serde_json::json!(ByteString(der.to_vec()));
-    let base64 = base64.as_str().expect("Kubernetes writes bytes as base64");
-    let mut lines = String::new();
-    for line in base64.as_bytes().chunks(64) {
-        lines.extend(line.iter().map(|byte| char::from(*byte)));
-        lines.push('\n');
-    }
-    format!("-----BEGIN {label}-----\n{lines}-----END {label}-----\n")
 }
 
 #[cfg(test)]

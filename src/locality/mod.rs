@@ -19,13 +19,11 @@
 //! | `policy` | which nodes are preferred, and how much; pure |
 //! | `review` | the API server's question and the answer, as JSON; pure |
 //! | `identity` | the key, the certificate, and the secret path |
-//! | `certificate` | how the certificate is written |
 //! | `objects` | what an administrator applies |
 //! | `serve` | the HTTPS port |
 //!
 //! It uses the catalog through a function ([`Find`]) that the role passes in.
 
-mod certificate;
 mod identity;
 mod objects;
 mod policy;

@@ -9,11 +9,11 @@
 //! name. Such a pod was placed by its author, by the controller of a DaemonSet, or by an earlier
 //! answer. So a pod that is reviewed twice does not get terms twice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{CSIVolumeSource, NodeAffinity, NodeSelectorTerm, PodSpec};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::policy::Preferred;
@@ -57,7 +57,7 @@ pub(super) struct Question {
     kind: Kind,
     operation: String,
     namespace: Option<String>,
-    object: Option<Pod>,
+    object: Option<Object>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -67,88 +67,30 @@ struct Kind {
 }
 
 #[derive(Debug, Deserialize)]
-struct Pod {
-    spec: Option<Spec>,
+struct Object {
+    spec: Option<PodSpec>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Spec {
-    node_name: Option<String>,
-    volumes: Option<Vec<Volume>>,
-    affinity: Option<Affinity>,
+/// Whether a term selects nodes by name, the one field that Kubernetes knows.
+fn is_by_name(term: &NodeSelectorTerm) -> bool {
+    term.match_fields.as_ref().is_some_and(|it| !it.is_empty())
 }
 
-#[derive(Debug, Deserialize)]
-struct Volume {
-    csi: Option<Csi>,
+fn node_affinity(spec: &PodSpec) -> Option<&NodeAffinity> {
+    spec.affinity.as_ref()?.node_affinity.as_ref()
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Csi {
-    driver: Option<String>,
-    volume_attributes: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Affinity {
-    node_affinity: Option<NodeAffinity>,
-}
-
-#[derive(Debug, Deserialize)]
-struct NodeAffinity {
-    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
-    required: Option<Selector>,
-    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution")]
-    preferred: Option<Vec<Preference>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Selector {
-    node_selector_terms: Option<Vec<Term>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Preference {
-    preference: Option<Term>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Term {
-    match_fields: Option<Vec<IgnoredAny>>,
-}
-
-impl Term {
-    /// Whether it selects nodes by name, the one field that Kubernetes knows.
-    fn is_by_name(&self) -> bool {
-        self.match_fields.as_ref().is_some_and(|it| !it.is_empty())
-    }
-}
-
-impl NodeAffinity {
-    fn is_by_name(&self) -> bool {
-        let required = self.required.iter();
-        let mut required = required.flat_map(|it| it.node_selector_terms.iter().flatten());
-        let preferred = self.preferred.iter().flatten();
-        let mut preferred = preferred.filter_map(|it| it.preference.as_ref());
-        required.any(Term::is_by_name) || preferred.any(Term::is_by_name)
-    }
-}
-
-impl Spec {
-    fn node_affinity(&self) -> Option<&NodeAffinity> {
-        self.affinity.as_ref()?.node_affinity.as_ref()
-    }
-
-    /// Whether its node was chosen already.
-    fn is_placed(&self) -> bool {
-        let is_bound = self.node_name.as_ref().is_some_and(|name| !name.is_empty());
-        is_bound || self.node_affinity().is_some_and(NodeAffinity::is_by_name)
-    }
+/// Whether the pod's node was chosen already.
+fn is_placed(spec: &PodSpec) -> bool {
+    let is_bound = spec.node_name.as_ref().is_some_and(|name| !name.is_empty());
+    is_bound
+        || node_affinity(spec).is_some_and(|affinity| {
+            let required = &affinity.required_during_scheduling_ignored_during_execution;
+            let required = required.iter().flat_map(|it| &it.node_selector_terms);
+            let preferred = &affinity.preferred_during_scheduling_ignored_during_execution;
+            let preferred = preferred.iter().flatten().map(|it| &it.preference);
+            required.chain(preferred).any(is_by_name)
+        })
 }
 
 /// Reads a question.
@@ -163,11 +105,11 @@ pub(super) fn read(body: &[u8]) -> Result<Question, Malformed> {
 
 impl Question {
     /// The specification of the pod, if the question is about a new pod that may prefer nodes.
-    fn pod(&self) -> Option<&Spec> {
+    fn pod(&self) -> Option<&PodSpec> {
         let is_new_pod =
             self.kind.group.is_empty() && self.kind.kind == "Pod" && self.operation == "CREATE";
         let spec = self.object.as_ref()?.spec.as_ref()?;
-        (is_new_pod && !spec.is_placed()).then_some(spec)
+        (is_new_pod && !is_placed(spec)).then_some(spec)
     }
 
     /// What distinguishes this question from others.
@@ -185,7 +127,7 @@ impl Question {
         };
         let volumes = spec.volumes.iter().flatten();
         let ours = volumes.filter_map(|volume| volume.csi.as_ref());
-        let ours = ours.filter(|csi| csi.driver.as_deref() == Some(driver));
+        let ours = ours.filter(|csi| csi.driver == driver);
         let ours = ours.take(MOST_VOLUMES);
         let origins = ours.filter_map(|csi| origins_of(csi, &tenant));
         origins.filter(|origins| !origins.is_empty()).collect()
@@ -204,7 +146,7 @@ impl Question {
     }
 }
 
-fn origins_of(csi: &Csi, tenant: &Tenant) -> Option<Vec<TenantOrigin>> {
+fn origins_of(csi: &CSIVolumeSource, tenant: &Tenant) -> Option<Vec<TenantOrigin>> {
     let mut attributes = csi.volume_attributes.clone().unwrap_or_default();
     attributes.retain(|key, _| !key.starts_with(KUBELET));
     let spec = VolumeSpec::parse(&attributes).ok()?;
@@ -215,7 +157,7 @@ fn origins_of(csi: &Csi, tenant: &Tenant) -> Option<Vec<TenantOrigin>> {
 
 /// The operations of a JSON patch (RFC 6902) that adds the terms behind those of the pod. A null
 /// stands for a missing field: `add` replaces it.
-fn patch(spec: &Spec, preferred: &[Preferred]) -> Vec<Value> {
+fn patch(spec: &PodSpec, preferred: &[Preferred]) -> Vec<Value> {
     let terms = preferred.iter().map(|Preferred { node, weight }| {
         let by_name = json!({"key": "metadata.name", "operator": "In", "values": [&**node]});
         json!({"weight": weight, "preference": {"matchFields": [by_name]}})
@@ -223,7 +165,7 @@ fn patch(spec: &Spec, preferred: &[Preferred]) -> Vec<Value> {
     let terms: Vec<Value> = terms.collect();
     let add = |path: String, value: Value| json!({"op": "add", "path": path, "value": value});
     let list = format!("{AFFINITY}/nodeAffinity/{PREFERRED}");
-    match (&spec.affinity, spec.node_affinity()) {
+    match (&spec.affinity, node_affinity(spec)) {
         (None, _) => {
             let affinity = json!({"nodeAffinity": {PREFERRED: terms}});
             vec![add(AFFINITY.to_owned(), affinity)]
@@ -232,7 +174,11 @@ fn patch(spec: &Spec, preferred: &[Preferred]) -> Vec<Value> {
             let affinity = json!({PREFERRED: terms});
             vec![add(format!("{AFFINITY}/nodeAffinity"), affinity)]
         }
-        (Some(_), Some(affinity)) if affinity.preferred.is_none() => {
+        (Some(_), Some(affinity))
+            if affinity
+                .preferred_during_scheduling_ignored_during_execution
+                .is_none() =>
+        {
             vec![add(list, terms.into())]
         }
         (Some(_), Some(_)) => {
