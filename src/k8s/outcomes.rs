@@ -24,15 +24,14 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod as ApiPod;
-use kube::Client;
-use kube::api::{Api, ApiResource};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
 use super::config::Config;
-use super::pod::{Decision, Pod, decide, images};
+use super::pod::{Decision, decide, images};
 use super::pod_event::PodEvent;
 use super::watcher::{self, Event, Watch};
 use crate::engine::{Awaited, Engine, OutcomeReport, Pods};
@@ -174,14 +173,12 @@ pub(super) async fn watch(
     known: &PodOutcomes,
     pod_events: &mpsc::Sender<PodEvent>,
 ) {
-    let kind = ApiResource::erase::<ApiPod>(&());
     let (doubted, doubts) = watch::channel(None);
     let (told, mut events) = mpsc::channel(MOST_EVENTS);
     let watch = Watch::new(client, &config.node, config.look_again, doubts, told).run();
     let mut outcomes = Outcomes {
         config,
         client,
-        kind: &kind,
         engine,
         known,
         pod_events,
@@ -213,7 +210,6 @@ pub(super) async fn watch(
 struct Outcomes<'a> {
     config: &'a Config,
     client: &'a Client,
-    kind: &'a ApiResource,
     engine: &'a Engine,
     known: &'a PodOutcomes,
     pod_events: &'a mpsc::Sender<PodEvent>,
@@ -332,8 +328,7 @@ impl Outcomes<'_> {
     /// Asks for one pod by name. `false`: no answer now.
     async fn ask(&mut self, awaited: &Awaited) -> bool {
         let (uid, name) = (&awaited.pod.uid, &awaited.pod.name);
-        let api: Api<Pod> =
-            Api::namespaced_with(self.client.clone(), awaited.tenant.as_str(), self.kind);
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), awaited.tenant.as_str());
         let answer = match tokio::time::timeout(ANSWER, api.get_opt(name)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => {
@@ -352,7 +347,8 @@ impl Outcomes<'_> {
             }
             Some(pod) => {
                 self.missed.remove(uid);
-                let node = pod.spec.node_name.as_deref().unwrap_or_default();
+                let node = pod.spec.as_ref().and_then(|it| it.node_name.as_deref());
+                let node = node.unwrap_or_default();
                 let here = &self.config.node;
                 if node != here && !std::mem::replace(&mut self.misnamed, true) {
                     tracing::error!(pod = %name,

@@ -17,15 +17,18 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
 use http_body_util::{BodyExt as _, Collected, Limited};
-use k8s_openapi::api::core::v1::Pod as ApiPod;
-use kube::Client;
-use kube::api::{Api, ApiResource, ListParams, ResourceExt as _, WatchEvent, WatchParams};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams, ResourceExt as _, WatchEvent, WatchParams};
 use kube::client::Body;
 use kube::core::{Request, Status};
+use kube::Client;
 use tokio::sync::{mpsc, watch};
+use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
+use tokio_util::io::StreamReader;
 
-use super::pod::{Pod, cut};
+use super::pod::cut;
 use crate::link::Backoff;
 
 /// The timeout of a list and of a watch's start, and the length of a watch, in rounds. It is less
@@ -56,6 +59,9 @@ pub(super) enum Event {
     /// It failed and retries.
     Failed(Error),
 }
+
+/// The lines of an answer, as they arrive.
+type Lines = BoxStream<'static, Result<String, LinesCodecError>>;
 
 /// Why the watch failed.
 #[derive(Debug, thiserror::Error)]
@@ -123,11 +129,10 @@ impl Watch {
         doubted: watch::Receiver<Option<Instant>>,
         told: mpsc::Sender<Event>,
     ) -> Self {
-        let kind = ApiResource::erase::<ApiPod>(&());
         Self {
             client: client.clone(),
-            pods: Api::all_with(client.clone(), &kind),
-            somewhere: Api::namespaced_with(client.clone(), "default", &kind),
+            pods: Api::all(client.clone()),
+            somewhere: Api::namespaced(client.clone(), "default"),
             selector: format!("spec.nodeName={node}"),
             limit: look_again.saturating_mul(ROUNDS).clamp(SHORTEST, LONGEST),
             doubted,
@@ -213,12 +218,17 @@ impl Watch {
                     return Err(Error::Silent { operation, after });
                 }
             };
-            let Some(line) = line.map_err(|error| Error::refused(operation, error))? else {
+            let Some(line) = line else {
                 break;
             };
-            let event = match serde_json::from_slice(&line) {
+            let failed = |error| {
+                let error = std::io::Error::other(error);
+                Error::refused(operation, kube::Error::ReadEvents(error))
+            };
+            let event = match serde_json::from_str(&line.map_err(failed)?) {
                 Ok(event) => event,
-                Err(_) if line.trim_ascii().is_empty() => continue,
+                // A line may be empty, and the last one may be cut. The next watch sends that again.
+                Err(error) if error.is_eof() => continue,
                 Err(error) => {
                     // That pod will be asked for by name. A new watch would send the same event.
                     tracing::warn!(%error,
@@ -257,7 +267,9 @@ impl Watch {
         let answer = self.client.send(request.map(Body::from)).await?;
         let code = answer.status();
         if code.is_success() {
-            return Ok(Lines::of(answer.into_body()));
+            let bytes = answer.into_body().into_data_stream();
+            let bytes = StreamReader::new(bytes.map_err(std::io::Error::other));
+            return Ok(FramedRead::new(bytes, LinesCodec::new()).boxed());
         }
         let said = Limited::new(answer.into_body(), MOST_SAID).collect().await;
         let said = said.map(Collected::to_bytes).unwrap_or_default();
@@ -330,45 +342,5 @@ async fn is_doubted(doubted: &mut watch::Receiver<Option<Instant>>, since: Insta
     if doubted.wait_for(later).await.is_err() {
         // No sender is left.
         std::future::pending::<()>().await;
-    }
-}
-
-/// The lines of an answer, as they arrive.
-struct Lines {
-    body: Body,
-    /// The bytes received that are not yet a line.
-    begun: Vec<u8>,
-    /// The length of its prefix that has no newline.
-    searched: usize,
-}
-
-impl Lines {
-    fn of(body: Body) -> Self {
-        Self {
-            body,
-            begun: Vec::new(),
-            searched: 0,
-        }
-    }
-
-    /// The next line; `None` at the end. The next watch sends an incomplete last line again. Cancel
-    /// safe.
-    async fn next(&mut self) -> kube::Result<Option<Vec<u8>>> {
-        loop {
-            let unsearched = self.begun.iter().skip(self.searched);
-            if let Some(end) = unsearched.copied().position(|byte| byte == b'\n') {
-                let rest = self.begun.split_off(self.searched + end + 1);
-                self.searched = 0;
-                return Ok(Some(std::mem::replace(&mut self.begun, rest)));
-            }
-            self.searched = self.begun.len();
-            let Some(frame) = self.body.frame().await else {
-                return Ok(None);
-            };
-            // Trailers are not data. This answer has none.
-            if let Ok(data) = frame?.into_data() {
-                self.begun.extend_from_slice(&data);
-            }
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! The parts of a pod that the driver reads, and the pure decision on its outcome, from one object.
+//! The pure decision on a pod's outcome, from one object; and the images of its containers.
 //!
 //! # The rules
 //!
@@ -34,9 +34,9 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::Object;
-use serde::Deserialize;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerRestartRule, ContainerStateTerminated, ContainerStatus, Pod,
+};
 
 use crate::model::{Maker, Outcome};
 
@@ -44,93 +44,6 @@ use crate::model::{Maker, Outcome};
 pub const OUTCOME: &str = "baggageclaim.concourse-ci.org/outcome";
 /// The annotation with the container that decides a pod's outcome.
 pub const OUTCOME_CONTAINER: &str = "baggageclaim.concourse-ci.org/outcome-container";
-
-/// The parts of a pod that the driver reads.
-pub(super) type Pod = Object<Spec, Status>;
-
-/// Parts of a pod's specification.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct Spec {
-    pub(super) node_name: Option<String>,
-    restart_policy: Option<String>,
-    active_deadline_seconds: Option<i64>,
-    containers: Vec<Container>,
-    init_containers: Vec<Container>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Container {
-    name: String,
-    image: String,
-    /// On an init container, `Always` makes a sidecar. Other values and containers since 1.35.
-    restart_policy: Option<String>,
-    /// Actions for some exit codes. They override the policy.
-    restart_policy_rules: Vec<Rule>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Rule {
-    action: String,
-}
-
-impl Rule {
-    /// Whether a rule restarts all containers, including those that ended for good.
-    fn restarts_all(&self) -> bool {
-        self.action == "RestartAllContainers"
-    }
-}
-
-/// Parts of a pod's status.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct Status {
-    phase: Option<String>,
-    reason: Option<String>,
-    conditions: Vec<Condition>,
-    start_time: Option<Time>,
-    container_statuses: Vec<ContainerStatus>,
-    init_container_statuses: Vec<ContainerStatus>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Condition {
-    #[serde(rename = "type")]
-    kind: String,
-    status: String,
-    reason: Option<String>,
-    last_transition_time: Option<Time>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ContainerStatus {
-    name: String,
-    /// The image that ran: a digest, perhaps after a repository's name and `@`.
-    #[serde(rename = "imageID")]
-    image_id: String,
-    state: State,
-    last_state: State,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct State {
-    running: Option<serde::de::IgnoredAny>,
-    terminated: Option<Terminated>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Terminated {
-    exit_code: i32,
-    signal: Option<i32>,
-    reason: Option<String>,
-    finished_at: Option<Time>,
-}
 
 /// A pod's outcome, as far as one object shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -179,7 +92,7 @@ pub(super) fn decide(pod: &Pod, gone: bool) -> Verdict {
     let Some(name) = annotation(annotations, OUTCOME_CONTAINER) else {
         return no_problem(by_phase(pod, gone));
     };
-    if let Some(policy) = Policy::of(&pod.spec, name) {
+    if let Some(policy) = Policy::of(pod, name) {
         return no_problem(by_container(pod, gone, name, policy));
     }
     let problem = format!(
@@ -189,24 +102,46 @@ pub(super) fn decide(pod: &Pod, gone: bool) -> Verdict {
     mistaken(pod, gone, problem)
 }
 
+/// All containers of a pod, and after them its init containers.
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| {
+        let all = spec.containers.iter();
+        all.chain(spec.init_containers.iter().flatten())
+    })
+}
+
+/// What became of the containers of a pod.
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.iter();
+    status.flat_map(|it| it.container_statuses.iter().flatten())
+}
+
+/// The same of its init containers.
+fn init_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.iter();
+    status.flat_map(|it| it.init_container_statuses.iter().flatten())
+}
+
+/// How a container ended, if it has.
+fn terminated(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    status.state.as_ref()?.terminated.as_ref()
+}
+
 /// The images of a pod's containers, with their registry digests if known: `golang:1.25@sha256:…`.
 pub(super) fn images(pod: &Pod) -> Vec<String> {
-    let status = pod.status.as_ref();
     let image = |container: &Container| {
-        let named = container.image.clone();
-        let statuses = status.into_iter().flat_map(|status| {
-            let all = status.container_statuses.iter();
-            all.chain(&status.init_container_statuses)
-        });
+        let named = container.image.clone().unwrap_or_default();
+        let statuses = statuses(pod).chain(init_statuses(pod));
         let mut ran = statuses.filter(|status| status.name == container.name);
+        // A digest, perhaps after a repository's name and `@`.
         let digest = ran.find_map(|ran| ran.image_id.rsplit_once('@'));
         match digest {
             Some((_, digest)) if !named.contains('@') => format!("{named}@{digest}"),
             _ => named,
         }
     };
-    let all = pod.spec.containers.iter().chain(&pod.spec.init_containers);
-    Maker::bounded(all.map(image))
+    Maker::bounded(containers(pod).map(image))
 }
 
 fn annotation<'a>(annotations: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {
@@ -272,12 +207,7 @@ fn by_phase(pod: &Pod, gone: bool) -> Decision {
         Phase::Failed => failed(why_failed(pod)),
         Phase::Succeeded => {
             // Sidecars are told to end after all others have.
-            let statuses = pod.status.as_ref().map(|status| &status.container_statuses);
-            let ends: Vec<_> = statuses
-                .into_iter()
-                .flatten()
-                .map(|status| status.state.terminated.as_ref())
-                .collect();
+            let ends: Vec<_> = statuses(pod).map(terminated).collect();
             match cut_short(pod, &ends) {
                 None => Decision::Decided(Outcome::Succeeded, "the pod succeeded".to_owned()),
                 Some(why) => failed(why),
@@ -329,15 +259,16 @@ fn words(pod: &Pod) -> Vec<Word> {
         // Kubelet's check is never early, and it uses the clock of the containers' ends.
         let deadline = || {
             let started = status.start_time.as_ref()?.0.as_second();
-            Some(started.saturating_add(pod.spec.active_deadline_seconds?))
+            let limit = pod.spec.as_ref()?.active_deadline_seconds?;
+            Some(started.saturating_add(limit))
         };
         words.push(Word {
             why: told(reason),
             second: (reason == DEADLINE).then(deadline).flatten(),
         });
     }
-    let mut conditions = status.conditions.iter();
-    if let Some(condition) = conditions.find(|it| it.kind == DISRUPTION && it.status == "True") {
+    let mut conditions = status.conditions.iter().flatten();
+    if let Some(condition) = conditions.find(|it| it.type_ == DISRUPTION && it.status == "True") {
         let reason = condition.reason.as_deref().unwrap_or_default();
         // Others set it before they delete the pod, kubelet after the containers have ended.
         let set = condition.last_transition_time.as_ref();
@@ -356,7 +287,7 @@ fn words(pod: &Pod) -> Vec<Word> {
 }
 
 /// Why the pod did not end by itself; `None` if all these ends were before any request to end it.
-fn cut_short(pod: &Pod, ends: &[Option<&Terminated>]) -> Option<String> {
+fn cut_short(pod: &Pod, ends: &[Option<&ContainerStateTerminated>]) -> Option<String> {
     let came_before = |second: i64| {
         !ends.is_empty()
             && ends.iter().all(|end| {
@@ -371,28 +302,23 @@ fn cut_short(pod: &Pod, ends: &[Option<&Terminated>]) -> Option<String> {
 
 /// The most useful reason of a failed pod.
 fn why_failed(pod: &Pod) -> String {
-    let Some(status) = &pod.status else {
-        return "the pod failed".to_owned();
-    };
-    if let Some(reason) = &status.reason {
+    let status = pod.status.as_ref();
+    if let Some(reason) = status.and_then(|status| status.reason.as_deref()) {
         return format!("the pod failed: {}", shown(reason));
     }
-    let all = status
-        .init_container_statuses
-        .iter()
-        .chain(&status.container_statuses);
-    let mut ends = all.filter_map(|container| {
-        let end = container.state.terminated.as_ref();
-        let end = end.filter(|end| end.exit_code != 0)?;
-        Some((&container.name, end))
-    });
+    let mut ends = init_statuses(pod)
+        .chain(statuses(pod))
+        .filter_map(|status| {
+            let end = terminated(status).filter(|end| end.exit_code != 0)?;
+            Some((&status.name, end))
+        });
     ends.next().map_or_else(
         || "the pod failed".to_owned(),
         |(name, end)| format!("container {} {}", shown(name), exited(end)),
     )
 }
 
-fn exited(end: &Terminated) -> String {
+fn exited(end: &ContainerStateTerminated) -> String {
     let text = match end.signal {
         Some(signal) if signal != 0 => format!("was ended by signal {signal}"),
         _ => format!("exited with {}", end.exit_code),
@@ -401,6 +327,16 @@ fn exited(end: &Terminated) -> String {
         None | Some("" | "Error" | "Completed") => text,
         Some(reason) => format!("{text} ({})", shown(reason)),
     }
+}
+
+/// Actions for some exit codes of a container. They override its policy.
+fn rules(container: &Container) -> &[ContainerRestartRule] {
+    container.restart_policy_rules.as_deref().unwrap_or_default()
+}
+
+/// Whether a rule restarts all containers, including those that ended for good.
+fn restarts_all(rule: &ContainerRestartRule) -> bool {
+    rule.action == "RestartAllContainers"
 }
 
 /// When an ended container is restarted.
@@ -417,18 +353,15 @@ enum Policy {
 
 impl Policy {
     /// The policy of a container; `None` if the pod has none of that name.
-    fn of(spec: &Spec, name: &str) -> Option<Self> {
-        let named = |containers: &[Container]| {
-            let mut found = containers.iter();
-            found.find(|container| container.name == name).cloned()
-        };
-        let (container, is_init) = match named(&spec.containers) {
+    fn of(pod: &Pod, name: &str) -> Option<Self> {
+        let spec = pod.spec.as_ref()?;
+        let is_named = |container: &&Container| container.name == name;
+        let (container, is_init) = match spec.containers.iter().find(is_named) {
             Some(container) => (container, false),
-            None => (named(&spec.init_containers)?, true),
+            None => (spec.init_containers.iter().flatten().find(is_named)?, true),
         };
-        let mut all = spec.containers.iter().chain(&spec.init_containers);
-        if !container.restart_policy_rules.is_empty()
-            || all.any(|other| other.restart_policy_rules.iter().any(Rule::restarts_all))
+        if !rules(container).is_empty()
+            || containers(pod).any(|other| rules(other).iter().any(restarts_all))
         {
             return Some(Self::Rules);
         }
@@ -454,20 +387,15 @@ impl Policy {
 
 fn by_container(pod: &Pod, gone: bool, name: &str, policy: Policy) -> Decision {
     let terminal = phase(pod).is_terminal();
-    let status = pod.status.as_ref().and_then(|status| {
-        let all = status.container_statuses.iter();
-        let mut all = all.chain(&status.init_container_statuses);
-        all.find(|status| status.name == name)
-    });
+    let mut all = statuses(pod).chain(init_statuses(pod));
+    let status = all.find(|status| status.name == name);
     let name = shown(name);
-    let end = status.and_then(|status| match &status.state {
-        State {
-            terminated: Some(end),
-            ..
-        } => Some(end),
+    let end = status.and_then(|status| {
+        let is_running = status.state.as_ref().is_some_and(|it| it.running.is_some());
         // It waited for a restart that never came: its last exit counts.
-        State { running: None, .. } if terminal => status.last_state.terminated.as_ref(),
-        _ => None,
+        let last = || status.last_state.as_ref()?.terminated.as_ref();
+        let last = (terminal && !is_running).then(last).flatten();
+        terminated(status).or(last)
     });
     match end {
         Some(end) if terminal || policy.is_final(end.exit_code) => {
