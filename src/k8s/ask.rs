@@ -6,21 +6,22 @@
 //! Each order has an object of its own. An object that is there already may belong to an order that
 //! is just ending, so its deletion might be no new order.
 //!
-//! It needs `create` and `delete` on `caches` in the namespace. With `watch` it also sees that the
-//! order is carried out.
+//! It needs `create` and `delete` on `caches` in the namespace. With `list` and `watch` it also sees
+//! that the order is carried out.
 //!
-//! An order to roll back is a `Rollback`, which stays. It needs `create` on `rollbacks`, and
-//! `watch` to see the result.
+//! An order to roll back is a `Rollback`, which stays. It needs `create` on `rollbacks`, and `list`
+//! and `watch` to see the result.
 
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
-use kube::api::{ObjectMeta, PostParams, WatchEvent, WatchParams};
+use kube::api::{ObjectMeta, PostParams};
+use kube::runtime::wait::await_condition;
+use kube::runtime::wait::conditions::is_deleted;
 use kube::{Api, Client, ResourceExt as _};
 
 use super::client::{deletion_of, has_code};
-use crate::api::{CLEAR, Cache, CacheSpec, Rollback, RollbackPhase, RollbackSpec, RollbackStatus};
+use crate::api::{CLEAR, Cache, CacheSpec, Rollback, RollbackPhase, RollbackSpec};
 use crate::model::{Reference, Tenant};
 use crate::sys::printable;
 
@@ -166,13 +167,13 @@ pub async fn clear(
             });
         }
     };
-    let Some(deleted) = deleted.left() else {
+    if deleted.is_right() {
         return Ok(Order::Done);
-    };
-    let version = deleted.resource_version().unwrap_or_default();
-    let gone = tokio::time::timeout(WATCHED, is_gone(&caches, &object, &version));
-    Ok(match gone.await {
-        Ok(Ok(true)) => Order::Done,
+    }
+    let uid = made.uid().unwrap_or_default();
+    let gone = await_condition(caches, &object, is_deleted(&uid));
+    Ok(match tokio::time::timeout(WATCHED, gone).await {
+        Ok(Ok(_)) => Order::Done,
         // Without the right to watch, too: the order is given.
         _ => Order::Given { object },
     })
@@ -200,14 +201,19 @@ pub async fn roll_back(
     let made = orders.create(&PostParams::default(), &order).await;
     let made = made.map_err(|error| said("create", ROLLBACK, namespace, error))?;
     let object = made.name_any();
-    let version = made.resource_version().unwrap_or_default();
-    let mut last = None;
-    let ended = answered(&orders, &object, &version, &mut last);
-    let ended = tokio::time::timeout(ROLLBACK_WATCHED, ended).await;
-    let said = last.and_then(|status| status.message);
-    Ok(match ended {
-        Ok(Ok(RollbackPhase::Done)) => RollbackResult::Done(said.unwrap_or_default()),
-        Ok(Ok(RollbackPhase::Failed)) => RollbackResult::Failed(said.unwrap_or_default()),
+    // With a message, it has ended, or waits for a node.
+    let is_answered = |order: Option<&Rollback>| {
+        let status = order.and_then(|order| order.status.as_ref());
+        status.is_some_and(|status| status.message.is_some())
+    };
+    let answered = await_condition(orders, &object, is_answered);
+    let answered = tokio::time::timeout(ROLLBACK_WATCHED, answered).await;
+    let answer = answered.ok().and_then(Result::ok).flatten();
+    let status = answer.and_then(|order| order.status).unwrap_or_default();
+    let said = status.message;
+    Ok(match status.phase {
+        RollbackPhase::Done => RollbackResult::Done(said.unwrap_or_default()),
+        RollbackPhase::Failed => RollbackResult::Failed(said.unwrap_or_default()),
         // Without the right to watch, too: the order is given.
         _ => RollbackResult::Given {
             object,
@@ -228,30 +234,6 @@ async fn own_name(client: &Client) -> Result<String, AskError> {
     name.ok_or_else(|| AskError::NoName("its answer has no name".to_owned()))
 }
 
-/// Waits until the controller says something about an order. `last`: its last status. Without a
-/// message in it, the watch has ended before.
-async fn answered(
-    orders: &Api<Rollback>,
-    object: &str,
-    version: &str,
-    last: &mut Option<RollbackStatus>,
-) -> Result<RollbackPhase, kube::Error> {
-    let params = WatchParams::default().fields(&format!("metadata.name={object}"));
-    let events = orders.watch(&params, version).await?;
-    let mut events = events.boxed();
-    while let Some(event) = events.try_next().await? {
-        if let WatchEvent::Added(order) | WatchEvent::Modified(order) = event {
-            let phase = order.phase();
-            *last = order.status;
-            // With a message, it has ended, or waits for a node.
-            if last.as_ref().is_some_and(|status| status.message.is_some()) {
-                return Ok(phase);
-            }
-        }
-    }
-    Ok(RollbackPhase::Waiting)
-}
-
 /// The object of an order, without its name.
 fn object(reference: &Reference, prefix: bool) -> Result<Cache, AskError> {
     let Some((_, key)) = reference.cache() else {
@@ -267,19 +249,6 @@ fn object(reference: &Reference, prefix: bool) -> Result<Cache, AskError> {
         ..ObjectMeta::default()
     };
     Ok(cache)
-}
-
-/// Waits for the end of an object. `false`: the watch has ended before.
-async fn is_gone(caches: &Api<Cache>, object: &str, version: &str) -> Result<bool, kube::Error> {
-    let params = WatchParams::default().fields(&format!("metadata.name={object}"));
-    let events = caches.watch(&params, version).await?;
-    let mut events = events.boxed();
-    while let Some(event) = events.try_next().await? {
-        if matches!(event, WatchEvent::Deleted(_)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// What an answer means.
