@@ -365,7 +365,6 @@ impl Node {
         check_sources(driver.sources, driver.shared.is_some(), asked)?;
         let kubernetes = (self.kubernetes == Switch::On).then(|| k8s::Config {
             node: driver.csi.node.as_str().to_owned(),
-            reporter: csi::DRIVER_NAME.to_owned(),
             kubeconfig: self.api_server.kubeconfig(),
             look_again: k8s::LOOK_AGAIN,
             watched: watch::Sender::new(false),

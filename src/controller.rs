@@ -123,8 +123,6 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         () = drain.begun() => return Ok(()),
     };
     let setup = Setup {
-        driver: csi::DRIVER_NAME,
-        place: csi::place_of,
         leak_grace: config.leak_grace,
         node_grace: config.node_grace,
     };
@@ -322,7 +320,7 @@ async fn open_webhook(
         return Ok(None);
     };
     let find = Arc::new(served.hub.handle().finder());
-    let bound = locality::Webhook::bind(listen, identity, csi::DRIVER_NAME, find);
+    let bound = locality::Webhook::bind(listen, identity, find);
     Ok(Some(bound.await?))
 }
 

@@ -70,7 +70,7 @@ impl Peers {
         };
         let away: Arc<Away> = Arc::default();
         let (controller, follow) = k8s::endpoint::watch(kubeconfig.clone());
-        let (others, watch) = k8s::peers::Peers::new(node.clone(), csi::DRIVER_NAME, kubeconfig);
+        let (others, watch) = k8s::peers::Peers::new(node.clone(), kubeconfig);
         let catalog = hub::Node::new(node.clone(), key.clone(), controller);
         let config = peer::Config {
             listen: Some(self.listen),

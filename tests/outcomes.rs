@@ -61,7 +61,6 @@ impl Kube {
     ) -> Self {
         let config = k8s::Config {
             node: "here".to_owned(),
-            reporter: "baggageclaim.csi.concourse-ci.org".to_owned(),
             kubeconfig: Some(api.kubeconfig(&bench.lab.run_dir())),
             look_again,
             watched: watch::Sender::new(false),

@@ -13,9 +13,6 @@ use crate::engine::claims::Claims;
 use crate::model::{Node, Share};
 use crate::server::Rpc;
 
-/// The driver's name in Kubernetes.
-pub const DRIVER_NAME: &str = "baggageclaim.csi.concourse-ci.org";
-
 /// The parts that are served and advertised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Features {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::context::{DRIVER_NAME, Features};
+use super::context::Features;
+use crate::model::DRIVER_NAME;
 use crate::proto::csi::v1 as csi;
 use csi::identity_server::Identity;
 use csi::plugin_capability::{Service as Offer, Type, VolumeExpansion, service, volume_expansion};

@@ -38,10 +38,11 @@ use crate::proto::csi::v1::node_server::NodeServer;
 use crate::server::{self, Drain, Routes, Socket, Trace};
 use crate::telemetry::metrics::Rpcs;
 
-pub use context::{DRIVER_NAME, Features, Readiness, UnmountsOnly};
+pub use crate::model::DRIVER_NAME;
+pub use context::{Features, Readiness, UnmountsOnly};
 use context::{FindClaims, engine};
 pub use probe::{ProbeError, probe};
-pub use topology::{node as node_of, place as place_of};
+pub use topology::node as node_of;
 
 use status::Failure;
 

@@ -1,12 +1,8 @@
 //! Converts topologies and requirements from messages and to them. [`Requirement::choose`] decides
 //! with them.
 
-use std::collections::BTreeMap;
-
-use sha2::{Digest as _, Sha256};
-
 use crate::backend::BackendKind;
-use crate::model::{NODE_LABEL, Node, NodeId, Requirement, Topology, hex};
+use crate::model::{Node, NodeId, Requirement, Topology};
 use crate::proto::csi::v1 as csi;
 
 /// The label with the backend of the node's pool.
@@ -15,41 +11,10 @@ const BACKEND_LABEL: &str = "topology.baggageclaim.csi.concourse-ci.org/backend"
 /// A node with all its labels.
 #[must_use]
 pub fn node(id: &NodeId, backend: BackendKind) -> Node {
-    Node {
-        id: id.clone(),
-        topology: Topology(BTreeMap::from([
-            (NODE_LABEL.to_owned(), label_value(id)),
-            (BACKEND_LABEL.to_owned(), backend.to_string()),
-        ])),
-    }
-}
-
-/// A node with the label that says where its volumes are. A volume stays there, also if the pool
-/// gets another backend.
-#[must_use]
-pub fn place(id: &NodeId) -> Node {
-    Node {
-        id: id.clone(),
-        topology: Topology(BTreeMap::from([(NODE_LABEL.to_owned(), label_value(id))])),
-    }
-}
-
-/// A node's id as a label's value: at most 63 letters, digits, `-`, `_` and `.`, with a letter or
-/// digit at both ends. Another id, such as a name of 253 bytes, becomes the beginning of its
-/// sha256.
-fn label_value(id: &NodeId) -> String {
-    let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    let outer = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = id.as_str().as_bytes();
-    if bytes.len() <= 63
-        && bytes.iter().copied().all(inner)
-        && outer(bytes.first())
-        && outer(bytes.last())
-    {
-        id.as_str().to_owned()
-    } else {
-        hex(&Sha256::digest(bytes)[..16])
-    }
+    let mut node = Node::place(id);
+    let labels = &mut node.topology.0;
+    labels.insert(BACKEND_LABEL.to_owned(), backend.to_string());
+    node
 }
 
 /// A node's topology as a message.
@@ -79,6 +44,8 @@ pub(super) fn requirement(wanted: Option<csi::TopologyRequirement>) -> Requireme
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -94,17 +61,6 @@ mod tests {
             label("topology.baggageclaim.csi.concourse-ci.org/node", "node-1"),
         ]);
         assert_eq!(seen, expected);
-    }
-
-    #[test]
-    fn a_node_that_is_no_label_still_has_a_topology() {
-        let value = |text: &str| label_value(&NodeId::new(text).expect(text));
-        assert_eq!(value("ip-10-0-0-1.internal"), "ip-10-0-0-1.internal");
-        for odd in ["-node", "node.", "knöten", &"n".repeat(64)] {
-            let value = value(odd);
-            assert_eq!(value.len(), 32, "{odd}: {value}");
-            assert!(value.bytes().all(|b| b.is_ascii_hexdigit()), "{value}");
-        }
     }
 
     #[test]

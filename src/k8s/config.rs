@@ -17,8 +17,6 @@ pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
 pub struct Config {
     /// This node's name in Kubernetes.
     pub node: String,
-    /// The reporter in events: the driver's name.
-    pub reporter: String,
     /// A kubeconfig; `None`: the pod's service account.
     pub kubeconfig: Option<PathBuf>,
     /// The interval to check for outcomes that the watch did not report.

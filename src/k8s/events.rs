@@ -19,6 +19,7 @@ use super::pod::cut;
 use super::pod_event::PodEvent;
 use crate::engine::notice::Notice;
 use crate::link::Backoff;
+use crate::model::DRIVER_NAME;
 
 /// The most waiting events.
 pub(super) const MOST_WAITING: usize = 1024;
@@ -161,7 +162,7 @@ pub(super) async fn say(
     known: Arc<PodOutcomes>,
 ) {
     let reporter = Reporter {
-        controller: config.reporter.clone(),
+        controller: DRIVER_NAME.to_owned(),
         instance: Some(config.node.clone()),
     };
     let mut recorders = Recorders::new(client, reporter);

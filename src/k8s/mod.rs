@@ -134,7 +134,6 @@ mod tests {
     async fn a_defect_ends_neither_the_driver_nor_the_watch_and_no_notice_is_lost_by_it() {
         let config = Config {
             node: "here".to_owned(),
-            reporter: String::new(),
             kubeconfig: None,
             look_again: LOOK_AGAIN,
             watched: watch::Sender::new(true),

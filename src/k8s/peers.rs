@@ -28,7 +28,7 @@ use kube::{Api, Client, ResourceExt as _};
 use super::{client, watched};
 use crate::api::{Phase, Pool, Volume, Wanted};
 use crate::distribution::roster::{Access, Asked, AskedClone, Peer, Refusal, Roster};
-use crate::model::{KUBELET, NodeId, Sha256, Tenant, TenantOrigin, VolumeSpec};
+use crate::model::{DRIVER_NAME, KUBELET, NodeId, Sha256, Tenant, TenantOrigin, VolumeSpec};
 
 /// How long the API server may take to tell a pod. No peer waits as long as this.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -41,8 +41,6 @@ const MOST_NAME: usize = 253;
 pub struct Peers {
     /// This node.
     own: NodeId,
-    /// The driver of the volumes that give a right.
-    driver: &'static str,
     pools: Store<Pool>,
     client: OnceLock<Client>,
 }
@@ -60,13 +58,11 @@ impl Peers {
     /// The peers of `own`, and the watch that keeps them up to date until it is dropped.
     pub fn new(
         own: NodeId,
-        driver: &'static str,
         kubeconfig: Option<PathBuf>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
         let (pools, writer) = reflector::store();
         let peers = Arc::new(Self {
             own,
-            driver,
             pools,
             client: OnceLock::new(),
         });
@@ -189,7 +185,7 @@ impl Access for Peers {
         }
         let pods: Api<Pod> = Api::namespaced(self.client()?, asked.reader.as_str());
         let pod = self.look(pods, name, "pod").await?;
-        may_read(self.driver, peer, asked, pod.as_ref()).map_err(Refusal::Denied)
+        may_read(peer, asked, pod.as_ref()).map_err(Refusal::Denied)
     }
 
     /// Each call is a live read: after the volume is made or given up, its node gets no more.
@@ -241,7 +237,7 @@ fn is_pod_name(text: &str) -> bool {
 /// Whether a peer may read what it asks for, given the pod of that name in the namespace that the
 /// peer tells. Whether that namespace may read the content, the policies say. The error is the
 /// reason.
-fn may_read(driver: &str, peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Result<(), String> {
+fn may_read(peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Result<(), String> {
     let (tenant, name) = (&asked.reader, &asked.pod.name);
     let because = |why: &str| Err(format!("pod {name} of namespace {tenant} {why}"));
     let Some(pod) = pod else {
@@ -266,7 +262,7 @@ fn may_read(driver: &str, peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Re
     }
     let volumes = spec.and_then(|spec| spec.volumes.as_deref());
     let ours = volumes.unwrap_or_default().iter().filter_map(|volume| {
-        let volume = volume.csi.as_ref().filter(|csi| csi.driver == driver)?;
+        let volume = volume.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
         let mut attributes = volume.volume_attributes.clone().unwrap_or_default();
         attributes.retain(|key, _| !key.starts_with(KUBELET));
         VolumeSpec::parse(&attributes).ok()
@@ -289,7 +285,6 @@ mod tests {
     use crate::api::{PoolPeer, PoolSpec, PoolStatus};
     use crate::model::{Name, Pod as AskedPod};
 
-    const DRIVER: &str = "driver.example.org";
 
     fn node(name: &str) -> NodeId {
         NodeId::new(name).expect("a node")
@@ -431,7 +426,7 @@ mod tests {
     /// A pod that may read `task-cache/go`, `task-cache/main`, those that begin with `pr-`, and
     /// `artifact/built`.
     fn right() -> serde_json::Value {
-        let volume = |name: &str, attributes| json!({"name": name, "csi": {"driver": DRIVER, "volumeAttributes": attributes}});
+        let volume = |name: &str, attributes| json!({"name": name, "csi": {"driver": DRIVER_NAME, "volumeAttributes": attributes}});
         json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -476,7 +471,7 @@ mod tests {
             },
         };
         let pod = pod.map(|pod| serde_json::from_value(pod.clone()).expect("a pod"));
-        may_read(DRIVER, &node("node-2"), &asked, pod.as_ref())
+        may_read(&node("node-2"), &asked, pod.as_ref())
     }
 
     #[test]

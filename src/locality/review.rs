@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::policy::Preferred;
-use crate::model::{KUBELET, Tenant, TenantOrigin, VolumeSpec};
+use crate::model::{DRIVER_NAME, KUBELET, Tenant, TenantOrigin, VolumeSpec};
 
 /// The most volumes that count. A step has a few; more are an attempt to keep the controller busy.
 const MOST_VOLUMES: usize = 128;
@@ -120,14 +120,14 @@ impl Question {
     /// The content that the volumes of this driver start from, for each volume in the order in
     /// which it is tried. Each list is there once. A volume with wrong attributes has none: the
     /// node refuses it later, with the reason.
-    pub(super) fn origins(&self, driver: &str) -> BTreeSet<Vec<TenantOrigin>> {
+    pub(super) fn origins(&self) -> BTreeSet<Vec<TenantOrigin>> {
         let tenant = self.namespace.as_deref().and_then(|it| it.parse().ok());
         let (Some(spec), Some(tenant)) = (self.pod(), tenant) else {
             return BTreeSet::new();
         };
         let volumes = spec.volumes.iter().flatten();
         let ours = volumes.filter_map(|volume| volume.csi.as_ref());
-        let ours = ours.filter(|csi| csi.driver == driver);
+        let ours = ours.filter(|csi| csi.driver == DRIVER_NAME);
         let ours = ours.take(MOST_VOLUMES);
         let origins = ours.filter_map(|csi| origins_of(csi, &tenant));
         origins.filter(|origins| !origins.is_empty()).collect()

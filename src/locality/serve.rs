@@ -118,7 +118,6 @@ pub struct Webhook {
 }
 
 struct Context {
-    driver: &'static str,
     find: Find,
     places: Semaphore,
     counters: Counters,
@@ -131,17 +130,11 @@ impl fmt::Debug for Context {
 }
 
 impl Webhook {
-    /// Binds the address. `driver` has the volumes that count.
-    pub async fn bind(
-        address: SocketAddr,
-        file: PathBuf,
-        driver: &'static str,
-        find: Find,
-    ) -> Result<Self, Error> {
+    /// Binds the address.
+    pub async fn bind(address: SocketAddr, file: PathBuf, find: Find) -> Result<Self, Error> {
         let bound = server::listen(address).await;
         let listener = bound.map_err(|source| Error::Listen { address, source })?;
         let context = Arc::new(Context {
-            driver,
             find,
             places: Semaphore::new(AT_ONCE),
             counters: Counters::default(),
@@ -337,7 +330,7 @@ impl Context {
 
     /// The nodes that a pod prefers. None if the catalog is busy for too long.
     fn preferred(&self, question: &Question, until: Instant) -> Vec<Preferred> {
-        let volumes: Vec<Vec<TenantOrigin>> = question.origins(self.driver).into_iter().collect();
+        let volumes: Vec<Vec<TenantOrigin>> = question.origins().into_iter().collect();
         if volumes.is_empty() {
             return Vec::new();
         }

@@ -50,7 +50,9 @@ pub use persistent_volume::{
     MutableChange, MutableParameters, OwnerView, PersistentVolume, Snapshot, SnapshotGroup,
     SnapshotId, Ttl,
 };
-pub use place::{Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
+pub use place::{
+    DRIVER_NAME, Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requirement, Topology,
+};
 pub use policy::{NamePattern, NamespacePolicy, PatternError, Rule};
 pub use quantity::{parse_bytes, quantity, readable_bytes};
 pub use rights::{CommitRight, Policies};

@@ -6,6 +6,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::digest::hex;
+
+/// The driver's name in Kubernetes.
+pub const DRIVER_NAME: &str = "baggageclaim.csi.concourse-ci.org";
 
 /// The label with the node's name. Only this node has the content of its volumes.
 pub const NODE_LABEL: &str = "topology.baggageclaim.csi.concourse-ci.org/node";
@@ -90,6 +96,37 @@ pub struct Node {
     pub topology: Topology,
 }
 
+impl Node {
+    /// A node with the label that says where its volumes are. A volume stays there, also if the
+    /// pool gets another backend.
+    #[must_use]
+    pub fn place(id: &NodeId) -> Self {
+        let label = (NODE_LABEL.to_owned(), label_value(id));
+        Self {
+            id: id.clone(),
+            topology: Topology([label].into()),
+        }
+    }
+}
+
+/// A node's id as a label's value: at most 63 letters, digits, `-`, `_` and `.`, with a letter or
+/// digit at both ends. Another id, such as a name of 253 bytes, becomes the beginning of its
+/// sha256.
+fn label_value(id: &NodeId) -> String {
+    let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let outer = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = id.as_str().as_bytes();
+    if bytes.len() <= 63
+        && bytes.iter().copied().all(inner)
+        && outer(bytes.first())
+        && outer(bytes.last())
+    {
+        id.as_str().to_owned()
+    } else {
+        hex(&Sha256::digest(bytes)[..16])
+    }
+}
+
 /// A value and its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed<T> {
@@ -171,6 +208,17 @@ fn one_of<'a>(all: impl ExactSizeIterator<Item = &'a Topology>) -> Option<String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_is_no_label_still_has_a_topology() {
+        let value = |text: &str| label_value(&NodeId::new(text).expect(text));
+        assert_eq!(value("ip-10-0-0-1.internal"), "ip-10-0-0-1.internal");
+        for odd in ["-node", "node.", "knöten", &"n".repeat(64)] {
+            let value = value(odd);
+            assert_eq!(value.len(), 32, "{odd}: {value}");
+            assert!(value.bytes().all(|b| b.is_ascii_hexdigit()), "{value}");
+        }
+    }
 
     fn topology(labels: &[(&str, &str)]) -> Topology {
         let label = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());

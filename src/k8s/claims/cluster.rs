@@ -36,16 +36,9 @@ pub(super) const LONGEST: Duration = Duration::from_secs(25);
 pub(super) const PAUSES: (Duration, Duration) =
     (Duration::from_millis(500), Duration::from_secs(60));
 
-/// A node with the one label that says where its volumes are.
-pub type FindPlace = fn(&NodeId) -> Node;
-
 /// The settings of a cluster's volumes.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// The driver's name in PersistentVolumes.
-    pub driver: &'static str,
-    /// A node's label, as volumes have it.
-    pub place: FindPlace,
     /// How long a volume stays whose claim was given up.
     pub leak_grace: Duration,
     /// How long a Node object is missing before the node is given up.
@@ -64,7 +57,6 @@ pub(super) struct Candidates {
 /// The persistent volumes of a cluster.
 pub struct Cluster {
     pub(super) client: Client,
-    pub(super) driver: &'static str,
     pub(super) persistent: Persistent,
     pub(super) contents: Contents,
     pub(super) nodes: Api<ApiNode>,
@@ -75,7 +67,6 @@ pub struct Cluster {
     pub(super) seen_snapshots: Watched<Snapshot>,
     pub(super) seen_pools: Watched<Pool>,
     pub(super) seen_nodes: Watched<PartialObjectMeta<ApiNode>>,
-    pub(super) place: FindPlace,
     pub(super) candidates: Mutex<Candidates>,
     pub(super) running: Running,
     pub(super) counters: Counters,
@@ -102,13 +93,12 @@ impl Cluster {
         let (seen_snapshots, fill_snapshots) = watch(snapshots.clone(), "Snapshot", &counters);
         let (seen_pools, fill_pools) = watch(pools.clone(), "Pool", &counters);
         let (seen_nodes, fill_nodes) = watch(Api::all(client.clone()), "Node", &counters);
-        let (persistent, writer) = Persistent::new(Api::all(client.clone()), setup.driver);
+        let (persistent, writer) = Persistent::new(Api::all(client.clone()));
         let cluster = Arc::new(Self {
             persistent,
-            contents: Contents::new(client.clone(), setup.driver),
+            contents: Contents::new(client.clone()),
             nodes: Api::all(client.clone()),
             client,
-            driver: setup.driver,
             volumes: Objects(volumes),
             snapshots: Objects(snapshots),
             pools: Objects(pools),
@@ -116,7 +106,6 @@ impl Cluster {
             seen_snapshots,
             seen_pools,
             seen_nodes,
-            place: setup.place,
             candidates: Mutex::default(),
             running: Running::default(),
             counters,
@@ -146,12 +135,6 @@ impl Cluster {
         self.seen_snapshots.listed().await;
         self.seen_pools.listed().await;
         self.seen_nodes.listed().await;
-    }
-
-    /// A node, as an answer names it.
-    pub(super) fn node(&self, name: &str) -> Arc<Node> {
-        let id = NodeId::new(name).or_else(|_| NodeId::new("unknown"));
-        Arc::new((self.place)(&id.expect("a constant id is valid")))
     }
 
     /// Deletes objects that are needed no more, after each change.
@@ -215,6 +198,12 @@ where
     Watched::over(events.inspect_err(move |error| counters.watch_failed(kind, error)))
 }
 
+/// A node, as an answer names it.
+pub(super) fn node_named(name: &str) -> Arc<Node> {
+    let id = NodeId::new(name).or_else(|_| NodeId::new("unknown"));
+    Arc::new(Node::place(&id.expect("a constant id is valid")))
+}
+
 fn note(removed: Result<bool>) {
     if let Err(error) = removed {
         tracing::warn!(%error, "the object of deleted data could not be deleted; retrying later");
@@ -241,13 +230,7 @@ impl Cluster {
         client: Client,
     ) -> (Arc<Self>, tokio_util::task::AbortOnDropHandle<()>) {
         let hour = Duration::from_secs(3600);
-        let place = |id: &NodeId| Node {
-            id: id.clone(),
-            topology: crate::model::Topology::default(),
-        };
         let setup = Setup {
-            driver: "ours",
-            place,
             leak_grace: hour,
             node_grace: hour,
         };

@@ -18,6 +18,7 @@ use super::decide::refusal;
 use super::objects::{failed, first_page, page_after};
 use crate::engine::Result;
 use crate::k8s::client::has_code;
+use crate::model::DRIVER_NAME;
 
 /// The kind of the content of a group.
 pub(super) const OF_GROUP: &str = "VolumeGroupSnapshotContent";
@@ -48,12 +49,11 @@ const HANDLES: [&str; 5] = [
 fn add(
     kind: &'static str,
     content: &DynamicObject,
-    driver: &str,
     named: &mut HashMap<String, Content>,
 ) {
     let data = &content.data;
     let of = data.pointer("/spec/driver").and_then(Value::as_str);
-    if of != Some(driver) || content.metadata.deletion_timestamp.is_some() {
+    if of != Some(DRIVER_NAME) || content.metadata.deletion_timestamp.is_some() {
         return;
     }
     let ids = HANDLES.iter().filter_map(|path| data.pointer(path));
@@ -70,19 +70,14 @@ pub(super) type Named = HashMap<String, Content>;
 /// The contents of the driver.
 pub(super) struct Contents {
     client: Client,
-    driver: &'static str,
     /// The last list, and when it was begun. Held while one is read.
     last: Mutex<Option<(Instant, Arc<Named>)>>,
 }
 
 impl Contents {
-    pub(super) fn new(client: Client, driver: &'static str) -> Self {
+    pub(super) fn new(client: Client) -> Self {
         let last = Mutex::default();
-        Self {
-            client,
-            driver,
-            last,
-        }
+        Self { client, last }
     }
 
     /// What they name, read live: the list begins after the call. Calls that come while a list is
@@ -97,7 +92,7 @@ impl Contents {
         }
         let began = Instant::now();
         // Others wait for it.
-        let read = timeout(LONGEST, list(&self.client, self.driver)).await;
+        let read = timeout(LONGEST, list(&self.client)).await;
         let late = |_| {
             let message = "the API server does not list the contents of snapshots in time";
             refusal(Code::Unavailable, message.to_owned())
@@ -108,7 +103,7 @@ impl Contents {
     }
 }
 
-async fn list(client: &Client, driver: &str) -> Result<Named> {
+async fn list(client: &Client) -> Result<Named> {
     let mut named = HashMap::new();
     for (group, kind) in KINDS {
         let found = match discovery::group(client, group).await {
@@ -129,7 +124,7 @@ async fn list(client: &Client, driver: &str) -> Result<Named> {
                 Err(error) => return Err(failed(&error)),
             };
             page.iter()
-                .for_each(|one| add(kind, one, driver, &mut named));
+                .for_each(|one| add(kind, one, &mut named));
             next = page_after(&page);
         }
     }
@@ -144,16 +139,16 @@ mod tests {
     fn contents_name_snapshots_and_groups_unless_they_are_being_deleted() {
         let mut named = HashMap::new();
         for text in [
-            "{metadata: {name: one}, spec: {driver: ours}, \
+            "{metadata: {name: one}, spec: {driver: baggageclaim.csi.concourse-ci.org}, \
              status: {snapshotHandle: a, volumeGroupSnapshotHandle: g}}",
-            "{metadata: {name: two}, spec: {driver: ours, source: {snapshotHandle: b}}}",
-            "{metadata: {name: three}, spec: {driver: ours, \
+            "{metadata: {name: two}, spec: {driver: baggageclaim.csi.concourse-ci.org, source: {snapshotHandle: b}}}",
+            "{metadata: {name: three}, spec: {driver: baggageclaim.csi.concourse-ci.org, \
              source: {groupSnapshotHandles: {volumeGroupSnapshotHandle: h}}}}",
             "{metadata: {}, spec: {driver: other}, status: {snapshotHandle: c}}",
-            "{metadata: {deletionTimestamp: '2026-01-01T00:00:00Z'}, spec: {driver: ours}, status: {snapshotHandle: d}}",
+            "{metadata: {deletionTimestamp: '2026-01-01T00:00:00Z'}, spec: {driver: baggageclaim.csi.concourse-ci.org}, status: {snapshotHandle: d}}",
         ] {
             let content = serde_saphyr::from_str(text).expect("YAML");
-            add("VolumeSnapshotContent", &content, "ours", &mut named);
+            add("VolumeSnapshotContent", &content, &mut named);
         }
         let expected = [("a", "one"), ("b", "two"), ("g", "one"), ("h", "three")];
         let mut named: Vec<_> = named.iter().map(|(id, it)| (&**id, &*it.name)).collect();

@@ -77,7 +77,7 @@ impl Cluster {
                 Ok(volume) => volume,
                 Err(error) => return self.counters.watch_failed("PersistentVolume", error),
             };
-            if let Some(named) = Named::of(volume, self.driver)
+            if let Some(named) = Named::of(volume)
                 && let Err(error) = self.mark(&named).await
             {
                 // The next look marks it.

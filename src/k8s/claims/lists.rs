@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 
-use super::cluster::{Candidates, Cluster, FindPlace};
+use super::cluster::{Candidates, Cluster};
 use super::decide::Candidate;
 use super::temporary;
 use super::volumes::sizes;
@@ -31,12 +31,12 @@ pub(super) fn candidate(pool: &Pool, takes_pods: bool) -> Option<Candidate> {
     })
 }
 
-fn node(name: &str, place: FindPlace) -> Option<Arc<Node>> {
-    Some(Arc::new(place(&NodeId::new(name).ok()?)))
+fn node(name: &str) -> Option<Arc<Node>> {
+    Some(Arc::new(Node::place(&NodeId::new(name).ok()?)))
 }
 
 /// A volume that its node has reported.
-fn known_volume(volume: &Volume, place: FindPlace) -> Option<Placed<PersistentVolume>> {
+fn known_volume(volume: &Volume) -> Option<Placed<PersistentVolume>> {
     let spec = &volume.spec;
     let status = volume.status.as_ref();
     let (capacity, mutable) = sizes(status.filter(|it| it.phase != Phase::Fetching)?);
@@ -63,19 +63,19 @@ fn known_volume(volume: &Volume, place: FindPlace) -> Option<Placed<PersistentVo
             view: OwnerView::default(),
             attached: Vec::new(),
         },
-        node: node(&spec.node_name, place)?,
+        node: node(&spec.node_name)?,
     })
 }
 
-pub(super) fn volume(volume: &Volume, place: FindPlace) -> Result<Placed<PersistentVolume>> {
-    known_volume(volume, place).ok_or_else(|| {
+pub(super) fn volume(volume: &Volume) -> Result<Placed<PersistentVolume>> {
+    known_volume(volume).ok_or_else(|| {
         let name = volume.metadata.name.clone();
         Error::NoSuchClaim(name.unwrap_or_default())
     })
 }
 
 /// The snapshots of an object that its node has reported; one, or those of a group.
-pub(super) fn snapshots(object: &api::Snapshot, place: FindPlace) -> Option<Placed<Group>> {
+pub(super) fn snapshots(object: &api::Snapshot) -> Option<Placed<Group>> {
     let status = object.status.as_ref()?;
     let spec = &object.spec;
     let id: SnapshotId = object.metadata.name.as_deref()?.parse().ok()?;
@@ -104,7 +104,7 @@ pub(super) fn snapshots(object: &api::Snapshot, place: FindPlace) -> Option<Plac
     };
     Some(Placed {
         what: (group, members),
-        node: node(&spec.node_name, place)?,
+        node: node(&spec.node_name)?,
     })
 }
 
@@ -153,7 +153,7 @@ impl Cluster {
                 && matches!(volume.phase(), Some(Phase::Ready | Phase::Lost))
         };
         let all = all.iter().filter(is_there);
-        let all = all.filter_map(|volume| known_volume(volume, self.place));
+        let all = all.filter_map(|volume| known_volume(volume));
         page(all.collect(), |volume| &volume.what.id, after, most)
     }
 
@@ -179,7 +179,7 @@ impl Cluster {
             object.spec.wanted != Wanted::Absent && object.phase() == Some(Phase::Ready)
         };
         let objects = objects.iter().filter(is_there);
-        let groups = objects.filter_map(|object| snapshots(object, self.place));
+        let groups = objects.filter_map(|object| snapshots(object));
         let all = groups.flat_map(|group| {
             let node = group.node;
             let members = group.what.1.into_iter();

@@ -48,7 +48,7 @@ use crate::model::{
 
 pub(super) use volumes::name_on;
 
-pub use cluster::{Cluster, FindPlace, Setup};
+pub use cluster::{Cluster, Setup};
 
 fn no_attachments<T>() -> Result<T> {
     Err(Error::Unsupported {

@@ -385,7 +385,7 @@ mod tests {
                     let content = json!({
                         "apiVersion": version, "kind": "VolumeSnapshotContent",
                         "metadata": {"name": "c"},
-                        "spec": {"driver": "ours", "source": {"snapshotHandle": "named"}},
+                        "spec": {"driver": crate::model::DRIVER_NAME, "source": {"snapshotHandle": "named"}},
                     });
                     list_of(&json!([content]))
                 }

@@ -24,7 +24,7 @@ use tonic::Code;
 use super::decide::{Candidate, refusal};
 use super::objects::{failed, first_page, page_after};
 use crate::engine::Result;
-use crate::model::NODE_LABEL;
+use crate::model::{DRIVER_NAME, NODE_LABEL};
 
 /// How long the API server has for a page. The client's own limit is minutes.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -78,10 +78,10 @@ pub(in crate::k8s) struct Named {
 
 impl Named {
     /// The relevant parts; `None`: it is of another driver.
-    pub(super) fn of(volume: &ApiVolume, driver: &str) -> Option<Self> {
+    pub(super) fn of(volume: &ApiVolume) -> Option<Self> {
         let spec = volume.spec.as_ref()?;
         let csi = spec.csi.as_ref()?;
-        if csi.driver != driver {
+        if csi.driver != DRIVER_NAME {
             return None;
         }
         let phase = volume.status.as_ref().and_then(|it| it.phase.as_deref());
@@ -117,7 +117,6 @@ fn node_label(volume: &ApiVolume) -> Option<String> {
 /// The PersistentVolumes that the watch has seen, and live reads.
 pub(super) struct Persistent {
     api: Api<ApiVolume>,
-    driver: &'static str,
     store: Store<ApiVolume>,
     /// Held while all are listed.
     listing: Mutex<()>,
@@ -130,12 +129,11 @@ impl fmt::Debug for Persistent {
 }
 
 impl Persistent {
-    pub(super) fn new(api: Api<ApiVolume>, driver: &'static str) -> (Self, Writer<ApiVolume>) {
+    pub(super) fn new(api: Api<ApiVolume>) -> (Self, Writer<ApiVolume>) {
         let (store, writer) = reflector::store();
         let listing = Mutex::default();
         let seen = Self {
             api,
-            driver,
             store,
             listing,
         };
@@ -167,7 +165,7 @@ impl Persistent {
     pub(super) fn all(&self) -> Option<Vec<Named>> {
         self.store.wait_until_ready().now_or_never()?.ok()?;
         let all = self.store.state();
-        let ours = all.iter().filter_map(|one| Named::of(one, self.driver));
+        let ours = all.iter().filter_map(|one| Named::of(one));
         let mut ours: Vec<Named> = ours.collect();
         ours.sort_by_key(|one| (!one.is_ending, one.claim.is_some()));
         Some(ours)
@@ -177,13 +175,13 @@ impl Persistent {
     pub(super) async fn read(&self, name: &str) -> Result<Option<Named>> {
         let found = self.api.get_opt(name).await;
         let found = found.map_err(|error| failed(&error))?;
-        Ok(found.and_then(|one| Named::of(&one, self.driver)))
+        Ok(found.and_then(|one| Named::of(&one)))
     }
 
     /// The PersistentVolume that names a volume, as the API server has it now. The watch says which
     /// one to read; if it shows none, all are listed.
     pub(super) async fn naming(&self, id: &str) -> Result<Option<Named>> {
-        let names_it = |one: &ApiVolume| Named::of(one, self.driver).is_some_and(|it| it.id == id);
+        let names_it = |one: &ApiVolume| Named::of(one).is_some_and(|it| it.id == id);
         if let Some(seen) = self.store.find(names_it)
             && let Some(now) = self.read(&seen.name_any()).await?
             && now.id == id
@@ -232,7 +230,7 @@ impl Persistent {
                 refusal(Code::Unavailable, message.to_owned())
             };
             let page = page.map_err(late)?.map_err(|error| failed(&error))?;
-            all.extend(page.iter().filter_map(|one| Named::of(one, self.driver)));
+            all.extend(page.iter().filter_map(Named::of));
             next = page_after(&page);
         }
         Ok(all)
@@ -250,11 +248,11 @@ mod tests {
         let text = format!(
             "{{metadata: {{name: pv}}, status: {{phase: {status}}}, spec: {{\
              persistentVolumeReclaimPolicy: Delete, claimRef: {{name: claim, namespace: ci}}, \
-             csi: {{driver: ours, volumeHandle: vol-1}}, nodeAffinity: {{required: \
+             csi: {{driver: {DRIVER_NAME}, volumeHandle: vol-1}}, nodeAffinity: {{required: \
              {{nodeSelectorTerms: [{{matchExpressions: [{{key: {NODE_LABEL}, operator: In, \
              values: [node-1]}}]}}]}}}}}}}}"
         );
-        Named::of(&serde_saphyr::from_str(&text).expect("YAML"), "ours")
+        Named::of(&serde_saphyr::from_str(&text).expect("YAML"))
     }
 
     #[test]
@@ -267,7 +265,7 @@ mod tests {
         assert!(!bound.is_ending);
         let released = read("Released").expect("ours");
         assert!(released.is_ending && released.claim.is_none());
-        assert_eq!(Named::of(&ApiVolume::default(), "ours"), None);
+        assert_eq!(Named::of(&ApiVolume::default()), None);
     }
 
     #[test]

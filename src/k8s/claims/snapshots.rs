@@ -63,7 +63,7 @@ impl Cluster {
             };
             match decide::take(&object, sources, group)? {
                 Taking::Done => {
-                    return lists::snapshots(&object, self.place).ok_or_else(|| unreadable(name));
+                    return lists::snapshots(&object).ok_or_else(|| unreadable(name));
                 }
                 Taking::Withdraw(error) => {
                     if self.snapshots.remove(&object).await? {
@@ -219,7 +219,7 @@ impl Cluster {
         id.parse::<SnapshotId>().map_err(|_| none())?;
         let found = self.snapshots.get(id).await?.ok_or_else(none)?;
         let is_there = found.spec.group && found.spec.wanted != Wanted::Absent;
-        let group = lists::snapshots(&found, self.place).filter(|_| is_there);
+        let group = lists::snapshots(&found).filter(|_| is_there);
         group.ok_or_else(none)
     }
 }

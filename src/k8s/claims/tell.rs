@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::cluster::Cluster;
 use super::persistent::Named;
 use crate::api::{Phase, Volume, Wanted};
-use crate::model::hex;
+use crate::model::{DRIVER_NAME, hex};
 
 /// The most events of one look.
 const MOST: usize = 50;
@@ -87,7 +87,6 @@ impl Trouble {
 
 /// An event on a claim. `change` tells this change of state from all others.
 fn event(
-    driver: &str,
     claim: &ObjectReference,
     (reason, message): (&str, String),
     warns: bool,
@@ -111,7 +110,7 @@ fn event(
         message: Some(message),
         type_: Some(if warns { "Warning" } else { "Normal" }.to_owned()),
         source: Some(EventSource {
-            component: Some(driver.to_owned()),
+            component: Some(DRIVER_NAME.to_owned()),
             host: None,
         }),
         first_timestamp: Some(now.clone()),
@@ -213,7 +212,7 @@ impl Cluster {
         // The version changes with each report of the node.
         let version = volume.resource_version().unwrap_or_default();
         let change = format!("{id} {} {version}", volume.uid().unwrap_or_default());
-        let event = event(self.driver, claim, text, trouble.is_some(), &change);
+        let event = event(claim, text, trouble.is_some(), &change);
         let namespace = claim.namespace.as_deref().unwrap_or_default();
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         match events.create(&PostParams::default(), &event).await {
@@ -257,7 +256,7 @@ mod tests {
         json!({
             "metadata": {"name": format!("pv-{number}"), "uid": format!("pv-{number}")},
             "spec": {
-                "csi": {"driver": "ours", "volumeHandle": format!("vol-{number}")},
+                "csi": {"driver": DRIVER_NAME, "volumeHandle": format!("vol-{number}")},
                 "claimRef": {"namespace": namespace, "name": format!("claim-{number}")},
             },
             "status": {"phase": "Bound"},
@@ -324,7 +323,7 @@ mod tests {
         };
         let made = |change: &str| {
             let text = ("VolumeLost", Trouble::Lost.message("vol-1", "node-1"));
-            event("driver", &claim, text, true, change)
+            event(&claim, text, true, change)
         };
         assert_eq!(made("1").metadata.name, made("1").metadata.name);
         assert_ne!(made("1").metadata.name, made("2").metadata.name);

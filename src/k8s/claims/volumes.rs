@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::cluster::{Cluster, TO_MAKE, deadline, late};
+use super::cluster::{Cluster, TO_MAKE, deadline, late, node_named};
 use super::decide::{self, Aim, Asked, Candidate, Change, Creation, Deletion, refusal};
 use super::{lists, temporary};
 use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
@@ -80,7 +80,7 @@ impl Cluster {
                 overdue: Instant::now() >= time_up,
             };
             match asked.next(&volumes)? {
-                Creation::Done(volume) => return lists::volume(volume, self.place),
+                Creation::Done(volume) => return lists::volume(volume),
                 Creation::Make(node) => {
                     if asked.may_pass_over(&node) && !self.takes_pods(&node.id).await? {
                         passed_over.push(node.id.clone());
@@ -155,7 +155,7 @@ impl Cluster {
             return Ok(object(request, node));
         };
         let node = named.node_name(&self.candidates());
-        let mut order = object(request, &self.node(&node));
+        let mut order = object(request, &node_named(&node));
         if order.metadata.name.as_ref() != Some(&named.id) {
             let message = format!(
                 "PersistentVolume {:?} exists, and names volume {}, which was not provisioned for \
@@ -212,10 +212,10 @@ impl Cluster {
         }
         // A volume that was made of it needs it no more.
         if let Some(begun) = begun.filter(|it| it.phase() == Some(Phase::Ready)) {
-            return Ok(Some(self.node(&begun.spec.node_name)));
+            return Ok(Some(node_named(&begun.spec.node_name)));
         }
         if !self.is_given_up(&node).await? {
-            return Ok(Some(self.node(&node)));
+            return Ok(Some(node_named(&node)));
         }
         if let Some(begun) = begun.filter(|it| decide::lacks_content(it))
             && !self.abandon(begun).await?
@@ -243,7 +243,7 @@ impl Cluster {
         if volume.status.is_none() {
             return Err(Error::NoSuchClaim(id.to_owned()));
         }
-        lists::volume(&volume, self.place)
+        lists::volume(&volume)
     }
 
     pub(super) async fn delete_volume(&self, id: &str) -> Result<()> {
@@ -370,7 +370,7 @@ impl Cluster {
         let aim = aim(&volume)?;
         loop {
             match decide::change(&volume, &aim)? {
-                Change::Done => return Ok(lists::volume(&volume, self.place)?.what),
+                Change::Done => return Ok(lists::volume(&volume)?.what),
                 Change::Write(aim) => {
                     self.volumes.write(&volume, spec_of(&aim)).await?;
                 }

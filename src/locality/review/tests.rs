@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 use super::*;
 
-const DRIVER: &str = "driver.example.org";
-
 fn volume(name: &str, driver: &str, attributes: &Value) -> Value {
     json!({"name": name, "csi": {"driver": driver, "volumeAttributes": attributes}})
 }
@@ -21,7 +19,7 @@ fn pod(spec: Value) -> Value {
 fn with(more: &Value) -> Value {
     let cache = volume(
         "cache",
-        DRIVER,
+        DRIVER_NAME,
         &json!({"type": "task-cache", "key": "go", "restoreKeys": "main"}),
     );
     let mut spec = json!({"containers": [{"name": "c", "image": "i"}], "volumes": [cache]});
@@ -53,7 +51,7 @@ fn question(review: &Value) -> Question {
 }
 
 fn names(review: &Value) -> Vec<String> {
-    let names = question(review).origins(DRIVER).into_iter();
+    let names = question(review).origins().into_iter();
     let join = |names: Vec<TenantOrigin>| {
         let names = names.iter().map(ToString::to_string);
         names.collect::<Vec<_>>().join(", ")
@@ -120,15 +118,15 @@ fn the_names_are_those_that_volumes_start_from() {
     let object = pod(json!({"volumes": [
         {"name": "other", "emptyDir": {}},
         volume("foreign", "other.example.org", &json!({"type": "task-cache", "key": "foreign"})),
-        volume("task", DRIVER, &json!({"type": "task-cache", "key": "go", "restoreKeys": "main,old"})),
-        volume("again", DRIVER, &json!({"type": "task-cache", "key": "go", "restoreKeys": "main,old"})),
-        volume("prefix", DRIVER, &json!({"type": "task-cache", "key": "pr", "restoreKeys": "main-*"})),
-        volume("resource", DRIVER, &json!({"type": "resource-cache", "key": "git"})),
-        volume("input", DRIVER, &json!({"type": "input", "from": "artifact/built",
+        volume("task", DRIVER_NAME, &json!({"type": "task-cache", "key": "go", "restoreKeys": "main,old"})),
+        volume("again", DRIVER_NAME, &json!({"type": "task-cache", "key": "go", "restoreKeys": "main,old"})),
+        volume("prefix", DRIVER_NAME, &json!({"type": "task-cache", "key": "pr", "restoreKeys": "main-*"})),
+        volume("resource", DRIVER_NAME, &json!({"type": "resource-cache", "key": "git"})),
+        volume("input", DRIVER_NAME, &json!({"type": "input", "from": "artifact/built",
                                        "csi.storage.k8s.io/pod.namespace": "forged"})),
-        volume("output", DRIVER, &json!({"type": "output", "name": "made"})),
-        volume("scratch", DRIVER, &json!(null)),
-        volume("typo", DRIVER, &json!({"type": "task-cache", "kye": "go"})),
+        volume("output", DRIVER_NAME, &json!({"type": "output", "name": "made"})),
+        volume("scratch", DRIVER_NAME, &json!(null)),
+        volume("typo", DRIVER_NAME, &json!({"type": "task-cache", "kye": "go"})),
     ]}));
     let expected = [
         "artifact/built of namespace ci",
@@ -145,7 +143,7 @@ fn a_pod_cannot_ask_for_any_number_of_names() {
     let volumes = |count: usize| {
         let volumes = (0..count).map(|number| {
             let key = format!("key-{number}");
-            volume("v", DRIVER, &json!({"type": "resource-cache", "key": key}))
+            volume("v", DRIVER_NAME, &json!({"type": "resource-cache", "key": key}))
         });
         pod(json!({"volumes": volumes.collect::<Vec<_>>()}))
     };

@@ -19,7 +19,6 @@ use crate::locality::identity::{self, New};
 use crate::model::Timestamp;
 use crate::telemetry::metrics;
 
-const DRIVER: &str = "driver.example.org";
 const DNS: &str = "baggageclaim-controller.baggageclaim.svc";
 /// No answer takes so long.
 const NEVER: Duration = Duration::from_secs(60);
@@ -42,7 +41,7 @@ impl Server {
         let new = identity::make(DNS).expect("made");
         fs::write(&file, &new.file).expect("write");
         let any = "127.0.0.1:0".parse().expect("an address");
-        let webhook = Webhook::bind(any, file, DRIVER, Arc::new(find)).await;
+        let webhook = Webhook::bind(any, file, Arc::new(find)).await;
         let webhook = webhook.expect("bound");
         Self {
             address: webhook.address().expect("an address"),
@@ -130,7 +129,7 @@ async fn receive(stream: &mut TlsStream<TcpStream>) -> (u16, Vec<u8>) {
 }
 
 fn volume(number: usize, attributes: &Value) -> Value {
-    json!({"name": format!("v{number}"), "csi": {"driver": DRIVER, "volumeAttributes": attributes}})
+    json!({"name": format!("v{number}"), "csi": {"driver": crate::model::DRIVER_NAME, "volumeAttributes": attributes}})
 }
 
 fn review(volumes: &[Value]) -> Value {
