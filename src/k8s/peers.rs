@@ -18,14 +18,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::StreamExt as _;
+use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::reflector::store::Writer;
-use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::{Api, Client, ResourceExt as _};
 
-use super::{client, watched};
+use super::client;
+use super::watched::{self, Watched};
 use crate::api::{Phase, Pool, Volume, Wanted};
 use crate::distribution::roster::{Access, Asked, AskedClone, Peer, Refusal, Roster};
 use crate::model::{DRIVER_NAME, KUBELET, NodeId, Sha256, Tenant, TenantOrigin, VolumeSpec};
@@ -41,8 +40,8 @@ const MOST_NAME: usize = 253;
 pub struct Peers {
     /// This node.
     own: NodeId,
-    pools: Store<Pool>,
-    client: OnceLock<Client>,
+    pools: Watched<Pool>,
+    client: Arc<OnceLock<Client>>,
 }
 
 impl fmt::Debug for Peers {
@@ -60,32 +59,22 @@ impl Peers {
         own: NodeId,
         kubeconfig: Option<PathBuf>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
-        let (pools, writer) = reflector::store();
-        let peers = Arc::new(Self {
-            own,
-            pools,
-            client: OnceLock::new(),
-        });
-        let watched = Arc::clone(&peers);
-        let watch = async move {
+        let client = Arc::new(OnceLock::new());
+        let connected = Arc::clone(&client);
+        let events = async move {
             let client = client::connect(kubeconfig.as_deref()).await;
-            watched.client.get_or_init(|| client.clone());
-            watch(client, writer).await;
+            connected.get_or_init(|| client.clone());
+            watched::events(Api::all(client), "the Pools of peers")
         };
-        (peers, watch)
+        // Only the peer is read, and the rest is long.
+        let events = events.flatten_stream().modify(|pool: &mut Pool| {
+            if let Some(status) = &mut pool.status {
+                status.orphans = crate::api::Orphans::default();
+            }
+        });
+        let (pools, watch) = Watched::over(events);
+        (Arc::new(Self { own, pools, client }), watch)
     }
-}
-
-async fn watch(client: Client, writer: Writer<Pool>) {
-    let events = watched::events(Api::all(client), "the Pools of peers");
-    // Only the peer is read, and the rest is long.
-    let events = events.modify(|pool: &mut Pool| {
-        if let Some(status) = &mut pool.status {
-            status.orphans = crate::api::Orphans::default();
-        }
-    });
-    let fill = reflector::reflector(writer, events).for_each(|_| std::future::ready(()));
-    fill.await;
 }
 
 /// What a node published, if it can be used.
@@ -137,19 +126,19 @@ fn other_named(own: &NodeId, pools: &[Arc<Pool>], key: &Sha256) -> Option<NodeId
 
 impl Roster for Peers {
     fn peers(&self, _tenant: &Tenant) -> Vec<Peer> {
-        peers_of(&self.own, &self.pools.state())
+        peers_of(&self.own, &self.pools.all())
     }
 
     fn count(&self) -> u64 {
-        others(&self.own, &self.pools.state()).count() as u64
+        others(&self.own, &self.pools.all()).count() as u64
     }
 
     fn named(&self, key: &Sha256) -> Option<NodeId> {
-        other_named(&self.own, &self.pools.state(), key)
+        other_named(&self.own, &self.pools.all(), key)
     }
 
     fn peer(&self, name: &NodeId) -> Option<Peer> {
-        let pool = self.pools.get(&ObjectRef::new(name.as_str()))?;
+        let pool = self.pools.get(name.as_str())?;
         published(&pool).filter(|peer| peer.name != self.own)
     }
 }
