@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use futures_util::{FutureExt as _, Stream};
+use futures_util::{Stream, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{
     ObjectReference, PersistentVolume, PersistentVolumeStatus, VolumeNodeAffinity,
 };
@@ -17,7 +17,7 @@ use kube::runtime::reflector::{self, Store, store::Writer};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::Deserialize;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 use tonic::Code;
 
@@ -118,6 +118,8 @@ fn node_label(volume: &ApiVolume) -> Option<String> {
 pub(super) struct Persistent {
     api: Api<ApiVolume>,
     store: Store<ApiVolume>,
+    /// Whether the watch has listed all. The store itself wakes only the last one that waits for it.
+    is_listed: watch::Sender<bool>,
     /// Held while all are listed.
     listing: Mutex<()>,
 }
@@ -131,11 +133,11 @@ impl fmt::Debug for Persistent {
 impl Persistent {
     pub(super) fn new(api: Api<ApiVolume>) -> (Self, Writer<ApiVolume>) {
         let (store, writer) = reflector::store();
-        let listing = Mutex::default();
         let seen = Self {
             api,
             store,
-            listing,
+            is_listed: watch::Sender::new(false),
+            listing: Mutex::default(),
         };
         (seen, writer)
     }
@@ -157,14 +159,20 @@ impl Persistent {
                 ..ObjectMeta::default()
             };
         });
-        events.reflect(writer).touched_objects()
+        let is_listed = self.is_listed.clone();
+        let events = events.reflect(writer).inspect_ok(move |event| {
+            if matches!(event, watcher::Event::InitDone) {
+                is_listed.send_replace(true);
+            }
+        });
+        events.touched_objects()
     }
 
     /// All of the driver; `None`: they are not listed yet. If several name one volume, the last of
     /// them is one that keeps it.
     pub(super) fn all(&self) -> Option<Vec<Named>> {
-        self.store.wait_until_ready().now_or_never()?.ok()?;
-        let all = self.store.state();
+        let is_listed = *self.is_listed.borrow();
+        let all = is_listed.then(|| self.store.state())?;
         let ours = all.iter().filter_map(|one| Named::of(one));
         let mut ours: Vec<Named> = ours.collect();
         ours.sort_by_key(|one| (!one.is_ending, one.claim.is_some()));
@@ -196,12 +204,12 @@ impl Persistent {
     /// delete the volume for it. The one that the volume was provisioned for, `provisioned_for`, is
     /// always read. The watch chooses the others: a list for each deletion would take too long.
     pub(super) async fn keeping(&self, id: &str, provisioned_for: &str) -> Result<Option<Named>> {
-        let unknown = || {
+        let mut is_listed = self.is_listed.subscribe();
+        let listed = timeout(ANSWER, is_listed.wait_for(|is_listed| *is_listed)).await;
+        if !listed.is_ok_and(|listed| listed.is_ok()) {
             let message = "the PersistentVolumes are not listed yet; try again";
-            refusal(Code::Unavailable, message.to_owned())
-        };
-        let listed = timeout(ANSWER, self.store.wait_until_ready()).await;
-        listed.map_err(|_| unknown())?.map_err(|_| unknown())?;
+            return Err(refusal(Code::Unavailable, message.to_owned()));
+        }
         let seen = self.store.state();
         let seen = seen.iter().filter(|one| one.handle() == Some(id));
         let names: BTreeSet<String> = seen.map(|one| one.name_any()).collect();
@@ -241,7 +249,12 @@ impl Persistent {
 mod tests {
     use std::sync::Arc;
 
+    use futures_util::StreamExt as _;
+    use futures_util::future::join_all;
+    use serde_json::json;
+
     use super::*;
+    use crate::k8s::client::{client_of, is_watch, list_of};
     use crate::model::{Node, NodeId, Topology};
 
     fn read(status: &str) -> Option<Named> {
@@ -253,6 +266,37 @@ mod tests {
              values: [node-1]}}]}}]}}}}}}}}"
         );
         Named::of(&serde_saphyr::from_str(&text).expect("YAML"))
+    }
+
+    #[tokio::test]
+    async fn all_deletions_that_wait_for_the_first_list_go_on_with_it() {
+        let client = client_of(|request| {
+            let is_list = request.uri().path().ends_with("/persistentvolumes");
+            match is_list {
+                true if is_watch(request) => None,
+                true => Some((200, list_of(&json!([])))),
+                false => Some((
+                    404,
+                    json!({"kind": "Status", "code": 404, "reason": "NotFound"}),
+                )),
+            }
+        });
+        let (persistent, writer) = Persistent::new(Api::all(client));
+        let persistent = Arc::new(persistent);
+        let deletions = (0..3).map(|_| {
+            let persistent = Arc::clone(&persistent);
+            tokio::spawn(async move { persistent.keeping("vol-1", "pv").await })
+        });
+        let deletions = join_all(deletions);
+        tokio::task::yield_now().await;
+        assert!(persistent.all().is_none(), "nothing is listed yet");
+        let watch = tokio::spawn(persistent.follow(writer).for_each(|_| async {}));
+        let deletions = timeout(ANSWER / 3, deletions).await;
+        for done in deletions.expect("each is woken") {
+            let keeping = done.expect("no panic").expect("it is listed");
+            assert_eq!(keeping, None);
+        }
+        watch.abort();
     }
 
     #[test]
