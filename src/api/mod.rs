@@ -54,10 +54,6 @@ pub const GROUP: &str = "baggageclaim.concourse-ci.org";
 /// The annotation of a `Volume` that a PersistentVolume has named at some time.
 pub const BOUND: &str = "baggageclaim.concourse-ci.org/bound";
 
-/// The annotation by which controllers of November 2026 marked objects of nodes that were given up.
-/// Later controllers write that into the status. They remove the annotation when they start.
-pub const OLD_MARK: &str = "baggageclaim.concourse-ci.org/node-gone";
-
 /// The definitions of all kinds, in the order of their names.
 #[must_use]
 pub fn definitions() -> Vec<CustomResourceDefinition> {

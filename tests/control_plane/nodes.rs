@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use baggageclaim::api::{OLD_MARK, Phase, Volume, Wanted};
+use baggageclaim::api::{Phase, Volume, Wanted};
 use kube::ResourceExt as _;
 use tonic::Code;
 
@@ -161,7 +161,7 @@ async fn what_is_lost_with_its_node_is_ready_again_with_its_disk_only() {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    let mut controller = controller_with(&plane, &["--node-grace=3s"]);
+    let controller = controller_with(&plane, &["--node-grace=3s"]);
     let _other = node(&plane, "node-1", &lab.dir("one"));
     let mut second = node(&plane, "node-2", &lab.dir("two"));
     for name in ["node-1", "node-2"] {
@@ -226,16 +226,6 @@ async fn what_is_lost_with_its_node_is_ready_again_with_its_disk_only() {
         let is_back = async || is(id, Phase::Ready, false).await;
         eventually("it is back with its disk", is_back).await;
     }
-    // As an older controller left it. The next one removes it.
-    let mark = format!("{OLD_MARK}=true");
-    controller.kill();
-    plane.kubectl(&["annotate", "volume", bound, &mark]);
-    controller.start();
-    let is_unmarked = async || {
-        let found = of(bound).await.expect("it stays");
-        !found.annotations().contains_key(OLD_MARK)
-    };
-    eventually("the mark is removed", is_unmarked).await;
 
     lose_node(&mut second).await;
     let mut other_disk = node(&plane, "node-2", &lab.dir("other"));

@@ -99,7 +99,7 @@ impl Cluster {
             None if self.volumes.get(id).await?.is_none() => return Ok(()),
             Some(_) | None => {}
         }
-        self.volumes.annotate(id, BOUND, Some("true")).await
+        self.volumes.annotate(id, BOUND).await
     }
 
     /// Orders the deletion of leaks that are older than `grace`.

@@ -11,7 +11,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as ApiNode;
@@ -25,7 +24,7 @@ use super::cluster::Cluster;
 use super::decide::given_up;
 use super::objects::{Objects, failed};
 use super::since::Since;
-use crate::api::{OLD_MARK, Phase, Refusal, Snapshot, Volume, Wanted};
+use crate::api::{Phase, Refusal, Snapshot, Volume, Wanted};
 use crate::engine::Result;
 use crate::model::NodeId;
 
@@ -41,11 +40,6 @@ impl Cluster {
     /// Gives up nodes that are missing for `grace`.
     pub(super) async fn give_up_forever(&self, grace: Duration) {
         self.ready().await;
-        let unmarked = remove_marks(&self.volumes, &self.seen_volumes.all()).await;
-        let also = remove_marks(&self.snapshots, &self.seen_snapshots.all()).await;
-        if let Err(error) = unmarked.and(also) {
-            tracing::warn!(%error, "marks of an older controller stay until the next start");
-        }
         let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
         let mut missing = Since::default();
         loop {
@@ -174,18 +168,6 @@ async fn give_up_all<K: Order>(objects: &Objects<K>, all: &[K]) -> Result<Result
         }
     }
     Ok(done)
-}
-
-/// Removes the marks that one version of the controller made.
-async fn remove_marks<K: Order>(objects: &Objects<K>, all: &[Arc<K>]) -> Result<()> {
-    let mut done = Ok(());
-    for object in all {
-        if object.annotations().contains_key(OLD_MARK) {
-            let unmarked = objects.annotate(&object.name_any(), OLD_MARK, None).await;
-            done = done.and(unmarked);
-        }
-    }
-    done
 }
 
 /// Whether a node is Ready and not cordoned.

@@ -81,9 +81,9 @@ where
         written.map(drop).map_err(|error| failed(&error))
     }
 
-    /// Sets an annotation, or removes it. An object that was deleted meanwhile needs none.
-    pub(super) async fn annotate(&self, name: &str, key: &str, value: Option<&str>) -> Result<()> {
-        let patch = json!({ "metadata": { "annotations": { key: value } } });
+    /// Sets an annotation to `true`. An object that was deleted meanwhile needs none.
+    pub(super) async fn annotate(&self, name: &str, key: &str) -> Result<()> {
+        let patch = json!({ "metadata": { "annotations": { key: "true" } } });
         let params = PatchParams::default();
         match self.0.patch(name, &params, &Patch::Merge(patch)).await {
             Err(error) if has_code(&error, 404) => Ok(()),
