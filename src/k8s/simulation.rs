@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use super::claims::decide::{self, Asked, Candidate, Creation, Deletion};
 use super::claims::leaks::{ApiClaims, is_leak};
+use super::claims::order::Order as _;
 use super::claims::{name_on, orphans};
 use crate::api::{Phase, Snapshot, Volume, VolumeSpec, Wanted, number};
 use crate::engine::Error;
@@ -239,9 +240,7 @@ impl World {
                 false
             }
             Some(volume) => {
-                let answer = volume.answer();
-                let answer = answer.map(|status| (status.phase, status.error.as_ref()));
-                match decide::delete(volume.spec.wanted, answer) {
+                match decide::delete(volume.spec.wanted, volume.reply()) {
                     Deletion::Done => {
                         self.server.remove(volume);
                         true
@@ -410,9 +409,7 @@ impl World {
             .collect();
         self.server.remove_all(|volume: &Volume| {
             let id = volume.metadata.name.as_ref().expect("a name");
-            let is_gone = volume.is_node_gone();
-            orphans::is_empty_handed(volume.spec.wanted, volume.phase(), is_gone)
-                && !named.contains(id)
+            volume.is_empty_handed() && !named.contains(id)
         });
     }
 

@@ -127,23 +127,11 @@ where
         seen
     }
 
-    /// Waits until the node has answered the order in this object, the object has changed
-    /// otherwise, or time is up.
-    pub(super) async fn answered(
-        &self,
-        object: &K,
-        deadline: Instant,
-        is_answer: impl Fn(&K) -> bool,
-    ) {
-        let meta = object.meta();
-        let name = meta.name.as_deref().unwrap_or_default();
-        let is_over = |seen: &K| {
-            let generation = seen.meta().generation;
-            generation > meta.generation || (generation == meta.generation && is_answer(seen))
-        };
+    /// Waits until an object is so, or time is up.
+    pub(super) async fn becomes(&self, name: &str, deadline: Instant, is_so: impl Fn(&K) -> bool) {
         let mut changes = self.changes();
         let over = async {
-            while !self.get(name).is_some_and(|seen| is_over(&seen)) {
+            while !self.get(name).is_some_and(|seen| is_so(&seen)) {
                 next(&mut changes).await;
             }
         };
@@ -251,10 +239,8 @@ mod tests {
     async fn an_answer_that_no_watch_can_bring_is_waited_for_until_the_deadline() {
         let (caches, fill) = Watched::<Cache>::open(client_of(|_| None), "Caches");
         drop(fill);
-        let cache = json!({"metadata": {"name": "go"}, "spec": {"key": "go"}});
-        let cache: Cache = serde_json::from_value(cache).expect("a Cache");
         let deadline = Instant::now() + Duration::from_secs(1);
-        caches.answered(&cache, deadline, |_| false).await;
+        caches.becomes("go", deadline, |_| true).await;
         assert!(Instant::now() >= deadline, "the caller asks in a loop");
     }
 }

@@ -18,10 +18,11 @@ use super::contents::Contents;
 use super::decide::{Candidate, refusal};
 use super::figures::Counters;
 use super::objects::Objects;
+use super::order::Order;
 use super::persistent::Persistent;
 use super::running::Running;
 use super::since::Since;
-use crate::api::{Phase, Pool, Snapshot, Volume, Wanted};
+use crate::api::{Pool, Snapshot, Volume};
 use crate::engine::{Error, Result};
 use crate::k8s::watched::{self, Watched};
 use crate::model::{Node, NodeId};
@@ -164,8 +165,7 @@ impl Cluster {
     /// what failed.
     async fn sweep(&self) {
         for volume in self.seen_volumes.all() {
-            let is_gone = volume.phase() == Some(Phase::Gone);
-            if is_gone && volume.spec.wanted == Wanted::Absent {
+            if volume.is_deleted() {
                 // A call that runs deletes the object itself. Without one, it would order again.
                 let id = volume.metadata.name.as_deref().unwrap_or_default();
                 if let Ok(id) = id.parse()
@@ -176,8 +176,7 @@ impl Cluster {
             }
         }
         for snapshot in self.seen_snapshots.all() {
-            let is_gone = snapshot.phase() == Some(Phase::Gone);
-            if is_gone && snapshot.spec.wanted == Wanted::Absent {
+            if snapshot.is_deleted() {
                 note(self.snapshots.remove(&snapshot).await);
             }
         }

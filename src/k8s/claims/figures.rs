@@ -1,11 +1,14 @@
 //! The metrics of the controller, as docs/metrics.md names them: counters, and gauges that are
 //! computed from the watches for each request.
 
+use std::sync::Arc;
+
 use kube::ResourceExt as _;
 use kube::runtime::watcher;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
+use super::order::Order;
 use crate::api::{Phase, Wanted, bytes};
 use crate::telemetry::metrics::{Counter, EncodeLabelSet, Family, Gauge, Registry, gauges};
 
@@ -102,44 +105,40 @@ fn state(wanted: Wanted, phase: Option<Phase>, is_node_gone: bool) -> &'static s
     }
 }
 
-fn by_state(all: impl Iterator<Item = &'static str>) -> Family<State, Gauge> {
-    let family = Family::<State, Gauge>::default();
-    for state in STATES {
-        drop(family.get_or_create(&State { state }));
-    }
-    for state in all {
-        family.get_or_create(&State { state }).inc();
-    }
-    family
+/// The uids and generations of orders that no node has answered.
+fn unanswered<K: Order>(all: &[Arc<K>]) -> impl Iterator<Item = (String, i64)> {
+    let all = all.iter().filter(|one| one.reply().is_none());
+    all.map(|one| {
+        let generation = one.meta().generation;
+        (one.uid().unwrap_or_default(), generation.unwrap_or_default())
+    })
 }
 
 impl Cluster {
+    fn by_state<K: Order>(&self, all: &[Arc<K>]) -> Family<State, Gauge> {
+        let family = Family::<State, Gauge>::default();
+        for state in STATES {
+            drop(family.get_or_create(&State { state }));
+        }
+        for one in all {
+            let has_node = self.seen_nodes.get(one.node()).is_some();
+            let is_gone = one.is_lost_with_node() || !has_node;
+            let state = state(one.wanted(), one.state(), is_gone);
+            family.get_or_create(&State { state }).inc();
+        }
+        family
+    }
+
     /// Adds the metrics of the controller to the registry.
     pub fn register(&self, registry: &mut Registry) {
         self.counters.register(registry);
         let (volumes, snapshots) = (self.seen_volumes.all(), self.seen_snapshots.all());
-        let has_node = |node: &str| self.seen_nodes.get(node).is_some();
-        let states = volumes.iter().map(|one| {
-            let is_gone = one.is_node_gone() || !has_node(&one.spec.node_name);
-            state(one.spec.wanted, one.phase(), is_gone)
-        });
         let help = "Volume objects, by state";
-        registry.register("cluster_volumes", help, by_state(states));
-        let states = snapshots.iter().map(|one| {
-            let is_gone = one.is_node_gone() || !has_node(&one.spec.node_name);
-            state(one.spec.wanted, one.phase(), is_gone)
-        });
+        registry.register("cluster_volumes", help, self.by_state(&volumes));
         let help = "Snapshot objects, by state";
-        registry.register("cluster_snapshots", help, by_state(states));
-        let unanswered = volumes.iter().filter(|one| one.answer().is_none());
-        let unanswered = unanswered.map(|one| (one.uid(), one.metadata.generation));
-        let snapshots = snapshots.iter().filter(|one| one.answer().is_none());
-        let snapshots = snapshots.map(|one| (one.uid(), one.metadata.generation));
-        let unanswered = unanswered.chain(snapshots);
-        let unanswered =
-            unanswered.map(|(uid, number)| (uid.unwrap_or_default(), number.unwrap_or_default()));
+        registry.register("cluster_snapshots", help, self.by_state(&snapshots));
         let (mut orders, now) = (self.orders.lock(), Instant::now());
-        orders.look(unanswered, now);
+        orders.look(unanswered(&volumes).chain(unanswered(&snapshots)), now);
         let (count, oldest) = orders.oldest(now);
         drop(orders);
         let help = "Orders that no node has answered yet";

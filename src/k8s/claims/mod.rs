@@ -8,6 +8,7 @@
 //! | `cluster` | the state that all calls share, and the tasks that run all the time |
 //! | `decide` | the next step of a call, pure |
 //! | `objects` | live reads, conditional writes |
+//! | `order` | what a `Volume` and a `Snapshot` have in common |
 //! | `volumes` | create, delete and change volumes |
 //! | `snapshots` | the same for snapshots and groups |
 //! | `since` | how long objects or nodes have been in a state |
@@ -28,8 +29,9 @@ mod figures;
 pub(super) mod leaks;
 mod lists;
 mod members;
-pub(super) mod nodes;
+mod nodes;
 mod objects;
+pub(super) mod order;
 pub(super) mod orphans;
 mod persistent;
 mod running;

@@ -10,31 +10,24 @@
 //! NotReady has both.
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as ApiNode;
-use kube::{Resource, ResourceExt as _};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::decide::given_up;
 use super::objects::{Objects, failed};
+use super::order::Order;
 use super::since::Since;
-use crate::api::{Phase, Refusal, Snapshot, Volume, Wanted};
+use crate::api::{Phase, Refusal};
 use crate::engine::Result;
 use crate::model::NodeId;
 
 /// The shortest and the longest time between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
-
-/// Whether an object goes with its node: its data was to be deleted, or never existed for anyone.
-fn goes(wanted: Wanted, phase: Option<Phase>) -> bool {
-    wanted == Wanted::Absent || !matches!(phase, Some(Phase::Ready | Phase::Lost))
-}
 
 impl Cluster {
     /// Gives up nodes that are missing for `grace`.
@@ -121,36 +114,6 @@ impl Cluster {
     }
 }
 
-/// An object that is an order to a node.
-pub(in crate::k8s) trait Order:
-    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize
-{
-    fn node(&self) -> &str;
-    /// Whether it is deleted when its node is given up.
-    fn goes(&self) -> bool;
-    /// Whether something is left to do when its node is given up.
-    fn is_left(&self) -> bool;
-}
-
-macro_rules! order {
-    ($kind:ty) => {
-        impl Order for $kind {
-            fn node(&self) -> &str {
-                &self.spec.node_name
-            }
-            fn goes(&self) -> bool {
-                goes(self.spec.wanted, self.phase())
-            }
-            fn is_left(&self) -> bool {
-                self.goes() || !self.is_node_gone()
-            }
-        }
-    };
-}
-
-order!(Volume);
-order!(Snapshot);
-
 /// Deletes objects of a node that is given up, or says that they are Lost. Each as it was read, or
 /// not at all: a node that is back may have written to it. A status that cannot be written keeps no
 /// node: its error is the inner one.
@@ -179,23 +142,4 @@ fn is_ready(node: &ApiNode) -> bool {
         .flat_map(|it| it.conditions.iter().flatten());
     let is_ready = conditions.any(|it| it.type_ == "Ready" && it.status == "True");
     is_ready && is_cordoned != Some(true)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_a_persistent_volume_may_name_stays() {
-        use Phase::{Failed, Gone, Lost, Ready};
-        for phase in [Some(Ready), Some(Lost)] {
-            assert!(!goes(Wanted::Present, phase) && !goes(Wanted::Kept, phase));
-            assert!(goes(Wanted::Absent, phase));
-        }
-        for phase in [None, Some(Failed), Some(Gone)] {
-            for wanted in [Wanted::Present, Wanted::Kept, Wanted::Absent] {
-                assert!(goes(wanted, phase));
-            }
-        }
-    }
 }

@@ -21,11 +21,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::cluster::Cluster;
 use super::objects::failed;
+use super::order::Order as _;
 use super::persistent::Named;
 use super::temporary;
 use super::volumes::name_on;
 use crate::api::{
-    OrphanSnapshot, OrphanVolume, Phase, Pool, Snapshot, SnapshotSpec, Volume, VolumeSpec, Wanted,
+    OrphanSnapshot, OrphanVolume, Pool, Snapshot, SnapshotSpec, Volume, VolumeSpec, Wanted,
 };
 use crate::engine::Result;
 use crate::engine::claims::{claim_id, group_id, snapshot_id};
@@ -91,16 +92,6 @@ pub(in crate::k8s) fn snapshot_order(
     Some(Snapshot::new(&orphan.id, spec))
 }
 
-/// Whether an object was made of an orphan that is not there any more. A node that was given up may
-/// have it all the same.
-pub(in crate::k8s) fn is_empty_handed(
-    wanted: Wanted,
-    phase: Option<Phase>,
-    is_node_gone: bool,
-) -> bool {
-    wanted == Wanted::Kept && phase == Some(Phase::Lost) && !is_node_gone
-}
-
 /// Snapshots by their nodes, at a time.
 type Settled = (BTreeSet<(String, String)>, Instant);
 
@@ -145,8 +136,7 @@ impl Cluster {
         });
         let orphans: Vec<(String, &OrphanVolume)> = orphans.collect();
         let mut empty_handed = self.seen_volumes.all();
-        empty_handed
-            .retain(|one| is_empty_handed(one.spec.wanted, one.phase(), one.is_node_gone()));
+        empty_handed.retain(|one| one.is_empty_handed());
         if orphans.is_empty() && empty_handed.is_empty() {
             return Ok(());
         }
@@ -213,9 +203,7 @@ impl Cluster {
         });
         let orphans: Vec<(String, &OrphanSnapshot)> = orphans.collect();
         let seen = self.seen_snapshots.all();
-        let empty_handed = seen
-            .iter()
-            .filter(|one| is_empty_handed(one.spec.wanted, one.phase(), one.is_node_gone()));
+        let empty_handed = seen.iter().filter(|one| one.is_empty_handed());
         let empty_handed: Vec<_> = empty_handed.collect();
         let of_orphans = orphans
             .iter()

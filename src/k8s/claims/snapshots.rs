@@ -6,8 +6,9 @@ use tonic::Code;
 
 use super::cluster::{Cluster, deadline, late};
 use super::contents::{self, Content};
-use super::decide::{self, Deletion, Taking, refusal};
+use super::decide::{self, Taking, refusal};
 use super::lists;
+use super::volumes::answered;
 use crate::api::{Phase, Snapshot, SnapshotSpec, Wanted};
 use crate::engine::claims::{Group, group_id, snapshot_id};
 use crate::engine::{Error, Result};
@@ -73,7 +74,7 @@ impl Cluster {
                 Taking::Wait if Instant::now() >= until => {
                     return Err(late(&object.spec.node_name));
                 }
-                Taking::Wait => self.snapshot_answered(&object, until).await,
+                Taking::Wait => answered(&self.seen_snapshots, &object, until).await,
             }
         }
     }
@@ -105,12 +106,6 @@ impl Cluster {
             self.refuse_given_up(source, &node).await?;
         }
         Ok(node)
-    }
-
-    async fn snapshot_answered(&self, object: &Snapshot, deadline: Instant) {
-        let is_answer = |seen: &Snapshot| seen.answer().is_some();
-        let seen = &self.seen_snapshots;
-        seen.answered(object, deadline, is_answer).await;
     }
 
     /// The object with this snapshot: its own, or that of its group. It may be Lost.
@@ -171,29 +166,10 @@ impl Cluster {
             if object.spec.group != group {
                 return Ok(());
             }
-            let answer = object.answer();
-            let answer = answer.map(|status| (status.phase, status.error.as_ref()));
-            let node = &object.spec.node_name;
-            match decide::delete(object.spec.wanted, answer) {
-                Deletion::Done => {
-                    if self.snapshots.remove(&object).await? {
-                        return Ok(());
-                    }
-                }
-                // The data is an orphan if the disk comes back.
-                _ if self.is_given_up(node).await? => {
-                    if self.snapshots.remove(&object).await? {
-                        return Ok(());
-                    }
-                }
-                Deletion::Order => {
-                    self.check_unnamed(id, group).await?;
-                    let absent = serde_json::json!({ "wanted": Wanted::Absent });
-                    self.snapshots.write(&object, absent).await?;
-                }
-                Deletion::Refused(error) => return Err(decide::of_node(node, &error)),
-                Deletion::Wait if Instant::now() >= until => return Err(late(node)),
-                Deletion::Wait => self.snapshot_answered(&object, until).await,
+            let (snapshots, seen) = (&self.snapshots, &self.seen_snapshots);
+            let check = self.check_unnamed(id, group);
+            if self.delete(snapshots, seen, &object, until, check).await? {
+                return Ok(());
             }
         }
     }

@@ -10,10 +10,13 @@ use tonic::Code;
 
 use super::cluster::{Cluster, TO_MAKE, deadline, late, node_named};
 use super::decide::{self, Aim, Asked, Candidate, Change, Creation, Deletion, refusal};
+use super::objects::Objects;
+use super::order::Order;
 use super::{lists, temporary};
 use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
 use crate::engine::claims::{CreateClaim, claim_id};
 use crate::engine::{Error, Result};
+use crate::k8s::watched::Watched;
 use crate::model::{
     ClaimSource, MutableChange, MutableParameters, Node, NodeId, PersistentVolume, Placed,
     Requirement, VolumeId,
@@ -89,7 +92,7 @@ impl Cluster {
                         self.make_order(order, asked.source.as_deref()).await?;
                     }
                 }
-                Creation::Wait(volume) => self.answered(volume, time_up).await,
+                Creation::Wait(volume) => answered(&self.seen_volumes, volume, time_up).await,
                 Creation::Abandon(volume) => drop(self.abandon(volume).await?),
                 Creation::Withdraw(volume, error) => {
                     if self.volumes.remove(volume).await? {
@@ -166,12 +169,6 @@ impl Cluster {
         }
         order.spec.wanted = Wanted::Kept;
         Ok(order)
-    }
-
-    async fn answered(&self, volume: &Volume, deadline: Instant) {
-        let is_answer = |seen: &Volume| seen.answer().is_some();
-        let seen = &self.seen_volumes;
-        seen.answered(volume, deadline, is_answer).await;
     }
 
     /// The node of a clone's source. An attempt that has begun keeps it, also when its source is
@@ -264,31 +261,39 @@ impl Cluster {
             if volume.spec.wanted != Wanted::Absent {
                 self.check_only_ending(&volume).await?;
             }
-            let answer = volume.answer();
-            let answer = answer.map(|status| (status.phase, status.error.as_ref()));
-            let node = &volume.spec.node_name;
-            match decide::delete(volume.spec.wanted, answer) {
-                // If it was changed meanwhile, such as marked as bound, look again: the sweep
-                // leaves the objects of running calls alone.
-                Deletion::Done => {
-                    if self.volumes.remove(&volume).await? {
-                        return Ok(());
-                    }
-                }
-                // The data is an orphan if the disk comes back.
-                _ if self.is_given_up(node).await? => {
-                    if self.volumes.remove(&volume).await? {
-                        return Ok(());
-                    }
-                }
-                Deletion::Order => {
-                    self.volumes.write(&volume, absent()).await?;
-                }
-                Deletion::Refused(error) => return Err(decide::of_node(node, &error)),
-                Deletion::Wait if Instant::now() >= until => return Err(late(node)),
-                Deletion::Wait => self.answered(&volume, until).await,
+            let (volumes, seen) = (&self.volumes, &self.seen_volumes);
+            let checked = async { Ok(()) };
+            if self.delete(volumes, seen, &volume, until, checked).await? {
+                return Ok(());
             }
         }
+    }
+
+    /// One step of a deletion. Before it is ordered, `check` may refuse it. `true`: it is done.
+    pub(super) async fn delete<K: Order>(
+        &self,
+        objects: &Objects<K>,
+        seen: &Watched<K>,
+        object: &K,
+        until: Instant,
+        check: impl Future<Output = Result<()>>,
+    ) -> Result<bool> {
+        let node = object.node();
+        match decide::delete(object.wanted(), object.reply()) {
+            // If it was changed meanwhile, such as marked as bound, the caller looks again: the
+            // sweep leaves the objects of running calls alone.
+            Deletion::Done => return objects.remove(object).await,
+            // The data is an orphan if the disk comes back.
+            _ if self.is_given_up(node).await? => return objects.remove(object).await,
+            Deletion::Order => {
+                check.await?;
+                objects.write(object, absent()).await?;
+            }
+            Deletion::Refused(error) => return Err(decide::of_node(node, &error)),
+            Deletion::Wait if Instant::now() >= until => return Err(late(node)),
+            Deletion::Wait => answered(seen, object, until).await,
+        }
+        Ok(false)
     }
 
     /// Refuses to delete a volume that another PersistentVolume than the deleted one names. The
@@ -387,11 +392,24 @@ impl Cluster {
                 Change::Wait if Instant::now() >= until => {
                     return Err(late(&volume.spec.node_name));
                 }
-                Change::Wait => self.answered(&volume, until).await,
+                Change::Wait => answered(&self.seen_volumes, &volume, until).await,
             }
             volume = self.wanted_volume(id).await?;
         }
     }
+}
+
+/// Waits until the node has answered the order in this object, the object has changed otherwise, or
+/// time is up. The caller looks again in each case.
+pub(super) async fn answered<K: Order>(watched: &Watched<K>, object: &K, deadline: Instant) {
+    let meta = object.meta();
+    let name = meta.name.as_deref().unwrap_or_default();
+    let is_over = |seen: &K| {
+        let generation = seen.meta().generation;
+        let is_answer = generation == meta.generation && seen.reply().is_some();
+        generation > meta.generation || is_answer
+    };
+    watched.becomes(name, deadline, is_over).await;
 }
 
 fn spec_of(aim: &Aim) -> Value {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{OrphanSnapshot, OrphanVolume, Phase, Refusal, Snapshot, Volume, Wanted};
-use crate::k8s::claims::nodes::Order;
+use crate::k8s::claims::order::Order;
 
 /// Each change of an object of a kind, in order; `None`: deleted.
 type Log<K> = Vec<(String, Option<K>)>;
@@ -39,8 +39,8 @@ pub(super) trait Kind: Order {
     fn stored(stored: &mut Stored) -> &mut BTreeMap<String, Self>;
     fn log(server: &mut Server) -> &mut Log<Self>;
     fn changes(server: &Server) -> &Log<Self>;
-    fn wanted(&mut self) -> &mut Wanted;
-    fn phase_now(&self) -> Option<Phase>;
+    /// Orders that its data is deleted.
+    fn order_absent(&mut self);
     /// Says that it is Lost with its node.
     fn lose(&mut self);
 }
@@ -57,11 +57,8 @@ macro_rules! kind {
             fn changes(server: &Server) -> &Log<Self> {
                 &server.$field
             }
-            fn wanted(&mut self) -> &mut Wanted {
-                &mut self.spec.wanted
-            }
-            fn phase_now(&self) -> Option<Phase> {
-                self.phase()
+            fn order_absent(&mut self) {
+                self.spec.wanted = Wanted::Absent;
             }
             fn lose(&mut self) {
                 let status = self.status.as_mut().expect("it was Ready");
@@ -109,7 +106,7 @@ impl Server {
         let Some(mut object) = self.unchanged(read) else {
             return false;
         };
-        *object.wanted() = Wanted::Absent;
+        object.order_absent();
         let meta = object.meta_mut();
         meta.generation = meta.generation.map(|number| number + 1);
         self.put(object);
@@ -155,9 +152,7 @@ impl Server {
     }
 
     fn sweep_kind<K: Kind>(&mut self) {
-        self.remove_all(|object: &K| {
-            *object.clone().wanted() == Wanted::Absent && object.phase_now() == Some(Phase::Gone)
-        });
+        self.remove_all(K::is_deleted);
     }
 
     pub(super) fn sweep(&mut self) {
