@@ -14,7 +14,6 @@ mod distribution;
 mod pages;
 
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,19 +39,11 @@ const BREATHE: Duration = Duration::from_millis(100);
 
 /// Why the port cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The address cannot be bound.
-    #[error(
-        "cannot serve /healthz, /readyz and /metrics at {address}: {source}; give another address \
-         with --http, or --http off"
-    )]
-    Bind {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-}
+#[error(
+    "cannot serve /healthz, /readyz and /metrics at {0}; give another address with --http, or \
+     --http off"
+)]
+pub struct Error(#[from] server::ListenError);
 
 /// A listening port.
 #[derive(Debug)]
@@ -61,10 +52,10 @@ pub struct Listener(TcpListener);
 impl Listener {
     /// Listens at an address. Clients queue from here on.
     pub async fn bind(address: SocketAddr) -> Result<Self, Error> {
-        let failed = |source| Error::Bind { address, source };
-        let listener = server::listen(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        tracing::info!(%address, "health and metrics");
+        let listener = server::listen(address).await?;
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!(%address, "health and metrics");
+        }
         Ok(Self(listener))
     }
 

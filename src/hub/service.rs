@@ -38,13 +38,8 @@ pub enum ServeError {
     #[error(transparent)]
     Key(#[from] KeyError),
     /// The address cannot be served.
-    #[error("--hub-listen {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        source: std::io::Error,
-    },
+    #[error("--hub-listen {0}")]
+    Listen(#[from] server::ListenError),
     /// A defect of the configuration of TLS.
     #[error("TLS with raw public keys: {0}")]
     Tls(#[from] rustls::Error),
@@ -69,14 +64,9 @@ impl Hub {
         members: Arc<dyn Members>,
         usage: Duration,
     ) -> Result<Self, ServeError> {
-        let bound = server::listen(listen).await;
-        let listener = bound.map_err(|source| ServeError::Listen {
-            address: listen,
-            source,
-        })?;
         Ok(Self {
+            listener: server::listen(listen).await?,
             key: Key::generate()?,
-            listener,
             handle: Handle(Arc::new(Inner::new(members, usage))),
         })
     }

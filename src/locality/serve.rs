@@ -58,16 +58,8 @@ pub type Find = Arc<dyn Fn(&[Vec<TenantOrigin>], Duration) -> Option<Vec<Found>>
 
 /// Why the webhook cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The address cannot be bound.
-    #[error("--webhook-listen {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        source: io::Error,
-    },
-}
+#[error("--webhook-listen {0}")]
+pub struct Error(#[from] server::ListenError);
 
 /// What happened since the start. Clones share the counters.
 #[derive(Debug, Clone, Default)]
@@ -132,8 +124,7 @@ impl fmt::Debug for Context {
 impl Webhook {
     /// Binds the address.
     pub async fn bind(address: SocketAddr, file: PathBuf, find: Find) -> Result<Self, Error> {
-        let bound = server::listen(address).await;
-        let listener = bound.map_err(|source| Error::Listen { address, source })?;
+        let listener = server::listen(address).await?;
         let context = Arc::new(Context {
             find,
             places: Semaphore::new(AT_ONCE),

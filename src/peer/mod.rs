@@ -97,13 +97,8 @@ pub enum Error {
     #[error(transparent)]
     List(#[from] ListError),
     /// The address cannot be served.
-    #[error("--peer-listen {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        source: std::io::Error,
-    },
+    #[error("--peer-listen {0}")]
+    Listen(#[from] server::ListenError),
     /// A defect of the configuration of TLS.
     #[error("TLS with raw public keys: {0}")]
     Tls(#[from] rustls::Error),
@@ -129,10 +124,7 @@ impl Node {
     pub async fn open(config: Config) -> Result<Self, Error> {
         let listener = match config.listen {
             None => None,
-            Some(address) => {
-                let bound = server::listen(address).await;
-                Some(bound.map_err(|source| Error::Listen { address, source })?)
-            }
+            Some(address) => Some(server::listen(address).await?),
         };
         let bandwidth = config.bandwidth;
         Ok(match config.members {

@@ -8,10 +8,19 @@ use tokio::net::TcpListener;
 
 use crate::sys::Errno;
 
+/// Why an address cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("{address}: {source}")]
+pub struct ListenError {
+    address: SocketAddr,
+    source: io::Error,
+}
+
 /// Listens at an address. `[::]` is every address, also of IPv4. On a machine without IPv6 it is
 /// `0.0.0.0`.
-pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    listen_with(address, TcpListener::bind).await
+pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
+    let bound = listen_with(address, TcpListener::bind).await;
+    bound.map_err(|source| ListenError { address, source })
 }
 
 async fn listen_with<T, F>(address: SocketAddr, bind: impl Fn(SocketAddr) -> F) -> io::Result<T>

@@ -29,7 +29,7 @@ use tokio::net::{UnixListener, UnixStream};
 pub use codes::{code_name, code_named, code_of, may_go_on, message_of};
 pub use connections::Connections;
 pub use drain::Drain;
-pub use listen::listen;
+pub use listen::{ListenError, listen};
 pub use part::{Exited, Part};
 pub use routes::Routes;
 pub use socket::{Socket, SocketPlace, connect};
