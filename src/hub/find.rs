@@ -2,7 +2,7 @@
 //! as the types of `catalog` and `distribution`, and back. What the other side sent is checked
 //! here.
 
-use super::messages::{kind, reference};
+use super::messages::{kind, reference, tenant};
 use crate::catalog::{Answer, Found};
 use crate::distribution::roster::Located;
 use crate::model::{CacheKey, Name, NodeId, Reference, Tenant};
@@ -52,10 +52,9 @@ pub(super) fn name(request: &wire::FindRequest) -> Result<Name, String> {
     let [key] = &request.keys[..] else {
         return Err("keys: expected one".to_owned());
     };
-    let tenant = request.tenant.parse();
     let reference = reference(request.kind(), key);
     Ok(Name {
-        tenant: tenant.map_err(|error| format!("tenant: {error}"))?,
+        tenant: tenant(&request.tenant)?,
         reference: reference.map_err(|error| format!("keys: {error}"))?,
     })
 }

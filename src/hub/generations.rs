@@ -13,7 +13,7 @@ use super::messages;
 use super::serve::Attached;
 use crate::catalog::SessionId;
 use crate::engine::{ArtifactRow, Engine};
-use crate::model::{Maker, Name, NodeId, Pod, Reference, Tenant, Timestamp};
+use crate::model::{Maker, Name, NodeId, Pod, Timestamp};
 use crate::proto::hub::v1 as wire;
 use wire::from_node::Kind as From;
 use wire::to_node::Kind as To;
@@ -96,13 +96,11 @@ impl Attached {
 pub(super) fn answer(engine: &Engine, to: &mpsc::Sender<wire::FromNode>, question: wire::Log) {
     let (engine, to) = (engine.clone(), to.clone());
     tokio::spawn(async move {
-        let generations = match (question.tenant.parse(), question.reference.parse()) {
-            (Ok(tenant), Ok(reference)) => of_node(&engine, &tenant, &reference),
-            _ => Vec::new(),
-        };
+        let name = messages::name(&question.tenant, &question.reference);
+        let generations = name.map(|name| of_node(&engine, &name));
         let answer = wire::Generations {
             question: question.question,
-            generations,
+            generations: generations.unwrap_or_default(),
         };
         // The stream may have ended.
         let _sent = to
@@ -112,9 +110,9 @@ pub(super) fn answer(engine: &Engine, to: &mpsc::Sender<wire::FromNode>, questio
 }
 
 /// The generations of a name on this node, the newest first.
-fn of_node(engine: &Engine, tenant: &Tenant, reference: &Reference) -> Vec<wire::Generation> {
-    let mut rows = engine.artifacts(Some(tenant));
-    rows.retain(|row| row.reference == *reference);
+fn of_node(engine: &Engine, name: &Name) -> Vec<wire::Generation> {
+    let mut rows = engine.artifacts(Some(&name.tenant));
+    rows.retain(|row| row.reference == name.reference);
     rows.sort_by_key(|row| std::cmp::Reverse((row.created, row.id)));
     rows.into_iter().take(MOST).map(told).collect()
 }

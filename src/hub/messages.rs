@@ -26,6 +26,20 @@ pub(super) fn kind(kind: NameKind) -> wire::Kind {
     }
 }
 
+/// A tenant that was received. The error names the field.
+pub(super) fn tenant(text: &str) -> Result<Tenant, String> {
+    let tenant = text.parse();
+    tenant.map_err(|error: NameError| format!("tenant: {error}"))
+}
+
+/// A name that was received; `None`: it is malformed.
+pub(super) fn name(tenant: &str, reference: &str) -> Option<Name> {
+    Some(Name {
+        tenant: tenant.parse().ok()?,
+        reference: reference.parse().ok()?,
+    })
+}
+
 /// `None`: there is none, or one of a later version.
 fn received_kind(kind: wire::Kind) -> Option<NameKind> {
     match kind {
@@ -171,11 +185,8 @@ pub(super) fn superseded(
         tie: order.tie,
     };
     let whole = (!order.reference.is_empty()).then(|| {
-        let malformed = "the name of an order is malformed";
-        Ok::<_, &str>(Name {
-            tenant: order.tenant.parse().map_err(|_| malformed)?,
-            reference: order.reference.parse().map_err(|_| malformed)?,
-        })
+        let whole = name(&order.tenant, &order.reference);
+        whole.ok_or("the name of an order is malformed")
     });
     Ok((name_hash(&order.name)?, version, whole.transpose()?))
 }
@@ -199,8 +210,7 @@ pub(super) fn usage(tenant: &Tenant, usage: &NamespaceUsage) -> wire::Usage {
 
 /// What a namespace uses on a node, as it was received. The error names the field.
 pub(super) fn received_usage(usage: &wire::Usage) -> Result<(Tenant, NamespaceUsage), String> {
-    let tenant = usage.tenant.parse();
-    let tenant = tenant.map_err(|error: NameError| format!("tenant: {error}"))?;
+    let tenant = tenant(&usage.tenant)?;
     let unused = usage.unused.iter().map(|bucket| Bucket {
         last_used_before: Timestamp(bucket.last_used_before),
         bytes: bucket.bytes,
@@ -240,8 +250,7 @@ pub(super) fn cut_off(tenant: &Tenant, cut: &CutOff) -> wire::ToNode {
 
 /// The namespace and the points in time of such an order. The error names the field.
 pub(super) fn received_cut_off(cut: &wire::CutOff) -> Result<(Tenant, CutOff), String> {
-    let tenant = cut.tenant.parse();
-    let tenant = tenant.map_err(|error: NameError| format!("tenant: {error}"))?;
+    let tenant = tenant(&cut.tenant)?;
     // An older controller tells one time for both kinds of caches.
     let caches = |before: u64| Timestamp(before.max(cut.caches_before));
     let cut = CutOff {
@@ -279,8 +288,7 @@ pub(super) fn fence(fence: &Fence) -> wire::Fence {
 
 /// A fence that was received. The error names the field.
 pub(super) fn received_fence(fence: &wire::Fence) -> Result<Fence, String> {
-    let tenant = fence.tenant.parse();
-    let tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
+    let tenant = tenant(&fence.tenant)?;
     let covers = match (received_kind(fence.kind()), fence.prefix) {
         // Also a kind of a later version, which this one cannot clear.
         (None, _) if fence.kind != 0 => {

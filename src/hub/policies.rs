@@ -9,7 +9,7 @@ use std::sync::Arc;
 use prost::Message as _;
 
 use super::handle::Handle;
-use super::messages::to_node;
+use super::messages::{tenant, to_node};
 use super::serve::{State, WAITING};
 use crate::catalog::SessionId;
 use crate::model::{NamespacePolicy, Rule, Tenant};
@@ -135,8 +135,7 @@ fn sent(tenant: &Tenant, policy: &NamespacePolicy) -> wire::NamespacePolicy {
 /// The policy of a namespace that was received. One that this version does not understand lets no
 /// pod commit: its rules must not be dropped.
 pub(super) fn received(policy: wire::NamespacePolicy) -> Result<(Tenant, NamespacePolicy), String> {
-    let tenant = policy.tenant.parse();
-    let tenant: Tenant = tenant.map_err(|error| format!("tenant: {error}"))?;
+    let tenant = tenant(&policy.tenant)?;
     let limits = (policy.cache_limit, policy.output_limit);
     let rules = match policy.format {
         0..=FORMAT => policy.rules.into_iter().map(rule).collect(),

@@ -175,10 +175,7 @@ pub(super) fn obey(
 /// The name, the generation, and the order. The error says what is wrong.
 fn parsed(order: wire::RollBack) -> Result<(Name, ArtifactId, engine::RollbackOrder), String> {
     let malformed = "the order is malformed";
-    let name = Name {
-        tenant: order.tenant.parse().map_err(|_| malformed)?,
-        reference: order.reference.parse().map_err(|_| malformed)?,
-    };
+    let name = messages::name(&order.tenant, &order.reference).ok_or(malformed)?;
     let to = order.to.parse().map_err(|_| malformed)?;
     let order = engine::RollbackOrder {
         id: order.id.parse().map_err(|_| malformed)?,
