@@ -43,6 +43,15 @@ pub struct Refusal {
 }
 
 impl Refusal {
+    /// The name of a gRPC code, and the reason.
+    #[must_use]
+    pub fn new(code: &str, message: impl Into<String>) -> Self {
+        Self {
+            code: code.to_owned(),
+            message: message.into(),
+        }
+    }
+
     /// What the controller says in the status of an object whose node was given up.
     #[must_use]
     pub fn node_gone(node: &str) -> Self {

@@ -85,9 +85,8 @@ fn request(volume: &Volume) -> Result<CreateClaim, Refusal> {
     let spec = &volume.spec;
     let source = match &spec.source {
         None => None,
-        Some(source) => Some(ClaimSource::try_from(source).map_err(|error| Refusal {
-            code: "INVALID_ARGUMENT".to_owned(),
-            message: format!("spec.source.name: {error}"),
+        Some(source) => Some(ClaimSource::try_from(source).map_err(|error| {
+            Refusal::new("INVALID_ARGUMENT", format!("spec.source.name: {error}"))
         })?),
     };
     Ok(CreateClaim {
@@ -139,10 +138,7 @@ pub(in crate::k8s) fn created(
 
 /// The status while its content comes from another node, and what is done for it now.
 pub(in crate::k8s) fn fetching(volume: &Volume, pool: &str, now: String) -> VolumeStatus {
-    let now = Refusal {
-        code: "ABORTED".to_owned(),
-        message: now,
-    };
+    let now = Refusal::new("ABORTED", now);
     status(volume, pool, Phase::Fetching, Some(now))
 }
 
@@ -161,10 +157,8 @@ pub(in crate::k8s) fn deleted(volume: &Volume, pool: &str, error: Option<Refusal
 
 /// Why data is Lost: this pool does not have it.
 fn not_here(what: &str, pool: &str) -> Refusal {
-    Refusal {
-        code: "FAILED_PRECONDITION".to_owned(),
-        message: format!("the {what} is not in pool {pool} of this node; it is not created again"),
-    }
+    let message = format!("the {what} is not in pool {pool} of this node; it is not created again");
+    Refusal::new("FAILED_PRECONDITION", message)
 }
 
 /// The status of a claim that was Ready and is not here. It keeps the id of the pool that has it.

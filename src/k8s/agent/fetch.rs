@@ -12,7 +12,7 @@ use kube::Api;
 use kube::runtime::controller::Action;
 
 use super::{Agent, Error, TRY_AGAIN, decide, refusal};
-use crate::api::{Fetch, Phase, Refusal, Volume, Wanted};
+use crate::api::{Phase, Refusal, Volume, Wanted};
 use crate::distribution::roster::AskedClone;
 use crate::distribution::{CloneRequest, Cloned, IsWanted};
 use crate::engine::claims::CreateClaim;
@@ -36,12 +36,11 @@ pub(super) async fn create(
         (agent.distribution)(),
     ) {
         (Err(refusal), _) => Err(refusal),
-        (Ok(_), None) => Err(Refusal {
-            code: "RESOURCE_EXHAUSTED".to_owned(),
-            message: "this node is no peer of the others (--peer-listen), so no volume can be \
-                      cloned from another node"
-                .to_owned(),
-        }),
+        (Ok(_), None) => Err(Refusal::new(
+            "RESOURCE_EXHAUSTED",
+            "this node is no peer of the others (--peer-listen), so no volume can be cloned from \
+             another node",
+        )),
         (Ok(request), Some(distribution)) => Ok(distribution.clone_volume(request, MOMENT).await),
     };
     let pool = &agent.pool;
@@ -67,9 +66,7 @@ pub(super) async fn create(
         }
         Ok(Cloned::Runs(now)) => (decide::fetching(volume, pool, now), Action::requeue(MOMENT)),
     };
-    if volume.status.as_ref() != Some(&status) {
-        agent.write_status(&**volume, &status).await?;
-    }
+    agent.report(&**volume, &status).await?;
     Ok(action)
 }
 
@@ -85,17 +82,11 @@ fn clone_request(
     claim: CreateClaim,
     agent: &Agent,
 ) -> Result<CloneRequest, Refusal> {
-    let invalid = |why: String| Refusal {
-        code: "INVALID_ARGUMENT".to_owned(),
-        message: format!("spec.fetch: {why}"),
-    };
+    let invalid = |why: String| Refusal::new("INVALID_ARGUMENT", format!("spec.fetch: {why}"));
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let id: VolumeId = name.parse().map_err(|error| invalid(format!("{error}")))?;
-    let fetch: &Fetch = volume
-        .spec
-        .fetch
-        .as_ref()
-        .ok_or_else(|| invalid("absent".to_owned()))?;
+    let fetch = volume.spec.fetch.as_ref();
+    let fetch = fetch.ok_or_else(|| invalid("absent".to_owned()))?;
     let snapshot = fetch.snapshot.parse();
     Ok(CloneRequest {
         claim,

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
+use kube::core::object::HasStatus;
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::reflector::Store;
 use kube::runtime::watcher;
@@ -133,14 +134,17 @@ struct Agent {
 }
 
 impl Agent {
-    /// Writes the status, unless the object was changed or deleted since it was read: then the next
-    /// job, which that change begins, does it.
-    async fn write_status<K>(&self, object: &K, status: impl Serialize) -> Result<(), Error>
+    /// Writes the status if it is another one, unless the object was changed or deleted since it
+    /// was read: then the next job, which that change begins, does it.
+    async fn report<K>(&self, object: &K, status: &K::Status) -> Result<(), Error>
     where
         K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned,
+        K: HasStatus<Status: Serialize + PartialEq>,
     {
-        let all = Api::all(self.client.clone());
-        patch_status_as_read(&all, object, status).await?;
+        if object.status() != Some(status) {
+            let all = Api::all(self.client.clone());
+            patch_status_as_read(&all, object, status).await?;
+        }
         Ok(())
     }
 }
@@ -160,10 +164,7 @@ fn retry<K>(_: Arc<K>, error: &Error, _: Arc<Agent>) -> Action {
 }
 
 fn refusal(error: &engine::Error) -> Refusal {
-    Refusal {
-        code: code_name(code_of(error)).to_owned(),
-        message: message_of(error),
-    }
+    Refusal::new(code_name(code_of(error)), message_of(error))
 }
 
 /// Splits a result: a final error goes into the status; after any other the job is tried again.
@@ -223,11 +224,8 @@ async fn volume(volume: Arc<Volume>, agent: Arc<Agent>) -> Result<Action, Error>
             decide::deleted(&volume, &agent.pool, error)
         }
     };
-    let action = after(status.error.as_ref(), deletes);
-    if volume.status.as_ref() != Some(&status) {
-        agent.write_status(&*volume, &status).await?;
-    }
-    Ok(action)
+    agent.report(&*volume, &status).await?;
+    Ok(after(status.error.as_ref(), deletes))
 }
 
 async fn snapshot(object: Arc<Snapshot>, agent: Arc<Agent>) -> Result<Action, Error> {
@@ -260,11 +258,8 @@ async fn snapshot(object: Arc<Snapshot>, agent: Arc<Agent>) -> Result<Action, Er
             decide::dropped(&object, pool, finally(done)?.err())
         }
     };
-    let action = after(status.error.as_ref(), deletes);
-    if object.status.as_ref() != Some(&status) {
-        agent.write_status(&*object, &status).await?;
-    }
-    Ok(action)
+    agent.report(&*object, &status).await?;
+    Ok(after(status.error.as_ref(), deletes))
 }
 
 /// The snapshots of an object that are in the engine.
