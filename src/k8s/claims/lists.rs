@@ -8,7 +8,6 @@ use kube::ResourceExt as _;
 use super::cluster::{Candidates, Cluster};
 use super::decide::Candidate;
 use super::temporary;
-use super::volumes::sizes;
 use crate::api::{self, Phase, Pool, Volume, Wanted, bytes};
 use crate::engine::claims::{Group, Page, SnapshotFilter};
 use crate::engine::{Error, Result};
@@ -39,7 +38,7 @@ fn node(name: &str) -> Option<Arc<Node>> {
 fn known_volume(volume: &Volume) -> Option<Placed<PersistentVolume>> {
     let spec = &volume.spec;
     let status = volume.status.as_ref();
-    let (capacity, mutable) = sizes(status.filter(|it| it.phase != Phase::Fetching)?);
+    let status = status.filter(|it| it.phase != Phase::Fetching)?;
     let created = volume.metadata.creation_timestamp.as_ref();
     let created = created.map_or(0, |time| time.0.as_millisecond());
     let created = Timestamp(bytes(created));
@@ -53,9 +52,9 @@ fn known_volume(volume: &Volume) -> Option<Placed<PersistentVolume>> {
             name: spec.name.clone(),
             created,
             last_used: created,
-            capacity,
+            capacity: bytes(status.capacity),
             parameters: spec.parameters.into(),
-            mutable,
+            mutable: status.mutable.into(),
             made_with: Some(spec.made_with.into()),
             source,
             layers: Vec::new(),

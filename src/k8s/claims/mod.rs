@@ -41,13 +41,17 @@ mod tell;
 pub(super) mod temporary;
 mod volumes;
 
-use crate::engine::claims::{Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter};
+use crate::api;
+use crate::engine::claims::{
+    Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter, group_id,
+};
 use crate::engine::{Error, Result};
 use crate::model::{
-    Attachment, MutableChange, PersistentVolume, Placed, Requirement, SnapshotId, Topology,
+    Attachment, MutableChange, MutableParameters, PersistentVolume, Placed, Requirement, SnapshotId, Topology,
     VolumeId,
 };
 
+use decide::Aim;
 pub(super) use volumes::name_on;
 
 pub use cluster::{Cluster, Setup};
@@ -100,11 +104,17 @@ impl Claims for Cluster {
         required: u64,
         limit: Option<u64>,
     ) -> Result<PersistentVolume> {
-        self.expand_volume(id, required, limit).await
+        let aim = |volume: &api::Volume| Aim::larger(volume, required, limit);
+        self.change_volume(id, aim).await
     }
 
     async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume> {
-        self.modify_volume(id, mutable).await
+        let aim = |volume: &api::Volume| {
+            let now = Aim::now(volume)?;
+            let mutable = mutable.over(MutableParameters::from(now.mutable)).into();
+            Ok(Aim { mutable, ..now })
+        };
+        self.change_volume(id, aim).await
     }
 
     async fn attach_claim(&self, _: &str, _: Attachment) -> Result<()> {
@@ -138,11 +148,13 @@ impl Claims for Cluster {
     }
 
     async fn create_group(&self, name: &str, sources: &[String]) -> Result<Placed<Group>> {
-        self.take_group(name, sources).await
+        let anywhere = Requirement::default();
+        let id = group_id(name);
+        self.take(id, name, sources, true, &anywhere).await
     }
 
     async fn delete_group(&self, id: &str) -> Result<()> {
-        self.drop_group(id).await
+        self.order_gone(id, true).await
     }
 
     async fn group(&self, id: &str) -> Result<Placed<Group>> {

@@ -10,7 +10,7 @@ use super::decide::{self, Taking, refusal};
 use super::lists;
 use super::volumes::answered;
 use crate::api::{Phase, Snapshot, SnapshotSpec, Wanted};
-use crate::engine::claims::{Group, group_id, snapshot_id};
+use crate::engine::claims::{Group, snapshot_id};
 use crate::engine::{Error, Result};
 use crate::model::{self, Placed, Requirement, SnapshotId};
 
@@ -30,13 +30,7 @@ impl Cluster {
         Ok(Placed { what, node })
     }
 
-    pub(super) async fn take_group(&self, name: &str, sources: &[String]) -> Result<Placed<Group>> {
-        let anywhere = Requirement::default();
-        self.take(group_id(name), name, sources, true, &anywhere)
-            .await
-    }
-
-    async fn take(
+    pub(super) async fn take(
         &self,
         id: SnapshotId,
         name: &str,
@@ -141,11 +135,7 @@ impl Cluster {
         }
     }
 
-    pub(super) async fn drop_group(&self, id: &str) -> Result<()> {
-        self.order_gone(id, true).await
-    }
-
-    async fn order_gone(&self, id: &str, group: bool) -> Result<()> {
+    pub(super) async fn order_gone(&self, id: &str, group: bool) -> Result<()> {
         let Ok(held) = id.parse::<SnapshotId>() else {
             return Ok(());
         };

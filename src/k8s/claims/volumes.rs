@@ -13,13 +13,12 @@ use super::decide::{self, Aim, Asked, Candidate, Change, Creation, Deletion, ref
 use super::objects::Objects;
 use super::order::Order;
 use super::{lists, temporary};
-use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
+use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, Wanted, number};
 use crate::engine::claims::{CreateClaim, claim_id};
 use crate::engine::{Error, Result};
 use crate::k8s::watched::Watched;
 use crate::model::{
-    ClaimSource, MutableChange, MutableParameters, Node, NodeId, PersistentVolume, Placed,
-    Requirement, VolumeId,
+    ClaimSource, Node, NodeId, PersistentVolume, Placed, Requirement, VolumeId,
 };
 
 /// The name of a node's volume in its engine. Two nodes may both have one for a CSI name, for a
@@ -340,30 +339,7 @@ impl Cluster {
         Ok(Some(Volume::new(id, spec)))
     }
 
-    pub(super) async fn expand_volume(
-        &self,
-        id: &str,
-        required: u64,
-        limit: Option<u64>,
-    ) -> Result<PersistentVolume> {
-        self.change_volume(id, |volume| Aim::larger(volume, required, limit))
-            .await
-    }
-
-    pub(super) async fn modify_volume(
-        &self,
-        id: &str,
-        change: MutableChange,
-    ) -> Result<PersistentVolume> {
-        let aim = |volume: &Volume| {
-            let now = Aim::now(volume)?;
-            let mutable = change.over(MutableParameters::from(now.mutable)).into();
-            Ok(Aim { mutable, ..now })
-        };
-        self.change_volume(id, aim).await
-    }
-
-    async fn change_volume(
+    pub(super) async fn change_volume(
         &self,
         id: &str,
         aim: impl Fn(&Volume) -> Result<Aim>,
@@ -421,9 +397,4 @@ fn spec_of(aim: &Aim) -> Value {
             "ttlSeconds": aim.mutable.ttl_seconds,
         },
     })
-}
-
-/// The fields of a volume's status that CSI tells.
-pub(super) fn sizes(status: &VolumeStatus) -> (u64, MutableParameters) {
-    (bytes(status.capacity), status.mutable.into())
 }
