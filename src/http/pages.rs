@@ -1,7 +1,6 @@
 //! The pages and their content. Each metric is defined where it is measured; this module collects
 //! them for the requests.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -75,18 +74,6 @@ pub enum Role {
         /// For `/metrics`.
         figures: AddMetrics,
     },
-}
-
-impl fmt::Debug for Role {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Role").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Sources {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Sources").finish_non_exhaustive()
-    }
 }
 
 type Page = Response<Full<Bytes>>;

@@ -40,7 +40,7 @@ impl Checked {
 
     /// `now`: when it is asked. What the API server tells then is at least as new.
     async fn check_at(&self, peer: &NodeId, asked: &Asked, now: Instant) -> Result<(), Refusal> {
-        let check = Check::of(peer, asked);
+        let check = check_of(peer, asked);
         if self.recent.lock().holds(&check, now) {
             return Ok(());
         }
@@ -62,27 +62,12 @@ impl Access for Checked {
     }
 }
 
-/// What was checked.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Check {
-    peer: NodeId,
-    name: Name,
-    /// All three: a right is that of the pod with this namespace, this name and this uid.
-    pod: (Tenant, String, PodUid),
-}
+/// What was checked. A right is that of the pod with this namespace, this name and this uid.
+type Check = (NodeId, Name, Tenant, String, PodUid);
 
-impl Check {
-    fn of(peer: &NodeId, asked: &Asked) -> Self {
-        Self {
-            peer: peer.clone(),
-            name: asked.name.clone(),
-            pod: (
-                asked.reader.clone(),
-                asked.pod.name.clone(),
-                asked.pod.uid.clone(),
-            ),
-        }
-    }
+fn check_of(peer: &NodeId, asked: &Asked) -> Check {
+    let Asked { name, reader, pod } = asked.clone();
+    (peer.clone(), name, reader, pod.name, pod.uid)
 }
 
 /// The recent checks, each with its time.
@@ -212,7 +197,7 @@ mod tests {
     #[test]
     fn a_right_holds_for_a_minute() {
         let (began, mut recent) = (Instant::now(), Recent::default());
-        let check = |reference| Check::of(&node("n1"), &asked(reference, "pod", "uid"));
+        let check = |reference| check_of(&node("n1"), &asked(reference, "pod", "uid"));
         let after = |milliseconds| began + Duration::from_millis(milliseconds);
         recent.note(check("task-cache/go"), began);
         recent.note(check("task-cache/main"), after(30_000));
@@ -233,7 +218,7 @@ mod tests {
         let (now, mut recent) = (Instant::now(), Recent::default());
         let check = |number: usize| {
             let reference = format!("task-cache/{number}");
-            Check::of(&node("n1"), &asked(&reference, "pod", "uid"))
+            check_of(&node("n1"), &asked(&reference, "pod", "uid"))
         };
         for number in 0..REMEMBERED + 10 {
             recent.note(check(number), now);

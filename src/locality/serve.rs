@@ -5,7 +5,6 @@
 //! pod is created as it is.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -101,7 +100,6 @@ impl Counters {
 }
 
 /// The webhook, bound to its port.
-#[derive(Debug)]
 pub struct Webhook {
     listener: TcpListener,
     /// The file of the identity. It may be missing, and change.
@@ -113,12 +111,6 @@ struct Context {
     find: Find,
     places: Semaphore,
     counters: Counters,
-}
-
-impl fmt::Debug for Context {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Context").finish_non_exhaustive()
-    }
 }
 
 impl Webhook {

@@ -5,7 +5,6 @@
 //! memory. Each page has a time limit, because other calls wait for the list.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::time::Duration;
 
 use futures_util::{Stream, TryStreamExt as _};
@@ -122,12 +121,6 @@ pub(super) struct Persistent {
     is_listed: watch::Sender<bool>,
     /// Held while all are listed.
     listing: Mutex<()>,
-}
-
-impl fmt::Debug for Persistent {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Persistent").finish_non_exhaustive()
-    }
 }
 
 impl Persistent {
