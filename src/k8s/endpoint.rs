@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Patch, PatchParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::client;
+use super::client::{self, patch_as_read};
 use crate::distribution::roster::Controller;
 
 /// The ConfigMap. deploy/ makes it, without data.
@@ -60,20 +59,23 @@ pub async fn publish(client: Client, ours: Controller, began: u64) {
     let mut began_after = None;
     loop {
         let next = async {
-            let data = maps.get(NAME).await?.data;
-            let began = *began_after
-                .get_or_insert_with(|| began.max(stamp(data.as_ref()).saturating_add(1)));
-            if writes(&ours, began, data.as_ref()) {
-                let entry = json!({ "data": {
-                    ADDRESS: ours.address, KEY: ours.key.to_string(), BEGAN: began.to_string(),
-                }});
-                maps.patch(NAME, &PatchParams::default(), &Patch::Merge(entry))
-                    .await?;
+            let map = maps.get(NAME).await?;
+            let data = map.data.as_ref();
+            let began =
+                *began_after.get_or_insert_with(|| began.max(stamp(data).saturating_add(1)));
+            if !writes(&ours, began, data) {
+                return Ok(true);
             }
-            Ok::<_, kube::Error>(())
+            let entry = json!({ "data": {
+                ADDRESS: ours.address, KEY: ours.key.to_string(), BEGAN: began.to_string(),
+            }});
+            // Not over the entry of a later controller, which may have come meanwhile.
+            let written = patch_as_read(&maps, &map, entry).await?;
+            Ok::<_, kube::Error>(written.is_some())
         };
         let pause = match next.await {
-            Ok(()) => LOOK,
+            Ok(true) => LOOK,
+            Ok(false) => TRY_AGAIN,
             Err(error) => {
                 tracing::warn!(%error,
                     "could not publish where the controller is in the ConfigMap {NAME}; retrying");
@@ -123,6 +125,10 @@ pub fn watch(
 
 #[cfg(test)]
 mod tests {
+    use kube::client::Body;
+    use serde_json::Value;
+    use tokio::sync::mpsc;
+
     use super::*;
     use crate::model::Sha256;
 
@@ -153,6 +159,31 @@ mod tests {
             wrong.insert(key.to_owned(), value.to_owned());
             assert_eq!(read(Some(&wrong)), None, "{key} {value}");
         }
+    }
+
+    #[tokio::test]
+    async fn an_entry_is_not_written_over_one_that_came_meanwhile() {
+        let (sent, mut patches) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: hyper::Request<Body>| {
+            let sent = sent.clone();
+            async move {
+                if request.method() == hyper::Method::PATCH {
+                    let patch = request.into_body().collect_bytes().await?;
+                    let patch: Value = serde_json::from_slice(&patch).expect("JSON");
+                    sent.send(patch).expect("the test waits for it");
+                }
+                let map = json!({"metadata": {"name": NAME, "resourceVersion": "7"}});
+                let map = Body::from(map.to_string().into_bytes());
+                Ok::<_, kube::Error>(hyper::Response::new(map))
+            }
+        });
+        let client = Client::new(service, "default");
+        let publishing = tokio::spawn(publish(client, controller(1), 5));
+        let patch = patches.recv().await.expect("a patch");
+        publishing.abort();
+        assert_eq!(patch["data"][BEGAN], "5");
+        // The API server refuses it if the map was changed since it was read.
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
     }
 
     #[test]
