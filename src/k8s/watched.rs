@@ -127,15 +127,23 @@ where
         seen
     }
 
-    /// Waits until an object is so, or time is up.
+    /// Waits until an object is so, or has been deleted, or time is up. One that the watch has not
+    /// shown yet may come.
     pub(super) async fn becomes(&self, name: &str, deadline: Instant, is_so: impl Fn(&K) -> bool) {
         let mut changes = self.changes();
         let over = async {
-            while !self.get(name).is_some_and(|seen| is_so(&seen)) {
+            let mut was_there = false;
+            loop {
+                match self.get(name) {
+                    Some(seen) if is_so(&seen) => return,
+                    None if was_there => return,
+                    Some(_) => was_there = true,
+                    None => {}
+                }
                 next(&mut changes).await;
             }
         };
-        // The caller looks again in both cases.
+        // The caller looks again in each case.
         let _ = timeout_at(deadline, over).await;
     }
 }
@@ -194,8 +202,12 @@ mod tests {
 
     use serde_json::json;
 
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::UnboundedReceiverStream;
+
+    use super::watcher::Event;
     use super::*;
-    use crate::api::Cache;
+    use crate::api::{Cache, Pool, PoolSpec};
     use crate::k8s::client::{client_of, is_watch, list_of};
 
     #[tokio::test]
@@ -242,5 +254,25 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(1);
         caches.becomes("go", deadline, |_| true).await;
         assert!(Instant::now() >= deadline, "the caller asks in a loop");
+    }
+
+    #[tokio::test]
+    async fn an_object_that_is_deleted_is_not_waited_for() {
+        let (send, events) = mpsc::unbounded_channel();
+        let events = UnboundedReceiverStream::new(events).map(Ok);
+        let (pools, fill) = Watched::<Pool>::over(events);
+        tokio::spawn(fill);
+        let pool = Pool::new("node-1", PoolSpec {});
+        for event in [Event::Init, Event::InitApply(pool.clone()), Event::InitDone] {
+            send.send(event).expect("a receiver");
+        }
+        pools.listed().await;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let seen = pools.clone();
+        let waits = tokio::spawn(async move { seen.becomes("node-1", deadline, |_| false).await });
+        tokio::task::yield_now().await;
+        send.send(Event::Delete(pool)).expect("a receiver");
+        let waited = tokio::time::timeout(Duration::from_secs(10), waits).await;
+        waited.expect("its end is seen").expect("no panic");
     }
 }

@@ -17,9 +17,7 @@ use crate::api::{Fetch, Mutable, Phase, Volume, VolumeSpec, Wanted, number};
 use crate::engine::claims::{CreateClaim, claim_id};
 use crate::engine::{Error, Result};
 use crate::k8s::watched::Watched;
-use crate::model::{
-    ClaimSource, Node, NodeId, PersistentVolume, Placed, Requirement, VolumeId,
-};
+use crate::model::{ClaimSource, Node, NodeId, PersistentVolume, Placed, Requirement, VolumeId};
 
 /// The name of a node's volume in its engine. Two nodes may both have one for a CSI name, for a
 /// moment: an attempt that was abandoned, and the one that replaces it.
@@ -381,9 +379,10 @@ pub(super) async fn answered<K: Order>(watched: &Watched<K>, object: &K, deadlin
     let meta = object.meta();
     let name = meta.name.as_deref().unwrap_or_default();
     let is_over = |seen: &K| {
-        let generation = seen.meta().generation;
+        let (uid, generation) = (&seen.meta().uid, seen.meta().generation);
         let is_answer = generation == meta.generation && seen.reply().is_some();
-        generation > meta.generation || is_answer
+        // The watch may still show an earlier object of this name.
+        *uid == meta.uid && (generation > meta.generation || is_answer)
     };
     watched.becomes(name, deadline, is_over).await;
 }
@@ -397,4 +396,34 @@ fn spec_of(aim: &Aim) -> Value {
             "ttlSeconds": aim.mutable.ttl_seconds,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::{StreamExt as _, stream};
+    use kube::runtime::watcher::Event;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_earlier_object_of_the_same_name_is_no_answer() {
+        let object = |uid: &str, generation| {
+            let spec = VolumeSpec::empty("pvc-1".to_owned(), "node-1", Wanted::Present);
+            let mut volume = Volume::new("vol-1", spec);
+            volume.metadata.uid = Some(uid.to_owned());
+            volume.metadata.generation = Some(generation);
+            volume
+        };
+        let earlier = object("earlier", 3);
+        let events = [Event::Init, Event::InitApply(earlier), Event::InitDone];
+        let events = stream::iter(events).chain(stream::pending());
+        let (seen, fill) = Watched::over(events.map(Ok));
+        tokio::spawn(fill);
+        seen.listed().await;
+        let deadline = Instant::now() + Duration::from_millis(500);
+        answered(&seen, &object("later", 1), deadline).await;
+        assert!(Instant::now() >= deadline, "the caller asks in a loop");
+    }
 }
