@@ -34,8 +34,6 @@ const CONNECTIONS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The largest head of a request.
 const MOST_HEAD: usize = 16 << 10;
-/// The pause when a connection cannot be accepted, as without descriptors.
-const BREATHE: Duration = Duration::from_millis(100);
 
 /// Why the port cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -64,14 +62,7 @@ impl Listener {
         let pages = Arc::new(Pages::new(sources));
         let mut connections = Connections::new(CONNECTIONS);
         loop {
-            let stream = match self.0.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection to the HTTP port could not be accepted");
-                    tokio::time::sleep(BREATHE).await;
-                    continue;
-                }
-            };
+            let (stream, _) = server::accept(&self.0, "the HTTP port").await;
             connections.spawn(answer(stream, Arc::clone(&pages)));
         }
     }

@@ -21,7 +21,7 @@ use super::key::{Key, name_of};
 use super::refusals::Refusals;
 use super::tls;
 use crate::model::Sha256;
-use crate::server::Drain;
+use crate::server::{self, Drain};
 
 /// How many connections may be in their handshake or have an unknown key, and for how long. The
 /// holder of an unknown key has that time to read its refusal.
@@ -29,8 +29,6 @@ const STRANGERS: usize = 256;
 const STRANGER: Duration = Duration::from_secs(10);
 /// How many connections wait for the server.
 const WAITING: usize = 16;
-/// The pause after a connection could not be accepted.
-const TO_RECOVER: Duration = Duration::from_millis(100);
 
 /// The other end of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -112,17 +110,9 @@ pub fn accept(
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
                 return;
             };
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+            let (stream, address) = tokio::select! {
+                accepted = server::accept(&listener, "the nodes' port") => accepted,
                 () = drain.closing() => return,
-            };
-            let (stream, address) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection of a node was not accepted");
-                    tokio::time::sleep(TO_RECOVER).await;
-                    continue;
-                }
             };
             let (acceptor, sender) = (acceptor.clone(), sender.clone());
             let (is_known, refusals) = (Arc::clone(&is_known), Arc::clone(&refusals));

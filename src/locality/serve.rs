@@ -46,8 +46,6 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long a connection waits for the next request. The API server gives it up before that, after
 /// 90 s, so that no request meets a connection that is about to close.
 const IDLE: Duration = Duration::from_secs(120);
-/// The pause after a connection could not be accepted.
-const TO_RECOVER: Duration = Duration::from_millis(100);
 /// How often the file of the identity is read.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -147,7 +145,7 @@ impl Webhook {
         let mut look = tokio::time::interval(LOOK);
         let mut connections = Connections::new(CONNECTIONS);
         loop {
-            let accepted = tokio::select! {
+            let stream = tokio::select! {
                 () = drain.closing() => return,
                 _ = look.tick() => {
                     if file.is_changed() {
@@ -156,23 +154,13 @@ impl Webhook {
                     }
                     continue;
                 }
-                accepted = self.listener.accept() => accepted,
+                (stream, _) = server::accept(&self.listener, "the webhook") => stream,
             };
-            let (stream, identity) = match (accepted, &file.identity) {
-                (Ok((stream, _)), Some(identity)) => (stream, Arc::clone(identity)),
-                // Without an identity there is no TLS.
-                (Ok(_), None) => continue,
-                (Err(error), _) => {
-                    tracing::warn!(%error, "a connection to the webhook could not be accepted");
-                    tokio::time::sleep(TO_RECOVER).await;
-                    continue;
-                }
-            };
-            connections.spawn(serve_connection(
-                stream,
-                identity,
-                Arc::clone(&self.context),
-            ));
+            // Without an identity there is no TLS.
+            if let Some(identity) = &file.identity {
+                let (identity, context) = (Arc::clone(identity), Arc::clone(&self.context));
+                connections.spawn(serve_connection(stream, identity, context));
+            }
         }
     }
 }

@@ -3,10 +3,14 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::sys::Errno;
+
+/// The pause after a connection could not be accepted.
+pub(super) const TO_RECOVER: Duration = Duration::from_millis(100);
 
 /// Why an address cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +25,20 @@ pub struct ListenError {
 pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
     let bound = listen_with(address, TcpListener::bind).await;
     bound.map_err(|source| ListenError { address, source })
+}
+
+/// The next connection to a server, which `what` names in the log. It pauses after an error, such as
+/// too few descriptors: no event tells when there are more.
+pub async fn accept(listener: &TcpListener, what: &str) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection to {what} could not be accepted");
+                tokio::time::sleep(TO_RECOVER).await;
+            }
+        }
+    }
 }
 
 async fn listen_with<T, F>(address: SocketAddr, bind: impl Fn(SocketAddr) -> F) -> io::Result<T>

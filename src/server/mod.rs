@@ -29,7 +29,8 @@ use tokio::net::{UnixListener, UnixStream};
 pub use codes::{code_name, code_named, code_of, may_go_on, message_of};
 pub use connections::Connections;
 pub use drain::Drain;
-pub use listen::{ListenError, listen};
+use listen::TO_RECOVER;
+pub use listen::{ListenError, accept, listen};
 pub use part::{Exited, Part};
 pub use routes::Routes;
 pub use socket::{Socket, SocketPlace, connect};
@@ -110,9 +111,6 @@ impl Error {
 
 /// How long a finished answer may take to be sent.
 const TO_FLUSH: Duration = Duration::from_millis(200);
-
-/// The pause after a connection could not be accepted.
-const TO_RECOVER: Duration = Duration::from_millis(100);
 
 /// Serves `routes` on `socket` until the drain closes the services. Then it answers the calls that
 /// run, until the deadline at most.
