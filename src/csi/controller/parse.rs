@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::csi::parse::{Invalid, bounded, capability, capacity_range, given, no_attributes};
+use crate::csi::parse::{
+    Invalid, bounded, capability, capacity_range, given, given_capability, no_attributes,
+};
 use crate::csi::status::Failure;
 use crate::csi::topology;
 use crate::engine::claims::{CreateClaim, SnapshotFilter};
@@ -122,10 +124,7 @@ pub(super) fn attach(request: csi::ControllerPublishVolumeRequest) -> Result<Att
         ("secrets", &request.secrets),
         ("volume_context", &request.volume_context),
     ])?;
-    let wanted = request
-        .volume_capability
-        .ok_or(Invalid::Missing("volume_capability"))?;
-    let (_, mode) = capability(wanted)?;
+    let (_, mode) = given_capability(request.volume_capability)?;
     no_attributes(&request.volume_context)?;
     Ok(Attach {
         volume: request.volume_id,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::{Invalid, KUBELET, bounded, capability, csi, given, mount_group, path, volume_id};
+use super::{Invalid, KUBELET, bounded, capability, csi, given, given_capability, path, volume_id};
 use crate::engine::claims::MountClaim;
 use csi::volume_capability::access_mode::Mode;
 
@@ -42,10 +42,7 @@ pub(in crate::csi) fn stage(request: csi::NodeStageVolumeRequest) -> Result<Moun
         ("secrets", &request.secrets),
         ("volume_context", &request.volume_context),
     ])?;
-    let wanted = request
-        .volume_capability
-        .ok_or(Invalid::Missing("volume_capability"))?;
-    let (mount, mode) = capability(wanted)?;
+    let (mount_group, mode) = given_capability(request.volume_capability)?;
     no_attributes(&request.volume_context)?;
     let attached_read_only = attached_read_only(&request.publish_context)?;
     Ok(MountClaim {
@@ -55,7 +52,7 @@ pub(in crate::csi) fn stage(request: csi::NodeStageVolumeRequest) -> Result<Moun
         staged_at: None,
         read_only: attached_read_only || mode == Mode::SingleNodeReaderOnly,
         multiple_targets: mode == Mode::SingleNodeMultiWriter,
-        mount_group: mount_group(&mount)?,
+        mount_group,
     })
 }
 
@@ -63,10 +60,7 @@ pub(in crate::csi) fn stage(request: csi::NodeStageVolumeRequest) -> Result<Moun
 pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountClaim, Invalid> {
     let claim = volume_id(&request.volume_id)?;
     let target = path("target_path", &request.target_path)?;
-    let wanted = request
-        .volume_capability
-        .ok_or(Invalid::Missing("volume_capability"))?;
-    let (mount, mode) = capability(wanted)?;
+    let (mount_group, mode) = given_capability(request.volume_capability)?;
     no_attributes(&request.volume_context)?;
     let attached_read_only = attached_read_only(&request.publish_context)?;
     let staged_at = match request.staging_target_path.as_str() {
@@ -87,7 +81,7 @@ pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountCla
         staged_at,
         read_only: request.readonly || attached_read_only || mode == Mode::SingleNodeReaderOnly,
         multiple_targets: mode == Mode::SingleNodeMultiWriter,
-        mount_group: mount_group(&mount)?,
+        mount_group,
     })
 }
 

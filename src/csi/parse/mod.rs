@@ -202,16 +202,12 @@ pub(super) fn is_claim(id: &str) -> bool {
 fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Invalid> {
     let volume = volume_id(&request.volume_id)?;
     let target = path("target_path", &request.target_path)?;
-    let capability = request
-        .volume_capability
-        .ok_or(Invalid::Missing("volume_capability"))?;
-    let mount = mount_volume(capability.access_type)?;
-    let mode = access_mode(capability.access_mode)?;
+    let (mount_group, mode) = given_capability(request.volume_capability)?;
     let mut attributes = request.volume_context;
     let kubelets = take_kubelets_keys(&mut attributes);
     let (tenant, pod) = believe(&kubelets, &volume, &target)?;
     let mut spec = VolumeSpec::parse(&attributes)?;
-    spec.root.mount_group = mount_group(&mount)?;
+    spec.root.mount_group = mount_group;
     let share = spec.share != Some(Share::Never);
     Ok(PublishRequest {
         volume,
@@ -295,14 +291,20 @@ fn path(field: &'static str, text: &str) -> Result<PathBuf, Invalid> {
     Ok(PathBuf::from(text))
 }
 
-/// Checks a capability (CSI specification, `VolumeCapability`).
+/// The mount group and the access mode of a capability (CSI specification, `VolumeCapability`).
 pub(super) fn capability(
     capability: csi::VolumeCapability,
-) -> Result<(MountVolume, Mode), Invalid> {
+) -> Result<(Option<u32>, Mode), Invalid> {
     let mount = mount_volume(capability.access_type)?;
     let mode = access_mode(capability.access_mode)?;
-    mount_group(&mount)?;
-    Ok((mount, mode))
+    Ok((mount_group(&mount)?, mode))
+}
+
+/// The same of one that must not be absent.
+pub(super) fn given_capability(
+    given: Option<csi::VolumeCapability>,
+) -> Result<(Option<u32>, Mode), Invalid> {
+    capability(given.ok_or(Invalid::Missing("volume_capability"))?)
 }
 
 fn mount_volume(access_type: Option<AccessType>) -> Result<MountVolume, Invalid> {
