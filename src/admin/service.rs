@@ -93,14 +93,12 @@ impl Admin for Service {
         &self,
         request: Request<admin::DestroyRequest>,
     ) -> Result<Response<admin::DestroyResponse>, Status> {
-        let rpc = Rpc::of(&request).cloned();
+        let rpc = Rpc::of(&request);
         let request = request.into_inner();
         let tenant: Tenant = parse("tenant", &request.tenant)?;
         let reference: Reference = parse("reference", &request.reference)?;
-        if let Some(rpc) = rpc {
-            rpc.record("tenant", &tenant);
-            rpc.record("reference", &reference);
-        }
+        rpc.record("tenant", &tenant);
+        rpc.record("reference", &reference);
         if let Some(tier) = self.tier() {
             shared::destroy(&self.engine, tier, &tenant, &reference).await?;
         } else {
@@ -114,15 +112,13 @@ impl Admin for Service {
         &self,
         request: Request<admin::RollbackRequest>,
     ) -> Result<Response<admin::RollbackResponse>, Status> {
-        let rpc = Rpc::of(&request).cloned();
+        let rpc = Rpc::of(&request);
         let request = request.into_inner();
         let tenant: Tenant = parse("tenant", &request.tenant)?;
         let reference: Reference = parse("reference", &request.reference)?;
         let to: ArtifactId = parse("artifact_id", &request.artifact_id)?;
-        if let Some(rpc) = rpc {
-            rpc.record("tenant", &tenant);
-            rpc.record("reference", &reference);
-        }
+        rpc.record("tenant", &tenant);
+        rpc.record("reference", &reference);
         if reference.first_writer_wins() {
             return Err(Status::invalid_argument(
                 "a resource cache keeps its first content: there is nothing to go back to",
@@ -153,13 +149,13 @@ impl Admin for Service {
         &self,
         request: Request<Streaming<admin::ImportPart>>,
     ) -> Result<Response<Self::ImportStream>, Status> {
-        let rpc = Rpc::of(&request).cloned();
+        let rpc = Rpc::of(&request);
         let parts = request.into_inner();
         let progress = transfer::import(
             &self.engine,
             self.tier().map(|tier| &**tier),
             self.ends(),
-            rpc,
+            &rpc,
             parts,
         )
         .await?;
@@ -170,12 +166,10 @@ impl Admin for Service {
         &self,
         request: Request<admin::ReportOutcomeRequest>,
     ) -> Result<Response<admin::ReportOutcomeResponse>, Status> {
-        let rpc = Rpc::of(&request).cloned();
+        let rpc = Rpc::of(&request);
         let request = request.into_inner();
         let pod: PodUid = parse("pod_uid", &request.pod_uid)?;
-        if let Some(rpc) = rpc {
-            rpc.record("pod.uid", &pod);
-        }
+        rpc.record("pod.uid", &pod);
         let outcome = match request.outcome() {
             admin::Outcome::Unspecified => {
                 return Err(Status::invalid_argument(

@@ -231,7 +231,7 @@ pub(super) async fn import(
     engine: &Engine,
     distribution: Option<&Distribution>,
     ends: Ends,
-    rpc: Option<Rpc>,
+    rpc: &Rpc,
     mut parts: Streaming<admin::ImportPart>,
 ) -> Result<Answers<admin::ImportProgress>, Status> {
     let first = parts.message().await?.unwrap_or_default();
@@ -240,10 +240,8 @@ pub(super) async fn import(
         return Err(Status::invalid_argument(what));
     };
     let mut request = request(&head)?;
-    if let Some(rpc) = rpc {
-        rpc.record("tenant", &request.tenant);
-        rpc.record("reference", &request.reference);
-    }
+    rpc.record("tenant", &request.tenant);
+    rpc.record("reference", &request.reference);
     request.base = shared::base(distribution, &request.tenant, &request.reference).await?;
     let (sender, answered) = mpsc::channel(WAITING);
     let (bytes, received) = mpsc::channel(WAITING);

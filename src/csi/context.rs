@@ -1,5 +1,5 @@
-//! All services share these: the driver's name, the features that are on, whether the engine is
-//! available, and the fields of a call's log line.
+//! All services share these: the features that are on, whether the engine is available, and how
+//! they find it.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use crate::distribution::Distribution;
 use crate::engine::Engine;
 use crate::engine::claims::Claims;
 use crate::model::{Node, Share};
-use crate::server::Rpc;
 
 /// The parts that are served and advertised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,21 +94,5 @@ pub(super) fn serving(
         Readiness::Recovering => Err(Failure::Recovering),
         Readiness::UnmountsOnly(pool) => Err(Failure::UnmountsOnly(pool.why.clone())),
         Readiness::Ready(engine, distribution) => Ok((engine.clone(), distribution.clone())),
-    }
-}
-
-pub(super) fn note_volume(rpc: Option<&Rpc>, id: &str) {
-    if let Some(rpc) = rpc
-        && !id.is_empty()
-    {
-        rpc.volume(id);
-    }
-}
-
-pub(super) fn note(rpc: Option<&Rpc>, field: &str, value: &str) {
-    if let Some(rpc) = rpc
-        && !value.is_empty()
-    {
-        rpc.record(field, value);
     }
 }

@@ -3,7 +3,7 @@
 
 use tonic::{Request, Response, Status};
 
-use super::context::{Features, FindClaims, note};
+use super::context::{Features, FindClaims};
 use super::controller::parse;
 use super::parse::{Invalid, given};
 use super::render;
@@ -68,12 +68,12 @@ impl GroupController for Service {
         &self,
         request: Request<csi::CreateVolumeGroupSnapshotRequest>,
     ) -> Result<Response<csi::CreateVolumeGroupSnapshotResponse>, Status> {
-        let rpc = Rpc::of(&request).cloned();
-        note(rpc.as_ref(), "group.name", &request.get_ref().name);
+        let rpc = Rpc::of(&request);
+        rpc.record("group.name", &request.get_ref().name);
         answer(async {
             let (name, sources) = parse::group(request.into_inner())?;
             let group = (self.claims)()?.create_group(&name, &sources).await?;
-            note(rpc.as_ref(), "group.id", group.what.0.id.as_str());
+            rpc.record("group.id", group.what.0.id.as_str());
             Ok(csi::CreateVolumeGroupSnapshotResponse {
                 group_snapshot: Some(self.render(&group)),
             })
@@ -86,7 +86,7 @@ impl GroupController for Service {
         request: Request<csi::DeleteVolumeGroupSnapshotRequest>,
     ) -> Result<Response<csi::DeleteVolumeGroupSnapshotResponse>, Status> {
         let id = &request.get_ref().group_snapshot_id;
-        note(Rpc::of(&request), "group.id", id);
+        Rpc::of(&request).record("group.id", id);
         answer(async {
             let id = given("group_snapshot_id", id)?;
             let claims = (self.claims)()?;
@@ -110,7 +110,7 @@ impl GroupController for Service {
         request: Request<csi::GetVolumeGroupSnapshotRequest>,
     ) -> Result<Response<csi::GetVolumeGroupSnapshotResponse>, Status> {
         let id = &request.get_ref().group_snapshot_id;
-        note(Rpc::of(&request), "group.id", id);
+        Rpc::of(&request).record("group.id", id);
         answer(async {
             let id = given("group_snapshot_id", id)?;
             let group = (self.claims)()?.group(id).await?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::context::{Features, Readiness, engine, note_volume, serving};
+use super::context::{Features, Readiness, engine, serving};
 use super::status::{Failure, advertised, answer};
 use super::{health, parse, render, topology};
 use crate::backend::BackendKind;
@@ -92,14 +92,14 @@ impl Node for Service {
         &self,
         request: Request<csi::NodePublishVolumeRequest>,
     ) -> Result<Response<csi::NodePublishVolumeResponse>, Status> {
-        let rpc = Rpc::of(&request).cloned();
-        note_volume(rpc.as_ref(), &request.get_ref().volume_id);
+        let rpc = Rpc::of(&request);
+        rpc.volume(&request.get_ref().volume_id);
         answer(async {
             match parse::publish(request.into_inner())? {
                 parse::Publish::Inline(wanted) => {
-                    note_wanted(rpc.as_ref(), &wanted);
+                    note_wanted(&rpc, &wanted);
                     let published = self.publish(wanted).await?;
-                    note_published(rpc.as_ref(), &published);
+                    note_published(&rpc, &published);
                 }
                 parse::Publish::Claim(mount) => {
                     if mount.staged_at.is_none() {
@@ -117,7 +117,7 @@ impl Node for Service {
         &self,
         request: Request<csi::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<csi::NodeUnpublishVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let (volume, target) = parse::unpublish(request.into_inner())?;
             if self.unmounts_only() {
@@ -140,7 +140,7 @@ impl Node for Service {
         &self,
         request: Request<csi::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<csi::NodeGetVolumeStatsResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let (volume, path) = parse::stats(request.get_ref())?;
             let absent = |_| Failure::NotFound("volume", volume.to_owned());
@@ -185,7 +185,7 @@ impl Node for Service {
         &self,
         request: Request<csi::NodeStageVolumeRequest>,
     ) -> Result<Response<csi::NodeStageVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let wanted = parse::stage(request.into_inner())?;
             self.engine()?.mount_claim(wanted).await?;
@@ -198,7 +198,7 @@ impl Node for Service {
         &self,
         request: Request<csi::NodeUnstageVolumeRequest>,
     ) -> Result<Response<csi::NodeUnstageVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let (volume, target) = parse::unstage(request.get_ref())?;
             if self.unmounts_only() {
@@ -216,7 +216,7 @@ impl Node for Service {
         &self,
         request: Request<csi::NodeExpandVolumeRequest>,
     ) -> Result<Response<csi::NodeExpandVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let wanted = parse::expand(request.get_ref())?;
             let engine = self.engine()?;
@@ -242,7 +242,7 @@ impl Node for Service {
         &self,
         request: Request<csi::NodeGetVolumeHealthRequest>,
     ) -> Result<Response<csi::NodeGetVolumeHealthResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             advertised(self.features.alpha, "NodeGetVolumeHealth")?;
             let volume = parse::health(request.get_ref())?;
@@ -299,16 +299,13 @@ fn refuse_waiting(distribution: Option<&Distribution>, volume: &str) -> Result<(
     }
 }
 
-fn note_wanted(rpc: Option<&Rpc>, wanted: &PublishRequest) {
-    if let Some(rpc) = rpc {
-        rpc.record("volume.type", wanted.spec.kind.type_name());
-        rpc.record("tenant", &wanted.tenant);
-        rpc.record("pod", &wanted.pod.name);
-    }
+fn note_wanted(rpc: &Rpc, wanted: &PublishRequest) {
+    rpc.record("volume.type", wanted.spec.kind.type_name());
+    rpc.record("tenant", &wanted.tenant);
+    rpc.record("pod", &wanted.pod.name);
 }
 
-fn note_published(rpc: Option<&Rpc>, published: &Published) {
-    let Some(rpc) = rpc else { return };
+fn note_published(rpc: &Rpc, published: &Published) {
     if let Some(from) = &published.from {
         rpc.record("volume.from", from);
         rpc.record("volume.layers", published.layers);

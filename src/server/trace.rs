@@ -76,13 +76,8 @@ impl Trace {
     }
 
     fn begin(&self, method: &str) -> Guard {
-        let rpc = Rpc(Arc::new(Facts {
-            method: method.to_owned(),
-            span: (self.new_span)(method),
-            volume: OnceLock::new(),
-            began: Instant::now(),
-            polled: self.polled.contains(&method),
-        }));
+        let span = (self.new_span)(method);
+        let rpc = Rpc::new(method, span, self.polled.contains(&method));
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         self.running.lock().insert(key, rpc.clone());
         Guard {
@@ -138,20 +133,37 @@ struct Facts {
 }
 
 impl Rpc {
-    /// The RPC of a request; `None` if the request did not pass the layer, as in unit tests.
-    pub fn of<T>(request: &tonic::Request<T>) -> Option<&Self> {
-        request.extensions().get()
+    /// The RPC of a request. If the request did not pass the layer, as in unit tests, it is in no
+    /// span.
+    pub fn of<T>(request: &tonic::Request<T>) -> Self {
+        let known = request.extensions().get::<Self>().cloned();
+        known.unwrap_or_else(|| Self::new("", Span::none(), false))
     }
 
-    /// Adds the id of the volume.
+    fn new(method: &str, span: Span, polled: bool) -> Self {
+        Self(Arc::new(Facts {
+            method: method.to_owned(),
+            span,
+            volume: OnceLock::new(),
+            began: Instant::now(),
+            polled,
+        }))
+    }
+
+    /// Adds the id of the volume, if it is given.
     pub fn volume(&self, id: &str) {
-        let id = self.0.volume.get_or_init(|| cut(id));
-        self.0.span.record("volume.id", id.as_str());
+        if !id.is_empty() {
+            let id = self.0.volume.get_or_init(|| cut(id));
+            self.0.span.record("volume.id", id.as_str());
+        }
     }
 
-    /// Adds a field to the span.
+    /// Adds a field to the span, if its value is given.
     pub fn record(&self, field: &str, value: impl Display) {
-        self.0.span.record(field, cut(&value.to_string()));
+        let value = value.to_string();
+        if !value.is_empty() {
+            self.0.span.record(field, cut(&value));
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
-use super::context::{Features, FindClaims, note, note_volume};
+use super::context::{Features, FindClaims};
 use super::parse::{Invalid, bounded, given, publish_context};
 use super::status::{Failure, advertised, answer};
 use super::token::List;
@@ -155,8 +155,8 @@ impl Controller for Service {
         &self,
         request: Request<csi::CreateVolumeRequest>,
     ) -> Result<Response<csi::CreateVolumeResponse>, Status> {
-        let rpc = Rpc::of(&request).cloned();
-        note(rpc.as_ref(), "volume.name", &request.get_ref().name);
+        let rpc = Rpc::of(&request);
+        rpc.record("volume.name", &request.get_ref().name);
         answer(async {
             let wanted = parse::create(request.into_inner())?;
             let claims = self.claims().map_err(|failure| match failure {
@@ -167,7 +167,7 @@ impl Controller for Service {
             let source = wanted.claim.source.clone();
             let created = claims.create_claim(wanted.claim, &wanted.at).await;
             let claim = created.map_err(|error| not_created(error, source.as_ref()))?;
-            note_volume(rpc.as_ref(), claim.what.id.as_str());
+            rpc.volume(claim.what.id.as_str());
             Ok(csi::CreateVolumeResponse {
                 volume: Some(render::volume(&claim)),
             })
@@ -179,7 +179,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::DeleteVolumeRequest>,
     ) -> Result<Response<csi::DeleteVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let id = given("volume_id", &request.get_ref().volume_id)?;
             self.claims()?.delete_claim(id).await?;
@@ -192,7 +192,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerPublishVolumeRequest>,
     ) -> Result<Response<csi::ControllerPublishVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             advertised(self.features.attach, "ControllerPublishVolume")?;
             let wanted = parse::attach(request.into_inner())?;
@@ -213,7 +213,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerUnpublishVolumeRequest>,
     ) -> Result<Response<csi::ControllerUnpublishVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             advertised(self.features.attach, "ControllerUnpublishVolume")?;
             let request = request.into_inner();
@@ -231,7 +231,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ValidateVolumeCapabilitiesRequest>,
     ) -> Result<Response<csi::ValidateVolumeCapabilitiesResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let request = request.into_inner();
             parse::confirmed(&request)?;
@@ -329,7 +329,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerGetVolumeHealthRequest>,
     ) -> Result<Response<csi::ControllerGetVolumeHealthResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             advertised(self.features.alpha, "ControllerGetVolumeHealth")?;
             let id = given("volume_id", &request.get_ref().volume_id)?;
@@ -387,15 +387,15 @@ impl Controller for Service {
         &self,
         request: Request<csi::CreateSnapshotRequest>,
     ) -> Result<Response<csi::CreateSnapshotResponse>, Status> {
-        let rpc = Rpc::of(&request).cloned();
-        note_volume(rpc.as_ref(), &request.get_ref().source_volume_id);
-        note(rpc.as_ref(), "snapshot.name", &request.get_ref().name);
+        let rpc = Rpc::of(&request);
+        rpc.volume(&request.get_ref().source_volume_id);
+        rpc.record("snapshot.name", &request.get_ref().name);
         answer(async {
             let wanted = parse::snapshot(request.into_inner())?;
             let claims = self.claims()?;
             let taken = claims.create_snapshot(&wanted.name, &wanted.source, &wanted.at);
             let snapshot = taken.await?;
-            note(rpc.as_ref(), "snapshot.id", snapshot.what.id.as_str());
+            rpc.record("snapshot.id", snapshot.what.id.as_str());
             Ok(csi::CreateSnapshotResponse {
                 snapshot: Some(self.snapshot(&snapshot)),
             })
@@ -408,7 +408,7 @@ impl Controller for Service {
         request: Request<csi::DeleteSnapshotRequest>,
     ) -> Result<Response<csi::DeleteSnapshotResponse>, Status> {
         let id = &request.get_ref().snapshot_id;
-        note(Rpc::of(&request), "snapshot.id", id);
+        Rpc::of(&request).record("snapshot.id", id);
         answer(async {
             let id = given("snapshot_id", id)?;
             self.claims()?.delete_snapshot(id).await?;
@@ -444,7 +444,7 @@ impl Controller for Service {
         request: Request<csi::GetSnapshotRequest>,
     ) -> Result<Response<csi::GetSnapshotResponse>, Status> {
         let id = &request.get_ref().snapshot_id;
-        note(Rpc::of(&request), "snapshot.id", id);
+        Rpc::of(&request).record("snapshot.id", id);
         answer(async {
             advertised(self.features.alpha, "GetSnapshot")?;
             let id = given("snapshot_id", id)?;
@@ -467,7 +467,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerExpandVolumeRequest>,
     ) -> Result<Response<csi::ControllerExpandVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let wanted = parse::expand(request.into_inner())?;
             let claims = self.claims()?;
@@ -486,7 +486,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerGetVolumeRequest>,
     ) -> Result<Response<csi::ControllerGetVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             advertised(self.features.alpha, "ControllerGetVolume")?;
             let id = given("volume_id", &request.get_ref().volume_id)?;
@@ -505,7 +505,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::ControllerModifyVolumeRequest>,
     ) -> Result<Response<csi::ControllerModifyVolumeResponse>, Status> {
-        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        Rpc::of(&request).volume(&request.get_ref().volume_id);
         answer(async {
             let (id, mutable) = parse::modify(request.into_inner())?;
             self.claims()?.modify_claim(&id, mutable).await?;
