@@ -20,12 +20,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use kube::{Api, Client, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::clears::{ApiTime, Error, api_time, failed};
+use super::clears::{ApiTime, Error, api_time, do_all, failed};
 use super::client::{deletion_of, has_code, patch_status_as_read};
 use super::watched::Watched;
 use crate::api::{self, Rollback, RollbackPhase, RollbackStatus};
@@ -42,8 +41,6 @@ const PATIENCE: Duration = Duration::from_mins(5);
 const YOUNG: Duration = Duration::from_mins(1);
 /// How long an object stays.
 const KEEP: Duration = Duration::from_hours(7 * 24);
-/// How many objects are worked on at once.
-const PARALLEL: usize = 16;
 /// How many objects of a namespace that have not ended a look takes.
 const MOST_OF_NAMESPACE: usize = 16;
 /// How many generations a message names.
@@ -118,10 +115,7 @@ impl Keeper {
                 self.step(&it, now).await
             }
         });
-        let steps = futures_util::stream::iter(steps).buffer_unordered(PARALLEL);
-        let failures = steps.filter_map(|done| std::future::ready(done.err()));
-        let failures: Vec<Error> = failures.collect().await;
-        failures.into_iter().next().map_or(Ok(()), Err)
+        do_all(steps).await
     }
 
     /// What remains to do after an order was carried out.

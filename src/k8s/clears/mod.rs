@@ -41,11 +41,12 @@ use births::{birth, births, is_older};
 use ended::Ended;
 use fencer::Fencer;
 use fences::may_go;
-use orders::{Deleted, Orders, enlist_all};
+use orders::{Deleted, enlist_all, obey_all};
 use tenants::Tenants;
 
 pub(in crate::k8s) use births::{ApiTime, api_time};
 pub(in crate::k8s) use fences::{Error, failed};
+pub(in crate::k8s) use orders::do_all;
 
 /// How often the controller looks without a change, and at most, however many changes there are.
 const LOOK: Duration = Duration::from_secs(60);
@@ -88,10 +89,6 @@ pub async fn keep(
         caches.clone(),
         namespaces.clone(),
     );
-    let orders = Orders {
-        asked: orders,
-        deleted,
-    };
     let ended = Arc::new(Ended::new(client.clone(), Arc::clone(&fencer)));
     let tenants = tier.map(|store| {
         let (fencer, ended) = (Arc::clone(&fencer), Arc::clone(&ended));
@@ -101,7 +98,7 @@ pub async fn keep(
     let enlisted = enlist_all(client.clone(), caches);
     let keeper = Keeper {
         client,
-        fencer,
+        fencer: Arc::clone(&fencer),
         ended,
         pools,
         namespaces,
@@ -113,7 +110,8 @@ pub async fn keep(
         watch_fences,
         watch_caches,
         mirror,
-        orders.run(),
+        obey_all(orders, &fencer),
+        deleted.run(),
         enlisted,
         tenants,
         keeper.run(fences_changed)

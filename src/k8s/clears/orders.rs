@@ -33,12 +33,6 @@ const ONE_MORE: Duration = Duration::from_secs(60);
 /// How many objects are read and changed at once.
 const PARALLEL: usize = 16;
 
-/// Carries out orders.
-pub(super) struct Orders {
-    pub(super) asked: mpsc::Receiver<ClearOrder>,
-    pub(super) deleted: Deleted,
-}
-
 /// The deleted `Cache` objects.
 pub(super) struct Deleted {
     client: Client,
@@ -69,18 +63,12 @@ struct Done {
     clears: HashMap<String, Instant>,
 }
 
-impl Orders {
-    /// Runs until it is dropped.
-    pub(super) async fn run(self) {
-        let Self { mut asked, deleted } = self;
-        let asked = async {
-            while let Some(ClearOrder { covers, done }) = asked.recv().await {
-                let made = obey(&deleted.fencer, covers).await;
-                // The person may have gone.
-                let _heard = done.send(made.map_err(|error| error.to_string()));
-            }
-        };
-        tokio::join!(asked, deleted.run());
+/// Carries out the orders of people who ask the controller itself.
+pub(super) async fn obey_all(mut asked: mpsc::Receiver<ClearOrder>, fencer: &Fencer) {
+    while let Some(ClearOrder { covers, done }) = asked.recv().await {
+        let made = obey(fencer, covers).await;
+        // The person may have gone.
+        let _heard = done.send(made.map_err(|error| error.to_string()));
     }
 }
 
@@ -107,7 +95,8 @@ impl Deleted {
         }
     }
 
-    async fn run(&self) {
+    /// Runs until it is dropped.
+    pub(super) async fn run(&self) {
         let (mut caches, mut namespaces) = (self.caches.changes(), self.namespaces.changes());
         loop {
             caches.mark_unchanged();
@@ -312,7 +301,7 @@ async fn enlist(client: &Client, seen: &Cache) -> Result<(), Error> {
 }
 
 /// Does several things at once. One that fails does not keep the others waiting.
-async fn do_all(
+pub(in crate::k8s) async fn do_all(
     all: impl Iterator<Item = impl Future<Output = Result<(), Error>>>,
 ) -> Result<(), Error> {
     let done = futures_util::stream::iter(all).buffer_unordered(PARALLEL);
