@@ -358,15 +358,14 @@ async fn run_hub(
         seen,
         store,
     );
-    let seen = policies.clone();
-    let budgets = k8s::budgets::keep(
-        client.clone(),
-        seen,
-        catalog(),
-        usage_interval,
-        budgets,
+    let budgets = k8s::budgets::Keeper {
+        policies: policies.clone(),
+        catalog: catalog(),
+        every: usage_interval,
+        figures: budgets,
         tier,
-    );
+    };
+    let budgets = budgets.run(client.clone());
     let rollbacks = k8s::rollbacks::keep(client.clone(), catalog());
     let policies = k8s::policies::keep(client.clone(), policies, namespaces, catalog());
     let publish = async {

@@ -132,51 +132,38 @@ impl Figures {
     }
 }
 
-/// Keeps namespaces within their limits, until it is dropped. The nodes report once in `every`.
-/// `tier`: the collector of the shared tier, if this process runs it.
-pub async fn keep(
-    client: Client,
-    policies: Watched<CachePolicy>,
-    catalog: hub::Handle,
-    every: Duration,
-    figures: Figures,
-    tier: Option<shared::Budgets>,
-) {
-    let keeper = Keeper {
-        client,
-        policies,
-        catalog,
-        every,
-        figures,
-        tier,
-        written: HashMap::new(),
-    };
-    keeper.run().await;
-}
+/// When the status of each policy was written, by its uid, and for which generation.
+type Written = HashMap<String, (Instant, Option<i64>)>;
 
-struct Keeper {
-    client: Client,
-    policies: Watched<CachePolicy>,
-    catalog: hub::Handle,
-    every: Duration,
-    figures: Figures,
-    tier: Option<shared::Budgets>,
-    /// When the status of each policy was written, by its uid, and for which generation.
-    written: HashMap<String, (Instant, Option<i64>)>,
+/// Keeps namespaces within their limits.
+#[derive(Debug)]
+pub struct Keeper {
+    /// The policies of all namespaces.
+    pub policies: Watched<CachePolicy>,
+    /// What the nodes report, and where they get orders.
+    pub catalog: hub::Handle,
+    /// How often a node reports.
+    pub every: Duration,
+    /// Get what the namespaces use.
+    pub figures: Figures,
+    /// The collector of the shared tier, if this process runs it.
+    pub tier: Option<shared::Budgets>,
 }
 
 impl Keeper {
-    async fn run(mut self) {
+    /// Runs until it is dropped. `client` writes the statuses.
+    pub async fn run(self, client: Client) {
         self.policies.listed().await;
+        let mut written = Written::new();
         let mut looks = tokio::time::interval(self.every / LOOKS);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             looks.tick().await;
-            self.look().await;
+            self.look(&client, &mut written).await;
         }
     }
 
-    async fn look(&mut self) {
+    async fn look(&self, client: &Client, written: &mut Written) {
         let policies = self.policies.all();
         let mut known: BTreeMap<Tenant, NamespaceUse> = BTreeMap::new();
         for policy in &policies {
@@ -202,20 +189,20 @@ impl Keeper {
         }
         self.figures.set(&known);
         let is_incomplete = self.catalog.is_incomplete();
-        self.written.retain(|uid, _| {
+        written.retain(|uid, _| {
             let mut policies = policies.iter();
             policies.any(|policy| policy.metadata.uid.as_ref() == Some(uid))
         });
         let mut news = Vec::new();
         for policy in &policies {
             let known = tenant(policy).and_then(|tenant| known.get(&tenant));
-            let status = known.and_then(|known| self.news(policy, known, is_incomplete));
+            let status = known.and_then(|known| self.news(policy, known, is_incomplete, written));
             news.extend(status.map(|status| (Arc::clone(policy), status)));
         }
-        for policy in conditions::write_all(&self.client, news).await {
+        for policy in conditions::write_all(client, news).await {
             let of = policy.metadata.generation;
             let uid = policy.uid().unwrap_or_default();
-            self.written.insert(uid, (Instant::now(), of));
+            written.insert(uid, (Instant::now(), of));
         }
     }
 
@@ -226,6 +213,7 @@ impl Keeper {
         policy: &CachePolicy,
         known: &NamespaceUse,
         is_incomplete: bool,
+        written: &Written,
     ) -> Option<CachePolicyStatus> {
         let now = conditions::now();
         let mut status = status_of(policy, known, self.tier.is_some(), &now);
@@ -234,8 +222,7 @@ impl Keeper {
         }
         let uid = policy.uid().unwrap_or_default();
         let generation = policy.metadata.generation;
-        let is_recent = self
-            .written
+        let is_recent = written
             .get(&uid)
             .is_some_and(|(at, of)| at.elapsed() < self.every && *of == generation);
         (!is_recent && is_news(policy.status.as_ref(), &status)).then_some(status)
@@ -325,38 +312,30 @@ fn status_of(
     has_tier: bool,
     now: &str,
 ) -> CachePolicyStatus {
-    let condition = |of: &str, is_true: bool, reason: &str, message: &str| {
-        conditions::condition(policy, of, is_true, reason, message, now)
-    };
     let mut status = policy.status.clone().unwrap_or_default();
     let mut problems = limits_of(&policy.spec).1;
     problems.extend(shared_of(&policy.spec, has_tier).1);
     let is_valid = problems.is_empty();
     let reason = if is_valid { "Valid" } else { "Invalid" };
-    let valid = condition(VALID, is_valid, reason, &problems.join("; "));
+    let problems = problems.join("; ");
+    let valid = conditions::condition(policy, VALID, is_valid, reason, &problems, now);
     conditions::set(&mut status.conditions, valid);
-    let Some(budget) = known.shared else {
-        status.shared_used = None;
-        status.conditions.retain(|one| one.of != SHARED_OVER_BUDGET);
-        return status;
+    let is_over = match (known.shared, known.kept) {
+        (None, _) => {
+            status.shared_used = None;
+            None
+        }
+        // What is not known leaves what was written.
+        (Some(_), None) => return status,
+        (Some(budget), Some(kept)) => {
+            status.shared_used = Some(used_of(kept.bytes, kept.artifacts));
+            (budget != shared::Budget::default()).then_some(kept.over_budget)
+        }
     };
-    // What is not known leaves what was written.
-    let Some(kept) = known.kept else {
-        return status;
-    };
-    status.shared_used = Some(used_of(kept.bytes, kept.artifacts));
-    if budget == shared::Budget::default() {
-        status.conditions.retain(|one| one.of != SHARED_OVER_BUDGET);
-        return status;
-    }
-    let over_budget = if kept.over_budget {
-        let message = "content of the last hour exceeds the sharedBudget; content that is older \
-                       than an hour goes";
-        condition(SHARED_OVER_BUDGET, true, "RecentContent", message)
-    } else {
-        condition(SHARED_OVER_BUDGET, false, "WithinBudget", "")
-    };
-    conditions::set(&mut status.conditions, over_budget);
+    let why = "content of the last hour exceeds the sharedBudget; content that is older than an \
+               hour goes";
+    let why = ("RecentContent", why);
+    tell_over_budget(policy, &mut status, SHARED_OVER_BUDGET, is_over, why, now);
     status
 }
 
@@ -367,23 +346,38 @@ fn tell_used(
     known: &NamespaceUse,
     now: &str,
 ) {
-    let condition = |of: &str, is_true: bool, reason: &str, message: &str| {
-        conditions::condition(policy, of, is_true, reason, message, now)
-    };
     let NamespaceUse { limits, used, .. } = known;
     status.used = Some(used_of(used.bytes, used.artifacts));
-    if limits.bytes.is_none() && limits.artifacts.is_none() {
-        status.conditions.retain(|one| one.of != OVER_BUDGET);
+    let is_limited = limits.bytes.is_some() || limits.artifacts.is_some();
+    let is_over = is_limited.then_some(used.over_budget);
+    let why = "volumes use more content of the namespace than the budget allows; it goes when \
+               their pods end";
+    tell_over_budget(
+        policy,
+        status,
+        OVER_BUDGET,
+        is_over,
+        ("ContentInUse", why),
+        now,
+    );
+}
+
+/// Adds whether a budget is exceeded, and if so, why: reason and message. `None`: there is none.
+fn tell_over_budget(
+    policy: &CachePolicy,
+    status: &mut CachePolicyStatus,
+    of: &str,
+    is_over: Option<bool>,
+    why: (&str, &str),
+    now: &str,
+) {
+    let Some(is_over) = is_over else {
+        status.conditions.retain(|one| one.of != of);
         return;
-    }
-    let over_budget = if used.over_budget {
-        let message = "volumes use more content of the namespace than the budget allows; it \
-                       goes when their pods end";
-        condition(OVER_BUDGET, true, "ContentInUse", message)
-    } else {
-        condition(OVER_BUDGET, false, "WithinBudget", "")
     };
-    conditions::set(&mut status.conditions, over_budget);
+    let (reason, message) = if is_over { why } else { ("WithinBudget", "") };
+    let condition = conditions::condition(policy, of, is_over, reason, message, now);
+    conditions::set(&mut status.conditions, condition);
 }
 
 fn used_of(bytes: u64, artifacts: u64) -> api::Used {
