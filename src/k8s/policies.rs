@@ -155,51 +155,41 @@ struct Compiled {
 }
 
 fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
-    let mut policies: BTreeMap<Tenant, Together> = BTreeMap::new();
+    let mut all: BTreeMap<Tenant, Together> = BTreeMap::new();
+    let tenant = |object: &CachePolicy| object.namespace().unwrap_or_default().parse::<Tenant>();
     let mut problems = Vec::new();
-    // The namespaces whose policies cannot be used, and why.
-    let mut closed: BTreeMap<Tenant, String> = BTreeMap::new();
     for object in objects {
-        let tenant = object.namespace().unwrap_or_default().parse::<Tenant>();
-        let all = tenant.as_ref().ok();
-        let all = all.map(|tenant| policies.entry(tenant.clone()).or_default());
+        let together = tenant(object).map(|tenant| all.entry(tenant).or_default());
         // Each rule may select all namespaces: what is too large is not expanded further.
-        if all.as_ref().is_some_and(|all| all.is_too_large()) {
+        if together.as_ref().is_ok_and(|it| it.is_too_large()) {
             problems.push(Vec::new());
             continue;
         }
         let (policy, problem) = of_object(object, namespaces);
         problems.push(problem);
-        let (Some(all), Ok(tenant)) = (all, tenant) else {
-            continue;
-        };
-        // Its names would be open, or other rules would decide about them.
-        if policy.is_none() {
-            closed.insert(tenant.clone(), UNREADABLE.to_owned());
-        }
-        all.add(policy.unwrap_or_default());
-        if all.is_too_large() {
-            let why = format!(
-                "the policies of the namespace have more than {} bytes together, with the \
-                 namespaces that they select",
-                NamespacePolicy::MOST_BYTES
-            );
-            closed.entry(tenant).or_insert(why);
+        if let Ok(together) = together {
+            together.add(policy);
         }
     }
-    let policies = policies.into_iter();
-    let mut policies: BTreeMap<_, _> = policies.map(|(tenant, all)| (tenant, all.policy)).collect();
     for (object, problems) in objects.iter().zip(&mut problems) {
-        let tenant = object.namespace().unwrap_or_default().parse::<Tenant>();
-        if let Some(why) = tenant.ok().and_then(|tenant| closed.get(&tenant)) {
+        let together = tenant(object).ok().and_then(|tenant| all.get(&tenant));
+        if let Some(why) = together.and_then(|it| it.closed.as_ref()) {
             // A long message is cut at its end.
             problems.insert(0, format!("{why}, so {CLOSED}"));
         }
     }
-    let closed = closed.into_keys();
-    policies.extend(closed.map(|tenant| (tenant, NamespacePolicy::closed())));
-    policies.retain(|_, policy| *policy != NamespacePolicy::default());
-    Compiled { policies, problems }
+    let policies = all.into_iter().map(|(tenant, together)| {
+        let policy = match together.closed {
+            None => together.policy,
+            Some(_) => NamespacePolicy::closed(),
+        };
+        (tenant, policy)
+    });
+    let policies = policies.filter(|(_, policy)| *policy != NamespacePolicy::default());
+    Compiled {
+        policies: policies.collect(),
+        problems,
+    }
 }
 
 /// The policies of a namespace so far. Those that are too large are dropped.
@@ -208,6 +198,8 @@ struct Together {
     policy: NamespacePolicy,
     /// At least their length as JSON.
     bytes: usize,
+    /// Why they cannot be used, if they cannot.
+    closed: Option<String>,
 }
 
 impl Together {
@@ -215,7 +207,13 @@ impl Together {
         self.bytes > NamespacePolicy::MOST_BYTES
     }
 
-    fn add(&mut self, policy: NamespacePolicy) {
+    /// Adds the policy of one more object. Without one, its names would be open, or other rules
+    /// would decide about them.
+    fn add(&mut self, policy: Option<NamespacePolicy>) {
+        if policy.is_none() {
+            self.closed = Some(UNREADABLE.to_owned());
+        }
+        let policy = policy.unwrap_or_default();
         self.bytes = self.bytes.saturating_add(length(&policy));
         self.policy.add(policy);
         if self.is_too_large() {
@@ -224,6 +222,13 @@ impl Together {
         }
         if self.is_too_large() {
             self.policy = NamespacePolicy::default();
+            self.closed.get_or_insert_with(|| {
+                format!(
+                    "the policies of the namespace have more than {} bytes together, with the \
+                     namespaces that they select",
+                    NamespacePolicy::MOST_BYTES
+                )
+            });
         }
     }
 }
