@@ -6,7 +6,6 @@
 //! of hits are dropped before all others. No caller waits for an event.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Client;
@@ -14,7 +13,6 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
 
 use super::config::Config;
-use super::outcomes::PodOutcomes;
 use super::pod::cut;
 use super::pod_event::PodEvent;
 use crate::engine::notice::Notice;
@@ -159,7 +157,6 @@ pub(super) async fn say(
     notices: &mut mpsc::Receiver<Notice>,
     mut pod_events: mpsc::Receiver<PodEvent>,
     count_lost: impl Fn() -> u64,
-    known: Arc<PodOutcomes>,
 ) {
     let reporter = Reporter {
         controller: DRIVER_NAME.to_owned(),
@@ -173,7 +170,7 @@ pub(super) async fn say(
     loop {
         let due = queue.due();
         tokio::select! {
-            notice = next(notices) => queue.add(PodEvent::of(notice, &known), Instant::now()),
+            notice = next(notices) => queue.add(PodEvent::of(notice, &config.known), Instant::now()),
             pod_event = next(&mut pod_events) => queue.add(pod_event, Instant::now()),
             () = until(due) => {
                 let Some(waiting) = queue.take(Instant::now()) else { continue };

@@ -113,11 +113,10 @@ async fn over_defects<T>(
 
 async fn watch_and_say(config: Config, engine: Engine, notices: &mut mpsc::Receiver<Notice>) {
     let client = client::connect(config.kubeconfig.as_deref()).await;
-    let known = &config.known;
     let (pod_events, heard) = mpsc::channel(events::MOST_WAITING);
-    let watch = outcomes::watch(&config, &client, &engine, known, &pod_events);
+    let watch = outcomes::watch(&config, &client, &engine, &pod_events);
     let lost = || engine.lost_notices();
-    let say = events::say(&config, client.clone(), notices, heard, lost, known.clone());
+    let say = events::say(&config, client.clone(), notices, heard, lost);
     tokio::join!(watch, say);
 }
 

@@ -170,7 +170,6 @@ pub(super) async fn watch(
     config: &Config,
     client: &Client,
     engine: &Engine,
-    known: &PodOutcomes,
     pod_events: &mpsc::Sender<PodEvent>,
 ) {
     let (doubted, doubts) = watch::channel(None);
@@ -180,7 +179,7 @@ pub(super) async fn watch(
         config,
         client,
         engine,
-        known,
+        known: &config.known,
         pod_events,
         listed: false,
         away: false,

@@ -251,7 +251,10 @@ fn may_read(peer: &NodeId, asked: &Asked, pod: Option<&Pod>) -> Result<(), Strin
     }
     let volumes = spec.and_then(|spec| spec.volumes.as_deref());
     let ours = volumes.unwrap_or_default().iter().filter_map(|volume| {
-        let volume = volume.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
+        let volume = volume
+            .csi
+            .as_ref()
+            .filter(|csi| csi.driver == DRIVER_NAME)?;
         let mut attributes = volume.volume_attributes.clone().unwrap_or_default();
         attributes.retain(|key, _| !key.starts_with(KUBELET));
         VolumeSpec::parse(&attributes).ok()
@@ -273,7 +276,6 @@ mod tests {
     use super::*;
     use crate::api::{PoolPeer, PoolSpec, PoolStatus};
     use crate::model::{Name, Pod as AskedPod};
-
 
     fn node(name: &str) -> NodeId {
         NodeId::new(name).expect("a node")

@@ -239,21 +239,19 @@ impl World {
                 self.server.create(order);
                 false
             }
-            Some(volume) => {
-                match decide::delete(volume.spec.wanted, volume.reply()) {
-                    Deletion::Done => {
-                        self.server.remove(volume);
-                        true
-                    }
-                    _ if is_given_up => self.server.remove(volume),
-                    Deletion::Order => {
-                        self.server.order_absent(volume);
-                        false
-                    }
-                    Deletion::Wait => false,
-                    Deletion::Refused(error) => panic!("{error:?}"),
+            Some(volume) => match decide::delete(volume.spec.wanted, volume.reply()) {
+                Deletion::Done => {
+                    self.server.remove(volume);
+                    true
                 }
-            }
+                _ if is_given_up => self.server.remove(volume),
+                Deletion::Order => {
+                    self.server.order_absent(volume);
+                    false
+                }
+                Deletion::Wait => false,
+                Deletion::Refused(error) => panic!("{error:?}"),
+            },
         };
         if is_over {
             life.done = true;

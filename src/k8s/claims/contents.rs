@@ -46,11 +46,7 @@ const HANDLES: [&str; 5] = [
 ];
 
 /// Adds the ids that a content of the driver names. One that is being deleted names none.
-fn add(
-    kind: &'static str,
-    content: &DynamicObject,
-    named: &mut HashMap<String, Content>,
-) {
+fn add(kind: &'static str, content: &DynamicObject, named: &mut HashMap<String, Content>) {
     let data = &content.data;
     let of = data.pointer("/spec/driver").and_then(Value::as_str);
     if of != Some(DRIVER_NAME) || content.metadata.deletion_timestamp.is_some() {
@@ -123,8 +119,7 @@ async fn list(client: &Client) -> Result<Named> {
                 Err(error) if has_code(&error, 404) => break,
                 Err(error) => return Err(failed(&error)),
             };
-            page.iter()
-                .for_each(|one| add(kind, one, &mut named));
+            page.iter().for_each(|one| add(kind, one, &mut named));
             next = page_after(&page);
         }
     }

@@ -110,7 +110,10 @@ fn unanswered<K: Order>(all: &[Arc<K>]) -> impl Iterator<Item = (String, i64)> {
     let all = all.iter().filter(|one| one.reply().is_none());
     all.map(|one| {
         let generation = one.meta().generation;
-        (one.uid().unwrap_or_default(), generation.unwrap_or_default())
+        (
+            one.uid().unwrap_or_default(),
+            generation.unwrap_or_default(),
+        )
     })
 }
 

@@ -47,8 +47,8 @@ use crate::engine::claims::{
 };
 use crate::engine::{Error, Result};
 use crate::model::{
-    Attachment, MutableChange, MutableParameters, PersistentVolume, Placed, Requirement, SnapshotId, Topology,
-    VolumeId,
+    Attachment, MutableChange, MutableParameters, PersistentVolume, Placed, Requirement,
+    SnapshotId, Topology, VolumeId,
 };
 
 use decide::Aim;

@@ -331,7 +331,10 @@ fn exited(end: &ContainerStateTerminated) -> String {
 
 /// Actions for some exit codes of a container. They override its policy.
 fn rules(container: &Container) -> &[ContainerRestartRule] {
-    container.restart_policy_rules.as_deref().unwrap_or_default()
+    container
+        .restart_policy_rules
+        .as_deref()
+        .unwrap_or_default()
 }
 
 /// Whether a rule restarts all containers, including those that ended for good.

@@ -143,7 +143,11 @@ fn a_pod_cannot_ask_for_any_number_of_names() {
     let volumes = |count: usize| {
         let volumes = (0..count).map(|number| {
             let key = format!("key-{number}");
-            volume("v", DRIVER_NAME, &json!({"type": "resource-cache", "key": key}))
+            volume(
+                "v",
+                DRIVER_NAME,
+                &json!({"type": "resource-cache", "key": key}),
+            )
         });
         pod(json!({"volumes": volumes.collect::<Vec<_>>()}))
     };
