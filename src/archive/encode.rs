@@ -1,5 +1,5 @@
-//! The thread behind a packer: digests, compression, output. The output depends only on the plain
-//! bytes, the codec and its level, never on the number of threads.
+//! The thread behind a packer: content of small files, digests, compression, output. The output
+//! depends only on the plain bytes, the codec and its level, never on the number of threads.
 
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;

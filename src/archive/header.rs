@@ -31,17 +31,16 @@ impl Header {
     pub(super) fn parse(block: &Block) -> Option<Self> {
         let mut header = tar::Header::from_byte_slice(block).clone();
         let stored = octal(&header.as_old().cksum)?;
-        let byte = |index: usize, byte: u8| {
-            if CHECKSUM.contains(&index) {
-                b' '
-            } else {
-                byte
-            }
-        };
-        let bytes = || block.iter().enumerate().map(|(at, &b)| byte(at, b));
-        let unsigned: u64 = bytes().map(u64::from).sum();
-        // Some old writers added signed bytes.
-        let signed: i64 = bytes().map(|b| i64::from(b.cast_signed())).sum();
+        // The checksum itself counts as spaces.
+        let (mut unsigned, mut signed) = (8 * u64::from(b' '), 8 * i64::from(b' '));
+        for part in [&block[..CHECKSUM.start], &block[CHECKSUM.end..]] {
+            unsigned += part.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+            // Some old writers added signed bytes.
+            signed += part
+                .iter()
+                .map(|&byte| i64::from(byte.cast_signed()))
+                .sum::<i64>();
+        }
         let right = stored == unsigned || i64::try_from(stored) == Ok(signed);
         // Readers look at POSIX' magic only; the crate looks at the version, too.
         if block[..VERSION.start].ends_with(b"ustar\0") {

@@ -75,7 +75,8 @@ pub struct Counts {
 /// Writes all below `root`, and how itself looks, to `out`. On an error the archive is incomplete,
 /// and its reader knows it.
 ///
-/// `out` is written by another thread, which ends when `out` fails or takes no more.
+/// `out` is written by another thread, which ends when `out` fails or takes no more. That thread
+/// also reads the content of small files, which the walk has opened.
 pub fn pack(
     root: &Dir,
     out: impl Write + Send,
@@ -206,20 +207,20 @@ impl Visitor for Packer<'_> {
         Ok(())
     }
 
-    fn file(&mut self, path: &[u8], file: &OpenFile, stat: &Stat) -> Result<()> {
+    fn file(&mut self, path: &[u8], file: OpenFile, stat: &Stat) -> Result<()> {
         self.check(path)?;
         self.counts.files += 1;
         if self.again(path, stat)? {
             return Ok(());
         }
-        let failed = |call, errno| sys::Error::new(call, file.subject(), errno);
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let runs = if size < GRAIN {
             sparse::whole(size)
         } else {
-            sparse::find(file, size, &mut self.scratch).map_err(|errno| failed("pread", errno))?
+            sparse::find(&file, size, &mut self.scratch)
+                .map_err(|errno| sys::Error::new("pread", file.subject(), errno))?
         };
-        let records = self.records(path, file)?;
+        let records = self.records(path, &file)?;
         let mut head = Head {
             size,
             records: &records,
@@ -240,20 +241,25 @@ impl Visitor for Packer<'_> {
         }
         put(&mut self.feeder, &head)?;
         let left = padding(head.size);
-        self.feeder.write(&map)?;
-        for run in &runs {
-            self.content(path, file, *run)?;
-        }
-        self.feeder.write(&[0; BLOCK][..left])?;
         self.counts.bytes += data;
-        if !map.is_empty() {
-            // What was a hole is not read again.
-            let now = rustix::fs::fstat(file).map_err(|errno| failed("fstat", errno))?;
-            if now.st_size < stat.st_size {
-                return Err(shrunk(path));
+        if size < GRAIN && self.feeder.takes_file() {
+            let size = usize::try_from(size).expect("it is small");
+            self.feeder.file(path, file, size)?;
+        } else {
+            self.feeder.write(&map)?;
+            for run in &runs {
+                self.content(path, &file, *run)?;
+            }
+            if !map.is_empty() {
+                // What was a hole is not read again.
+                let now = rustix::fs::fstat(&file);
+                let now = now.map_err(|errno| sys::Error::new("fstat", file.subject(), errno))?;
+                if now.st_size < stat.st_size {
+                    return Err(shrunk(path));
+                }
             }
         }
-        Ok(())
+        self.feeder.write(&[0; BLOCK][..left])
     }
 
     fn special(&mut self, path: &[u8], node: &PathFd, stat: &Stat, kind: FileKind) -> Result<()> {

@@ -1,37 +1,95 @@
 //! A bounded pipe of bytes between two threads, with an end mark: a truncated stream is never taken
-//! for a complete one. Buffers are reused, so a running pipe allocates nothing.
+//! for a complete one. Buffers are reused, so a running pipe allocates nothing large.
+//!
+//! Two things need no copy. What came out can be lent to a third thread. Content of files can go in
+//! as open files, which the side that takes the bytes out reads into their place.
 
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use super::error::{Error, Result};
+use super::error::{Error, Result, shown};
+use crate::sys::{self, OpenFile, Xattrs};
 
 /// The size of a buffer: so large that waking the other thread costs little compared with filling
 /// it.
 pub(super) const CHUNK: usize = 256 * 1024;
 /// How many there are. More would only hold more memory: the slower side decides.
-const BUFFERS: usize = 4;
+const BUFFERS: usize = 6;
+/// How many files wait in one buffer to be read. It bounds the open files.
+const PLACES: usize = 32;
 
-struct Chunk {
-    bytes: Box<[u8]>,
+type Buffer = Box<[u8]>;
+
+/// A buffer on its way.
+struct Filled {
+    buffer: Buffer,
     used: usize,
+    /// Parts of it that are still to be read.
+    places: Vec<Place>,
 }
 
-/// What goes through: a chunk with bytes, or the end mark, which has none.
-type Sent = Option<Chunk>;
+/// Where a part of a file goes.
+struct Place {
+    range: Range<usize>,
+    file: Arc<OpenFile>,
+    /// Where the part begins in the file.
+    at: u64,
+    /// The file's path in the archive, for messages.
+    path: Arc<[u8]>,
+}
+
+/// What goes through: a buffer with bytes, or the end mark, which has none.
+type Sent = Option<Filled>;
+
+/// A buffer that came out. Its last user gives it back.
+struct Chunk {
+    buffer: Buffer,
+    used: usize,
+    empty: SyncSender<Buffer>,
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // The other side may have ended, and needs none.
+        let _ = self.empty.try_send(std::mem::take(&mut self.buffer));
+    }
+}
+
+/// Bytes that came out, and stay for as long as this exists.
+pub(super) struct Lent {
+    chunk: Arc<Chunk>,
+    range: Range<usize>,
+}
+
+impl Lent {
+    /// Whether both hold the same buffer.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.chunk, &other.chunk)
+    }
+}
+
+impl Deref for Lent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.chunk.buffer[self.range.clone()]
+    }
+}
 
 /// The side that bytes go in by.
 pub(super) struct Feeder {
     full: SyncSender<Sent>,
-    empty: Receiver<Chunk>,
-    chunk: Option<Chunk>,
+    empty: Receiver<Buffer>,
+    filling: Option<Filled>,
     total: u64,
 }
 
 /// The side that bytes come out of.
 pub(super) struct Drain {
     full: Receiver<Sent>,
-    empty: SyncSender<Chunk>,
-    chunk: Option<Chunk>,
+    empty: SyncSender<Buffer>,
+    chunk: Option<Arc<Chunk>>,
     at: usize,
     ended: bool,
     total: u64,
@@ -41,16 +99,13 @@ pub(super) fn pipe() -> (Feeder, Drain) {
     let (full, drained) = sync_channel(BUFFERS);
     let (back, empty) = sync_channel(BUFFERS);
     for _ in 0..BUFFERS {
-        let chunk = Chunk {
-            bytes: vec![0; CHUNK].into(),
-            used: 0,
-        };
-        back.try_send(chunk).expect("it has room for all of them");
+        let buffer = vec![0; CHUNK].into();
+        back.try_send(buffer).expect("it has room for all of them");
     }
     let feeder = Feeder {
         full,
         empty,
-        chunk: None,
+        filling: None,
         total: 0,
     };
     let drain = Drain {
@@ -70,24 +125,33 @@ impl Feeder {
         self.total
     }
 
-    /// A place to put bytes, of one byte at least; then [`Feeder::advance`].
-    pub(super) fn spare(&mut self) -> Result<&mut [u8]> {
-        if self.chunk.as_ref().is_some_and(|chunk| chunk.used == CHUNK) {
+    /// A buffer with room for one byte at least.
+    fn room(&mut self) -> Result<&mut Filled> {
+        if self.filling.as_ref().is_some_and(|it| it.used == CHUNK) {
             self.flush()?;
         }
-        let chunk = match self.chunk.take() {
-            Some(chunk) => chunk,
-            None => self.empty.recv().map_err(|_| Error::Cut)?,
+        let filling = match self.filling.take() {
+            Some(filling) => filling,
+            None => Filled {
+                buffer: self.empty.recv().map_err(|_| Error::Cut)?,
+                used: 0,
+                places: Vec::new(),
+            },
         };
-        let chunk = self.chunk.insert(chunk);
-        Ok(&mut chunk.bytes[chunk.used..])
+        Ok(self.filling.insert(filling))
+    }
+
+    /// A place to put bytes, of one byte at least; then [`Feeder::advance`].
+    pub(super) fn spare(&mut self) -> Result<&mut [u8]> {
+        let filling = self.room()?;
+        Ok(&mut filling.buffer[filling.used..])
     }
 
     /// So many bytes were put there.
     pub(super) fn advance(&mut self, bytes: usize) {
-        if let Some(chunk) = &mut self.chunk {
-            chunk.used += bytes;
-            debug_assert!(chunk.used <= CHUNK, "more than there was room for");
+        if let Some(filling) = &mut self.filling {
+            filling.used += bytes;
+            debug_assert!(filling.used <= CHUNK, "more than there was room for");
             self.total += bytes as u64;
         }
     }
@@ -104,9 +168,35 @@ impl Feeder {
         Ok(())
     }
 
+    /// Whether a file can be put in as such.
+    pub(super) fn takes_file(&self) -> bool {
+        let places = self.filling.as_ref().map_or(0, |it| it.places.len());
+        places < PLACES
+    }
+
+    /// Puts in the first `size` bytes of a file, which the other side reads. There
+    /// [`Error::Shrunk`] tells that the file had less.
+    pub(super) fn file(&mut self, path: &[u8], file: OpenFile, size: usize) -> Result<()> {
+        let (file, path) = (Arc::new(file), Arc::from(path));
+        let mut done = 0;
+        while done < size {
+            let filling = self.room()?;
+            let fits = (size - done).min(CHUNK - filling.used);
+            filling.places.push(Place {
+                range: filling.used..filling.used + fits,
+                file: Arc::clone(&file),
+                at: done as u64,
+                path: Arc::clone(&path),
+            });
+            self.advance(fits);
+            done += fits;
+        }
+        Ok(())
+    }
+
     fn flush(&mut self) -> Result<()> {
-        match self.chunk.take() {
-            Some(chunk) if chunk.used > 0 => self.full.send(Some(chunk)).map_err(|_| Error::Cut),
+        match self.filling.take() {
+            Some(it) if it.used > 0 => self.full.send(Some(it)).map_err(|_| Error::Cut),
             _ => Ok(()),
         }
     }
@@ -128,23 +218,65 @@ impl Drain {
     pub(super) fn fill(&mut self) -> Result<&[u8]> {
         let used = self.chunk.as_ref().map_or(0, |chunk| chunk.used);
         if self.at == used && !self.ended {
-            if let Some(mut chunk) = self.chunk.take() {
-                chunk.used = 0;
-                // The other side may have ended, and needs none.
-                let _ = self.empty.try_send(chunk);
-            }
             self.at = 0;
-            self.chunk = self.full.recv().map_err(|_| Error::Cut)?;
-            self.ended = self.chunk.is_none();
+            // Given back first: the other side may wait for it.
+            self.chunk = None;
+            let filled = self.full.recv().map_err(|_| Error::Cut)?;
+            self.ended = filled.is_none();
+            self.chunk = filled.map(|it| self.chunk_of(it)).transpose()?;
         }
         let chunk = self.chunk.as_ref();
-        Ok(chunk.map_or(&[], |chunk| &chunk.bytes[self.at..chunk.used]))
+        Ok(chunk.map_or(&[], |chunk| &chunk.buffer[self.at..chunk.used]))
+    }
+
+    fn chunk_of(&self, mut filled: Filled) -> Result<Arc<Chunk>> {
+        for place in &filled.places {
+            place.read(&mut filled.buffer[place.range.clone()])?;
+        }
+        Ok(Arc::new(Chunk {
+            buffer: filled.buffer,
+            used: filled.used,
+            empty: self.empty.clone(),
+        }))
     }
 
     /// So many of them are done with.
     pub(super) fn consume(&mut self, bytes: usize) {
         self.at += bytes;
         self.total += bytes as u64;
+    }
+
+    /// So many of the bytes that [`Drain::fill`] returned. The other side misses their buffer for
+    /// as long as they are kept.
+    pub(super) fn lend(&mut self, bytes: usize) -> Lent {
+        let range = self.at..self.at + bytes;
+        self.consume(bytes);
+        let chunk = self.chunk.as_ref().expect("bytes are in one");
+        debug_assert!(range.end <= chunk.used, "more than there was");
+        Lent {
+            chunk: Arc::clone(chunk),
+            range,
+        }
+    }
+}
+
+impl Place {
+    fn read(&self, into: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            match rustix::io::pread(&*self.file, &mut into[done..], self.at + done as u64) {
+                Ok(0) => {
+                    let path = shown(&self.path);
+                    return Err(Error::Shrunk { path });
+                }
+                Ok(read) => done += read,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => {
+                    return Err(sys::Error::new("pread", self.file.subject(), errno).into());
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -190,5 +322,85 @@ mod tests {
         drop(drain);
         let written = feeder.write(&content);
         assert!(matches!(written, Err(Error::Cut)));
+    }
+
+    #[test]
+    fn content_of_files_comes_out_in_its_place_or_the_pipe_fails() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = crate::sys::Dir::open(folder.path()).expect("it opens");
+        let content: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+        dir.write_new("f", &content).expect("write");
+        let open = || {
+            let fd = dir.open_file_beneath("f", rustix::fs::OFlags::RDONLY, 0);
+            OpenFile::new(fd.expect("open"), folder.path().join("f"))
+        };
+        let size = content.len();
+        // The third does not fit in the first buffer.
+        for (last, result) in [(size, true), (size + 1, false)] {
+            let (mut feeder, drain) = pipe();
+            let collected = std::thread::scope(|scope| {
+                let reader = scope.spawn(|| collect(drain));
+                for size in [size, 0, size, last] {
+                    feeder.write(b"head").expect("written");
+                    feeder.file(b"f", open(), size).expect("put in");
+                }
+                // The other side may have failed.
+                let _ = feeder.finish();
+                reader.join().expect("no panic")
+            });
+            let each = [b"head", &*content].concat();
+            let whole = [&*each, b"head", &each, &each].concat();
+            match collected {
+                Ok(bytes) => assert!(result && bytes == whole),
+                Err(error) => assert!(
+                    !result && matches!(&error, Error::Shrunk { path } if path == "f"),
+                    "{error}"
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn files_that_wait_are_bounded() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = crate::sys::Dir::open(folder.path()).expect("it opens");
+        dir.write_new("f", b"x").expect("write");
+        let (mut feeder, drain) = pipe();
+        let mut count = 0;
+        while feeder.takes_file() {
+            let fd = dir.open_file_beneath("f", rustix::fs::OFlags::RDONLY, 0);
+            let file = OpenFile::new(fd.expect("open"), folder.path().join("f"));
+            feeder.file(b"f", file, 1).expect("put in");
+            count += 1;
+        }
+        assert_eq!(count, PLACES);
+        feeder.finish().expect("finished");
+        assert_eq!(collect(drain).expect("collected"), vec![b'x'; PLACES]);
+    }
+
+    #[test]
+    fn what_is_lent_stays_and_its_buffer_comes_back() {
+        let (mut feeder, mut drain) = pipe();
+        let fill = |feeder: &mut Feeder, byte| feeder.write(&vec![byte; CHUNK]).expect("written");
+        for byte in 0..2 {
+            fill(&mut feeder, byte);
+        }
+        assert_eq!(drain.fill().expect("bytes").len(), CHUNK);
+        let (first, rest) = (drain.lend(10), drain.lend(CHUNK - 10));
+        assert!(first.is_beside(&rest));
+        feeder.flush().expect("sent");
+        drain.fill().expect("bytes");
+        let next = drain.lend(CHUNK);
+        assert!(!first.is_beside(&next) && next.iter().all(|&byte| byte == 1));
+        // All buffers but the two that are lent.
+        for byte in 2..BUFFERS {
+            fill(&mut feeder, u8::try_from(byte).expect("small"));
+        }
+        assert!(feeder.empty.try_recv().is_err());
+        assert!(first.iter().chain(&*rest).all(|&byte| byte == 0));
+        drop(first);
+        assert!(feeder.empty.try_recv().is_err());
+        drop(rest);
+        assert!(feeder.empty.try_recv().is_ok());
     }
 }

@@ -12,7 +12,7 @@ use super::header::{
 };
 use super::marks::Mark;
 use super::pax::{self, Record};
-use super::pipe::Drain;
+use super::pipe::{Drain, Lent};
 use super::progress::Limits;
 use super::sparse::{self, MapReader, Run};
 use super::walk::Look;
@@ -135,24 +135,21 @@ impl Reader {
         }
     }
 
-    /// The next bytes of the entry's content, some at least; none: that was all. Then
-    /// [`Reader::consume`].
-    pub(super) fn content(&mut self) -> Result<&[u8]> {
-        if self.left == 0 {
-            return Ok(&[]);
+    /// The next bytes of the entry's content, at most so many and some at least; `None`: that was
+    /// all.
+    pub(super) fn content(&mut self, most: u64) -> Result<Option<Lent>> {
+        let most = most.min(self.left);
+        if most == 0 {
+            return Ok(None);
         }
         let at = self.drain.total();
-        let bytes = self.drain.fill()?;
-        if bytes.is_empty() {
+        let there = self.drain.fill()?.len();
+        if there == 0 {
             return Err(Error::Truncated { at });
         }
-        let most = usize::try_from(self.left).unwrap_or(usize::MAX);
-        Ok(&bytes[..bytes.len().min(most)])
-    }
-
-    pub(super) fn consume(&mut self, bytes: usize) {
-        self.drain.consume(bytes);
-        self.left -= bytes as u64;
+        let length = usize::try_from(most).map_or(there, |most| most.min(there));
+        self.left -= length as u64;
+        Ok(Some(self.drain.lend(length)))
     }
 
     fn block(&mut self) -> Result<Block> {

@@ -10,10 +10,8 @@
 //! come.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{Timestamps, UTIME_OMIT};
@@ -26,13 +24,13 @@ use super::marks::{LayerMarks, Mark};
 use super::pipe::pipe;
 use super::progress::{Limits, Progress};
 use super::read::{Entry, Kind, Reader, limit};
-use crate::sys::{Dir, Errno, FileKind, Xattrs};
+use crate::sys::{Dir, Errno, FileKind, OpenFile, Xattrs};
 use crate::tree::{self, Stop};
 
 mod finish;
 mod layer;
 
-use self::finish::{Created, Finisher};
+use self::finish::{Close, Finisher};
 use self::layer::Layer;
 
 /// How long a path the kernel takes at once, with room to spare.
@@ -343,7 +341,6 @@ impl Unpacker<'_> {
         let file = self.make(name, entry, |dir| {
             dir.create_file_with(name, entry.look.mode & 0o777)
         })?;
-        let file = File::from(file);
         let length = entry.runs.iter().map(|run| run.length).sum::<u64>();
         self.made.bytes += length;
         if self.made.bytes > self.how.limits.bytes {
@@ -351,8 +348,7 @@ impl Unpacker<'_> {
             return Err(limit("the content of its files", most));
         }
         let path = self.here().path().join(name);
-        let failed = |error| crate::sys::Error::new("write", &path, error);
-        let is_batched = length <= finish::MOST;
+        self.finisher.open(OpenFile::new(file, path))?;
         let mut end = 0;
         for run in &entry.runs {
             let mut at = run.offset;
@@ -361,31 +357,17 @@ impl Unpacker<'_> {
                 if stop() {
                     return Err(Error::Stopped);
                 }
-                let bytes = self.reader.content()?;
-                let most = usize::try_from(end - at).unwrap_or(usize::MAX);
-                let length = bytes.len().min(most);
-                if length == 0 {
+                let Some(bytes) = self.reader.content(end - at)? else {
                     return Err(refused(&entry.path, "its content is missing"));
-                }
-                if is_batched {
-                    self.finisher.content(&bytes[..length]);
-                } else {
-                    file.write_all_at(&bytes[..length], at).map_err(failed)?;
-                }
-                self.reader.consume(length);
-                at += length as u64;
+                };
+                let from = at;
+                at += bytes.len() as u64;
+                self.finisher.write(bytes, from)?;
             }
         }
-        self.finisher.give(Created {
-            file,
-            path,
+        self.finisher.close(Close {
             look: entry.look,
             attributes: entry.xattrs.clone(),
-            runs: if is_batched {
-                entry.runs.clone()
-            } else {
-                Vec::new()
-            },
             size: (end < entry.size).then_some(entry.size),
         })
     }

@@ -23,7 +23,7 @@ pub(super) trait Visitor {
     /// A directory is entered. `opaque`: it hides what the layers below have of it.
     fn directory(&mut self, path: &[u8], dir: &Dir, stat: &Stat, opaque: bool) -> Result<()>;
     /// A regular file.
-    fn file(&mut self, path: &[u8], file: &OpenFile, stat: &Stat) -> Result<()>;
+    fn file(&mut self, path: &[u8], file: OpenFile, stat: &Stat) -> Result<()>;
     /// A symlink, a FIFO or a device.
     fn special(&mut self, path: &[u8], node: &PathFd, stat: &Stat, kind: FileKind) -> Result<()>;
     /// A name that the layer deletes.
@@ -180,7 +180,7 @@ impl<V: Visitor> Walk<'_, V> {
             Some(FileKind::Directory) => return self.enter(name),
             Some(FileKind::File) => {
                 if let Some((file, stat)) = self.open(name, stop)? {
-                    self.visitor.file(&self.path, &file, &stat)?;
+                    self.visitor.file(&self.path, file, &stat)?;
                     return Ok(None);
                 }
             }
@@ -202,7 +202,7 @@ impl<V: Visitor> Walk<'_, V> {
                     fd => fd,
                 };
                 let file = OpenFile::new(fd?, node.path());
-                self.visitor.file(&self.path, &file, &stat)?;
+                self.visitor.file(&self.path, file, &stat)?;
             }
             FileKind::Socket => self.visitor.socket(),
             kind => self.visitor.special(&self.path, &node, &stat, kind)?,

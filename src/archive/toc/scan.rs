@@ -178,7 +178,7 @@ impl Visitor for Scanner<'_> {
         self.put(Kind::Directory { opaque }, path, Look::of(stat), Some(dir))
     }
 
-    fn file(&mut self, path: &[u8], file: &OpenFile, stat: &Stat) -> Result<()> {
+    fn file(&mut self, path: &[u8], file: OpenFile, stat: &Stat) -> Result<()> {
         self.counts.files += 1;
         if self.again(path, stat)? {
             return Ok(());
@@ -187,12 +187,12 @@ impl Visitor for Scanner<'_> {
         if size > MOST.bytes {
             return Err(refused(path, "it is larger than 1 TiB, holes included"));
         }
-        self.put(Kind::File { size }, path, Look::of(stat), Some(file))?;
+        self.put(Kind::File { size }, path, Look::of(stat), Some(&file))?;
         self.totals.files += 1;
         self.totals.pieces += pieces(size);
         for index in 0..pieces(size) {
             let (from, to) = (index * CHUNK, ((index + 1) * CHUNK).min(size));
-            let digest = self.piece(path, file, from, to)?;
+            let digest = self.piece(path, &file, from, to)?;
             if digest != ZEROS {
                 self.totals.bytes += to - from;
                 self.counts.bytes += to - from;
@@ -207,7 +207,7 @@ impl Visitor for Scanner<'_> {
             }
             self.write(path, &digest)?;
         }
-        let now = rustix::fs::fstat(file)
+        let now = rustix::fs::fstat(&file)
             .map_err(|errno| sys::Error::new("fstat", file.subject(), errno))?;
         if now.st_size != stat.st_size {
             return Err(Error::Shrunk { path: shown(path) });
