@@ -17,8 +17,8 @@ use crate::engine::notice::What;
 use crate::engine::{self, OpenArtifact};
 use crate::model::{Artifact, Sha256, Sharing, Timestamp};
 use crate::shared::{
-    Commit, Committed, Error, Keys, LayerRef, NameRecord, ObjectId, Publication, Root, Upload,
-    decide, fresh_id, look, now, upload,
+    Commit, Committed, Error, Keys, LayerRef, NameRecord, ObjectId, Publication, Upload, decide,
+    fresh_id, look, now, upload,
 };
 
 /// How often an upload looks whether its artifact still has its name.
@@ -196,10 +196,8 @@ impl Uploader {
             reference: artifact.reference.clone(),
             artifact: artifact.id,
             layers,
-            root: Root::default(),
             made: artifact.created,
             made_by: artifact.made_by.as_deref().cloned(),
-            parent: None,
             writer,
             ttl_seconds: artifact.ttl_seconds,
             fence: artifact.fence,

@@ -6,8 +6,7 @@ use crate::distribution::Frozen;
 use crate::distribution::roster::{Asked, AskedClone, Reader};
 use crate::engine::{OpenArtifact, OpenLayer, OpenSnapshot};
 use crate::model::{
-    ArtifactId, Maker, Name, NodeId, OwnerView, Pod, RootAttributes, Sha256, Sharing, Tenant,
-    Timestamp,
+    ArtifactId, Maker, Name, NodeId, OwnerView, Pod, Sha256, Sharing, Tenant, Timestamp,
 };
 use crate::proto::peer::v1 as wire;
 use crate::shared::{FORMAT, Found, LayerRef, Manifest, NameRecord, NameState, ObjectId, Source};
@@ -212,10 +211,8 @@ pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sha
             artifact: id,
             publication: none,
             layers,
-            root: RootAttributes::default(),
             made,
             made_by: maker.transpose()?,
-            parent: None,
             fence: artifact.fence,
         },
     };

@@ -11,7 +11,7 @@ use super::keys::{Keys, Listed};
 use super::object::{FOOTER_BYTES, Footer};
 use super::record::{
     FORMAT, Format, LayerRef, MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId,
-    Root, encode, sha256,
+    encode, sha256,
 };
 use super::retire::withdraw;
 use super::store::{Item, Store, Version};
@@ -35,14 +35,10 @@ pub struct Commit {
     pub artifact: ArtifactId,
     /// Its layers, newest first, as [`Publication::layer`] gave them.
     pub layers: Vec<LayerRef>,
-    /// The root, if it differs from that of the newest layer.
-    pub root: Root,
     /// When it was sealed.
     pub made: Timestamp,
     /// Its origin.
     pub made_by: Option<Maker>,
-    /// The artifact that it was forked from.
-    pub parent: Option<ArtifactId>,
     /// What the writer knows of the name.
     pub writer: Writer,
     /// How long the name lives.
@@ -199,10 +195,8 @@ impl<'a> Publication<'a> {
             artifact: commit.artifact,
             publication: self.id,
             layers: commit.layers,
-            root: commit.root,
             made: commit.made,
             made_by: commit.made_by,
-            parent: commit.parent,
             fence: commit.fence,
         };
         let bytes = encode(&manifest);

@@ -418,7 +418,7 @@ mod tests {
     use super::*;
     use crate::model::{ArtifactId, Coverage, Fence, Sha256};
     use crate::shared::{
-        Commit, LayerRef, NameState, ObjectId, Publication, Root, Times, Url, list, look,
+        Commit, LayerRef, NameState, ObjectId, Publication, Times, Url, list, look,
     };
     use crate::telemetry::metrics;
 
@@ -466,10 +466,8 @@ mod tests {
                 reference: name.parse().expect("a reference"),
                 artifact: ArtifactId::from_bits(1),
                 layers: vec![layer],
-                root: Root::default(),
                 made: now(),
                 made_by: None,
-                parent: None,
                 writer: crate::shared::decide::Writer::default(),
                 ttl_seconds: None,
                 fence: 0,

@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256 as Hasher};
 
 use super::error::{Error, Result};
-use crate::model::{
-    ArtifactId, LayerId, Maker, Reference, RootAttributes, Sha256, Tenant, Timestamp,
-};
+use crate::model::{ArtifactId, LayerId, Maker, Reference, Sha256, Tenant, Timestamp};
 use crate::sys;
 
 /// The format that this version reads and writes.
@@ -29,9 +27,6 @@ pub type ObjectId = LayerId;
 pub fn fresh_id() -> ObjectId {
     ObjectId::from_bits(sys::random())
 }
-
-/// How the root of an artifact differs from that of its layers.
-pub type Root = RootAttributes;
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
@@ -148,17 +143,12 @@ pub struct Manifest {
     pub publication: ObjectId,
     /// The layers, newest first.
     pub layers: Vec<LayerRef>,
-    /// Reserved: a manifest may have attributes of the root. Nothing writes or uses them.
-    #[serde(default)]
-    pub root: Root,
     /// When it was sealed.
     pub made: Timestamp,
-    /// The pod, service account and images that made it. For display.
+    /// The pod, service account, images and node that made it, and the artifact that the pod's
+    /// volume was a fork of. For display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<Maker>,
-    /// Reserved: the artifact that it was forked from. Nothing writes or uses it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<ArtifactId>,
     /// The artifact's [`fence`](crate::model::Artifact::fence), of the cluster that made it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub fence: u64,

@@ -10,7 +10,7 @@ use baggageclaim::archive::toc::{Holder, Patience, Table, scan};
 use baggageclaim::archive::{Limits, Progress};
 use baggageclaim::model::{ArtifactId, Reference, Tenant, Timestamp};
 use baggageclaim::shared::{
-    Bucket, Commit, Committed, Destination, Fetched, LayerRef, ObjectId, Publication, Result, Root,
+    Bucket, Commit, Committed, Destination, Fetched, LayerRef, ObjectId, Publication, Result,
     Source, Store, Times, Upload, Url, decide, fetch,
 };
 use baggageclaim::sys::Dir;
@@ -177,10 +177,8 @@ pub(crate) fn commit(name: &str, layers: Vec<LayerRef>) -> Commit {
         reference: reference(name),
         artifact: ArtifactId::from_bits(fresh()),
         layers,
-        root: Root::default(),
         made: NOW,
         made_by: None,
-        parent: None,
         writer: decide::Writer::default(),
         ttl_seconds: None,
         fence: 0,
