@@ -461,7 +461,7 @@ fn read_current(
     reference: &Reference,
 ) -> Result<Current> {
     let key = keys.name(reference);
-    let Some((bytes, version)) = store.get(&key, MOST_NAME)? else {
+    let Some((bytes, version)) = store.get_again(&key, MOST_NAME)? else {
         return Ok((None, None));
     };
     match NameRecord::parse(&key, &bytes, tenant, Some(reference)) {
@@ -513,7 +513,7 @@ pub(super) fn read_name(
     reference: &Reference,
 ) -> Result<Option<(NameRecord, Version)>> {
     let key = keys.name(reference);
-    let Some((bytes, version)) = store.get(&key, MOST_NAME)? else {
+    let Some((bytes, version)) = store.get_again(&key, MOST_NAME)? else {
         return Ok(None);
     };
     let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;

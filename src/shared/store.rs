@@ -1,8 +1,9 @@
 //! The requests that the tier makes: each with a time limit, each error translated, all below one
 //! prefix. The content of the objects is unknown here.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use object_store::{
     GetOptions, GetResult, MultipartUpload, ObjectStore, ObjectStoreExt as _, PutMode,
     PutMultipartOptions, PutOptions, PutPayload, UpdateVersion,
 };
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
@@ -85,7 +87,12 @@ pub struct Store {
     name: Arc<str>,
     runtime: Handle,
     times: Times,
+    /// The last answers of [`Store::get_again`], by their keys.
+    known: Arc<Mutex<HashMap<String, Whole>>>,
 }
+
+/// An object's content and its version.
+type Whole = (Bytes, Version);
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -128,6 +135,7 @@ impl Store {
             name: name.trim_end_matches('/').into(),
             runtime,
             times,
+            known: Arc::default(),
         }
     }
 
@@ -164,16 +172,52 @@ impl Store {
     }
 
     /// Reads an object of at most `most` bytes, if it exists.
-    pub(super) fn get(&self, key: &str, most: u64) -> Result<Option<(Bytes, Version)>> {
+    pub(super) fn get(&self, key: &str, most: u64) -> Result<Option<Whole>> {
+        self.get_unless(key, most, None)
+    }
+
+    /// Reads an object that this process may have read before. If it is still the same, the storage
+    /// does not send it again.
+    pub(super) fn get_again(&self, key: &str, most: u64) -> Result<Option<Whole>> {
+        let known = self.known.lock().get(key).cloned();
+        let read = self.get_unless(key, most, known)?;
+        let mut known = self.known.lock();
+        if known.len() >= KNOWN {
+            known.clear();
+        }
+        match &read {
+            // Received bytes may be a part of a long buffer.
+            Some((bytes, version)) if bytes.len() <= SHORT => {
+                let read = (Bytes::copy_from_slice(bytes), version.clone());
+                known.insert(key.to_owned(), read);
+            }
+            _ => drop(known.remove(key)),
+        }
+        Ok(read)
+    }
+
+    /// Reads an object, unless it is what is known.
+    fn get_unless(&self, key: &str, most: u64, known: Option<Whole>) -> Result<Option<Whole>> {
         let path = self.path(key);
+        let tag = known
+            .as_ref()
+            .and_then(|known| known.1.of_store.e_tag.clone());
+        let is_known = tag.is_some();
+        let options = GetOptions {
+            if_none_match: tag,
+            ..GetOptions::default()
+        };
         let request = async {
-            let answer = self.client.get()?.get(&path).await?;
+            let answer = match self.client.get()?.get_opts(&path, options).await {
+                Err(object_store::Error::NotModified { .. }) if is_known => return Ok(None),
+                answer => answer?,
+            };
             let version = version_of(&answer);
             let length = answer.meta.size;
             if length > most {
-                return Ok((None, length, version));
+                return Ok(Some((None, length, version)));
             }
-            Ok((Some(answer.bytes().await?), length, version))
+            Ok(Some((Some(answer.bytes().await?), length, version)))
         };
         let answer = match self.wait(key, self.times.request, request) {
             Ok(answer) => answer,
@@ -181,8 +225,9 @@ impl Store {
             Err(error) => return Err(error),
         };
         match answer {
-            (Some(bytes), _, version) => Ok(Some((bytes, version))),
-            (None, length, _) => {
+            None => Ok(known),
+            Some((Some(bytes), _, version)) => Ok(Some((bytes, version))),
+            Some((None, length, _)) => {
                 let cause = format!("it has {length} bytes, at most {most} are allowed");
                 Err(Error::corrupt(self.shown(key), cause))
             }
@@ -403,6 +448,10 @@ fn version_of(answer: &GetResult) -> Version {
     }
 }
 
+/// How many objects are remembered that may be read again.
+const KNOWN: usize = 4096;
+/// A longer one is not remembered.
+const SHORT: usize = 2048;
 /// How many small objects are read at once.
 const AT_ONCE: usize = 32;
 
@@ -423,7 +472,7 @@ impl Drop for Download {
     }
 }
 
-impl Read for Download {
+impl io::Read for Download {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.piece.is_empty() {
             match self.receiver.blocking_recv() {

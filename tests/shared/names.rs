@@ -9,6 +9,7 @@ use baggageclaim::shared::{
 };
 
 use crate::failing::{Fault, Op};
+use crate::server::Server;
 use crate::tier::{NOW, Tier, bucket, commit, id, reference, tenant};
 
 /// A layer that no test here reads.
@@ -184,6 +185,48 @@ fn a_race_is_decided_again_and_one_that_never_ends_is_reported() {
         publication.commit(late, NOW).expect("decide"),
         Committed::Cleared
     );
+}
+
+#[test]
+fn a_record_that_is_still_the_same_is_not_sent_again() {
+    const NAME: &str = "task-cache/x";
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
+    let server = match Server::with(&["--access-log", log.to_str().expect("text")]) {
+        Ok(server) => server,
+        Err(reason) => return crate::common::skip(reason),
+    };
+    let runtime = crate::tier::runtime();
+    let open = || {
+        let handle = runtime.handle().clone();
+        Store::new(
+            server.store(),
+            "p",
+            "s3://bucket/p",
+            handle,
+            crate::tier::TIMES,
+        )
+    };
+    let (reader, writer) = (open(), open());
+    let read = || look(&reader, &tenant(), &reference(NAME)).expect("look");
+    assert_eq!(read(), None);
+    write(&writer, NAME, None).expect("commit");
+    let first = read().expect("a record");
+    assert_eq!(read().as_ref(), Some(&first));
+    write(&writer, NAME, None).expect("commit");
+    let second = read().expect("a record");
+    assert_eq!(second.number, first.number + 1);
+    assert_eq!(read(), Some(second));
+    std::fs::remove_file(server.bucket().join("p/v1/ci/names/task-cache/x")).expect("unlink");
+    assert_eq!(read(), None);
+    let log = std::fs::read_to_string(log).expect("the log");
+    let answers = |status: &str| {
+        let gets = log
+            .lines()
+            .filter(|line| line.contains("GetObject") && line.contains("/names/"));
+        gets.filter(|line| line.contains(status)).count()
+    };
+    assert_eq!(answers(" 304 "), 2, "{log}");
 }
 
 #[test]
