@@ -17,6 +17,7 @@
 //! | `budgets` | the budget of a namespace on real objects |
 //! | `answers` | real responses of a server that fails |
 //! | `deletions` | the deletion of a name's record in random schedules |
+//! | `attempts` | the commits of one name in random schedules |
 //! | `simulation` | the protocol's decisions in random schedules |
 
 #![expect(
@@ -31,6 +32,8 @@ mod common;
 mod answers;
 #[path = "shared/any.rs"]
 mod any;
+#[path = "shared/attempts.rs"]
+mod attempts;
 #[path = "shared/bounds.rs"]
 mod bounds;
 #[path = "shared/budgets.rs"]

@@ -39,6 +39,18 @@ pub(super) enum Outcome {
     Engine(engine::Error),
 }
 
+impl From<Error> for Outcome {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<engine::Error> for Outcome {
+    fn from(error: engine::Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
 /// Uploads artifacts, one at a time.
 #[derive(Debug)]
 pub(super) struct Uploader {
@@ -124,7 +136,11 @@ impl Uploader {
         *self.running.lock() = Some(Arc::clone(&running));
         let _ends = Ends(self);
         let began = Instant::now();
-        let answer = self.publish(artifact, &open, &running);
+        let answer = match self.publish(artifact, &open, &running) {
+            Ok(answer) => Ok(answer),
+            Err(Outcome::Failed(error)) => Err(error),
+            Err(outcome) => return outcome,
+        };
         drop(open);
         let health = &self.context.health;
         // A commit that is refused may have written nothing.
@@ -160,16 +176,17 @@ impl Uploader {
         artifact: &Artifact,
         open: &OpenArtifact,
         running: &Running,
-    ) -> Result<Answer, Error> {
+    ) -> Result<Answer, Outcome> {
         let (store, tenant, id) = (self.context.store(), &artifact.tenant, fresh_id());
         let (publication, record) = self.context.look(tenant, &artifact.reference, id)?;
         let covering = self.context.engine.covering(&artifact.name());
         if artifact.fence < covering {
-            return Err(Error::Stopped);
+            return Err(Error::Stopped.into());
         }
         let writer = decide::Writer {
             base: artifact.sharing.base,
             fence: covering,
+            attempted: artifact.sharing.attempted,
         };
         let shown = Shown {
             record: record.as_ref(),
@@ -190,7 +207,14 @@ impl Uploader {
         };
         let layers = self.layers(&publication, id, open, running, &stop)?;
         if !self.has_name(artifact) {
-            return Err(Error::Stopped);
+            return Err(Error::Stopped.into());
+        }
+        // The acknowledgement may be lost, and this process killed. Then the next attempt must not
+        // bring the artifact back over a newer one that replaced it.
+        if writer.attempted.is_none() {
+            let before = record.map_or(0, |record| record.number);
+            let note = |sharing: &mut Sharing| sharing.attempted = Some(before);
+            self.context.engine.set_sharing(artifact.id, note)?;
         }
         let commit = Commit {
             reference: artifact.reference.clone(),
@@ -205,6 +229,7 @@ impl Uploader {
         Ok(match publication.commit(commit, now())? {
             Committed::Named(number) => Answer::Named(number),
             Committed::KeptFirst => Answer::KeptFirst,
+            Committed::KeptNewer => Answer::KeptNewer,
             Committed::Cleared => {
                 let record = look(store, tenant, &artifact.reference)?;
                 Answer::Cleared(record.map_or(0, |record| record.cleared))
@@ -268,9 +293,14 @@ impl Uploader {
             let discarded = engine.discard_cleared(&name, cleared);
             self.context.block_on(discarded)?;
         }
-        let change = |sharing: &mut Sharing| match *answer {
-            Answer::Named(number) => sharing.number = Some(number),
-            Answer::KeptFirst | Answer::KeptNewer | Answer::Cleared(_) => sharing.refused = true,
+        let change = |sharing: &mut Sharing| {
+            sharing.attempted = None;
+            match *answer {
+                Answer::Named(number) => sharing.number = Some(number),
+                Answer::KeptFirst | Answer::KeptNewer | Answer::Cleared(_) => {
+                    sharing.refused = true;
+                }
+            }
         };
         engine.set_sharing(artifact.id, change)?;
         Ok(())
@@ -331,6 +361,7 @@ fn known_answer(artifact: &Artifact, shown: &Shown<'_>, writer: decide::Writer) 
     match decide::commit(Some(record), &artifact.reference, writer, is_old, 1) {
         decide::Decision::Write { .. } => None,
         decide::Decision::KeepsFirst => Some(Answer::KeptFirst),
+        decide::Decision::KeepsNewer => Some(Answer::KeptNewer),
         decide::Decision::Cleared => Some(Answer::Cleared(record.cleared)),
     }
 }
@@ -389,6 +420,7 @@ mod tests {
         let knows = |artifact: &Artifact, fence| decide::Writer {
             base: artifact.sharing.base,
             fence,
+            attempted: artifact.sharing.attempted,
         };
         let answer = |artifact: &Artifact, made| {
             known_answer(artifact, &shown(made, false), knows(artifact, 0))

@@ -66,6 +66,10 @@ pub struct Sharing {
     /// The number with which its name in the tier showed it. `None`: it is not in the tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub number: Option<u64>,
+    /// The number of its name in the tier, 0 without a record, before the first attempt to write
+    /// it. `None`: there was none, or its result is in the other fields.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempted: Option<u64>,
     /// The tier refused it for good: an older resource cache or a newer commit has the name, or the
     /// name was cleared.
     #[serde(skip_serializing_if = "is_false")]
@@ -594,6 +598,7 @@ mod tests {
                 never: false,
                 base: Some(3),
                 number: Some(5),
+                attempted: Some(4),
                 refused: true,
                 copied: false,
                 damaged: true,
@@ -601,7 +606,8 @@ mod tests {
             ..plain
         };
         let json = serde_json::to_string(&known).expect("plain data serialises");
-        let written = r#""sharing":{"base":3,"number":5,"refused":true,"damaged":true}"#;
+        let written =
+            r#""sharing":{"base":3,"number":5,"attempted":4,"refused":true,"damaged":true}"#;
         assert!(json.contains(written), "{json}");
         let read: Artifact = serde_json::from_str(&json).expect("it is read");
         assert_eq!(read, known);

@@ -25,6 +25,8 @@ use crate::tree::Stop;
 const WORTH_A_LIST: u64 = 1 << 20;
 /// How often a name is read again because another writer was faster.
 const ATTEMPTS: u32 = 20;
+/// How often a write of a name is tried whose answer is an error of the storage.
+const FAILURES: u32 = 4;
 
 /// What is committed.
 #[derive(Debug, Clone)]
@@ -54,6 +56,9 @@ pub enum Committed {
     Named(u64),
     /// The name shows older content, which keeps it: first writer wins.
     KeptFirst,
+    /// The name shows a commit that came after an attempt to write this one, whose acknowledgement
+    /// was lost.
+    KeptNewer,
     /// The name was cleared after the fork began, or that is not known.
     Cleared,
 }
@@ -228,16 +233,28 @@ impl<'a> Publication<'a> {
         let seen = self
             .seen
             .filter(|(reference, _)| *reference == commit.reference);
-        name.write(seen.map(|(_, current)| current), &|current| {
+        name.write(seen.map(|(_, current)| current), &|current, attempted| {
             in_time(&key, written, within)?;
+            // An earlier publication of it may take effect late.
+            let shows_it =
+                |it: &&NameRecord| it.content().is_some_and(|it| it.0 == commit.artifact);
+            if let Some(record) = current.filter(shows_it) {
+                return Ok(Err(Committed::Named(record.number)));
+            }
             let is_old = name.is_older(current, commit.writer.fence)?;
             let fresh = now.0.max(1);
-            let decision = decide::commit(current, name.reference, commit.writer, is_old, fresh);
-            Ok(match decision {
-                Decision::Write { number, cleared } => Ok((number, cleared, state.clone())),
-                Decision::KeepsFirst => Err(Committed::KeptFirst),
-                Decision::Cleared => Err(Committed::Cleared),
-            })
+            let writer = Writer {
+                attempted: commit.writer.attempted.or(attempted),
+                ..commit.writer
+            };
+            Ok(
+                match decide::commit(current, name.reference, writer, is_old, fresh) {
+                    Decision::Write { number, cleared } => Ok((number, cleared, state.clone())),
+                    Decision::KeepsFirst => Err(Committed::KeptFirst),
+                    Decision::KeepsNewer => Err(Committed::KeptNewer),
+                    Decision::Cleared => Err(Committed::Cleared),
+                },
+            )
         })
     }
 }
@@ -273,13 +290,13 @@ pub fn clear(
         now,
         written: None,
     };
-    let committed = name.write(None, &|current| {
+    let committed = name.write(None, &|current, _| {
         let number = decide::clear(current, fence, now.0.max(1));
         Ok(Ok((number, number, NameState::Cleared)))
     })?;
     match committed {
         Committed::Named(number) => Ok(number),
-        Committed::KeptFirst | Committed::Cleared => Err(Error::Conflict {
+        Committed::KeptFirst | Committed::KeptNewer | Committed::Cleared => Err(Error::Conflict {
             object: keys.name(reference),
         }),
     }
@@ -350,18 +367,19 @@ type Current = (Option<NameRecord>, Option<Version>);
 /// The number of the next record, of the last clear, and what it says; or why there is none.
 type Choice = Result<(u64, u64, NameState), Committed>;
 
+/// Chooses by a record, and by the number before an attempt that is in doubt.
+type Choose<'a> = dyn Fn(Option<&NameRecord>, Option<u64>) -> Result<Choice> + 'a;
+
 impl Name<'_> {
     /// Writes what `choose` says over the record that is there, until no other writer comes
-    /// between.
-    fn write(
-        &self,
-        mut seen: Option<Current>,
-        choose: &dyn Fn(Option<&NameRecord>) -> Result<Choice>,
-    ) -> Result<Committed> {
+    /// between. Each attempt is one request: of two, the second could be refused because of the
+    /// first.
+    fn write(&self, mut seen: Option<Current>, choose: &Choose<'_>) -> Result<Committed> {
         let key = self.keys.name(self.reference);
         let mut last = Error::Conflict {
             object: key.clone(),
         };
+        let (mut attempted, mut failures) = (None, 0);
         for _ in 0..ATTEMPTS {
             let (current, version) = match seen.take() {
                 Some(current) => current,
@@ -380,10 +398,13 @@ impl Name<'_> {
                 self.store.pause();
                 continue;
             }
-            let (number, cleared, state) = match choose(current.as_ref())? {
+            let (number, cleared, state) = match choose(current.as_ref(), attempted)? {
                 Ok(choice) => choice,
                 Err(refusal) => return Ok(refusal),
             };
+            if failures == FAILURES {
+                return Err(last);
+            }
             let record = NameRecord {
                 format: FORMAT,
                 tenant: self.tenant.clone(),
@@ -396,21 +417,18 @@ impl Name<'_> {
                 committed: self.now,
                 state,
             };
-            let bytes = encode(&record);
-            let written = match &version {
-                None => self.store.create(&key, bytes),
-                Some(version) => self.store.replace(&key, bytes, version),
-            };
-            match written {
+            match self
+                .store
+                .write_once(&key, encode(&record), version.as_ref())
+            {
                 Ok(()) => return Ok(Committed::Named(number)),
                 Err(error @ Error::Conflict { .. }) => last = error,
                 // The acknowledgement may be lost, and the write not.
                 Err(error @ (Error::Away { .. } | Error::SlowDown { .. })) => {
-                    let ours = self
-                        .read()
-                        .ok()
-                        .and_then(|(current, _)| self.is_ours(current.as_ref()));
-                    return ours.map(Committed::Named).ok_or(error);
+                    attempted = attempted.or(Some(current.map_or(0, |it| it.number)));
+                    failures += 1;
+                    last = error;
+                    self.store.pause();
                 }
                 Err(error) => return Err(error),
             }

@@ -34,6 +34,9 @@ pub struct Writer {
     /// The highest [fence](crate::model::Fence) that covers the name, as its node knows; 0: none.
     /// The writer's content is not older.
     pub fence: u64,
+    /// The name's number, 0 without a record, before an earlier attempt to write it that may have
+    /// succeeded: its acknowledgement was lost. `None`: there was none.
+    pub attempted: Option<u64>,
 }
 
 /// What a commit does to a name.
@@ -48,12 +51,19 @@ pub enum Decision {
     },
     /// Nothing: the first writer of a resource cache keeps the name.
     KeepsFirst,
+    /// Nothing: another commit came after an attempt that may have succeeded.
+    KeepsNewer,
     /// Nothing: the name was cleared after the fork began, or it is unknown when the fork began.
     Cleared,
 }
 
-/// Whether a commit gets a name. `is_old`: the record shows content from before the writer's fence,
-/// which counts as none. `fresh`: the number of a new record.
+/// Whether a commit gets a name that shows other content, or none. `is_old`: the record shows
+/// content from before the writer's fence, which counts as none. `fresh`: the number of a new
+/// record.
+///
+/// An attempt whose acknowledgement was lost may have written the name. Another writer may have
+/// replaced it since, and it must not come back. So content that came after the attempt stays: the
+/// commit counts as written at the time of the attempt.
 ///
 /// The commit enters the writer's fence as a clear. So a writer that has not heard of the fence
 /// does not bring back content from before it.
@@ -65,7 +75,11 @@ pub fn commit(
     is_old: bool,
     fresh: u64,
 ) -> Decision {
-    let Writer { base, fence } = writer;
+    let Writer {
+        base,
+        fence,
+        attempted,
+    } = writer;
     let (number, cleared) = current.map_or((0, 0), |it| (it.number, it.cleared));
     let shows = !is_old && current.is_some_and(|it| it.content().is_some());
     if shows && reference.first_writer_wins() {
@@ -73,6 +87,9 @@ pub fn commit(
     }
     if cleared > base.unwrap_or(0).max(fence) {
         return Decision::Cleared;
+    }
+    if shows && attempted.is_some_and(|before| number > before) {
+        return Decision::KeepsNewer;
     }
     let cleared = if shows {
         cleared
@@ -255,7 +272,10 @@ mod tests {
     }
 
     fn writer(base: Option<u64>) -> Writer {
-        Writer { base, fence: 0 }
+        Writer {
+            base,
+            ..Writer::default()
+        }
     }
 
     fn try_commit(
@@ -353,6 +373,38 @@ mod tests {
             let decided = try_commit(Some(&entered), &first, knows(base, 40), false);
             assert_eq!(decided, Decision::Cleared, "it knows an older fence");
         }
+    }
+
+    #[test]
+    fn content_that_came_after_an_attempt_in_doubt_stays() {
+        let last: Reference = "task-cache/x".parse().expect("a reference");
+        let attempted = |before| Writer {
+            attempted: Some(before),
+            ..writer(Some(5))
+        };
+        let shown = record(6, content(None));
+        for (before, is_old, decision) in [
+            (0, false, Decision::KeepsNewer),
+            (5, false, Decision::KeepsNewer),
+            // Nothing was written since.
+            (6, false, write(7, 0)),
+            (5, true, write(7, 0)),
+        ] {
+            let decided = try_commit(Some(&shown), &last, attempted(before), is_old);
+            assert_eq!(decided, decision, "{before}");
+        }
+        // The content was lost: a node that has some uploads it.
+        let gone = record(7, NameState::Expired);
+        for current in [None, Some(&gone)] {
+            let decided = try_commit(current, &last, attempted(5), false);
+            assert!(matches!(decided, Decision::Write { .. }), "{decided:?}");
+        }
+        let cleared = NameRecord {
+            cleared: 6,
+            ..record(7, content(None))
+        };
+        let decided = try_commit(Some(&cleared), &last, attempted(5), false);
+        assert_eq!(decided, Decision::Cleared);
     }
 
     #[test]

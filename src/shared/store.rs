@@ -291,20 +291,32 @@ impl Store {
 
     /// Writes an object that must not exist. [`Error::Conflict`]: it does.
     pub(super) fn create(&self, key: &str, bytes: Vec<u8>) -> Result<()> {
-        self.put(key, bytes, PutMode::Create)
+        self.put(&self.client, key, bytes, PutMode::Create)
     }
 
     /// Writes over this version of an object. [`Error::Conflict`]: it is another one by now.
     pub(super) fn replace(&self, key: &str, bytes: Vec<u8>, version: &Version) -> Result<()> {
-        self.put(key, bytes, PutMode::Update(version.of_store.clone()))
+        self.put(&self.client, key, bytes, over(Some(version)))
+    }
+
+    /// Writes over this version of an object, or an object that must not exist, with one request.
+    /// [`Error::Conflict`]: it is another one by now, and nothing was written. A client that sends
+    /// the request again after an error gets that answer also for what it wrote itself.
+    pub(super) fn write_once(
+        &self,
+        key: &str,
+        bytes: Vec<u8>,
+        version: Option<&Version>,
+    ) -> Result<()> {
+        self.put(&self.once, key, bytes, over(version))
     }
 
     /// Writes an object unconditionally: no other writer has its key, or the last one counts.
     pub(super) fn write(&self, key: &str, bytes: Vec<u8>) -> Result<()> {
-        self.put(key, bytes, PutMode::Overwrite)
+        self.put(&self.client, key, bytes, PutMode::Overwrite)
     }
 
-    fn put(&self, key: &str, bytes: Vec<u8>, mode: PutMode) -> Result<()> {
+    fn put(&self, client: &Client, key: &str, bytes: Vec<u8>, mode: PutMode) -> Result<()> {
         let (path, options) = (self.path(key), PutOptions::from(mode));
         let most = if bytes.len() < 1 << 20 {
             self.times.request
@@ -312,7 +324,7 @@ impl Store {
             self.times.transfer
         };
         let payload = PutPayload::from(bytes);
-        let request = async { self.client.get()?.put_opts(&path, payload, options).await };
+        let request = async { client.get()?.put_opts(&path, payload, options).await };
         self.wait(key, most, request).map(|_| ())
     }
 
@@ -432,6 +444,10 @@ impl Store {
             piece: Bytes::new(),
         }
     }
+}
+
+fn over(version: Option<&Version>) -> PutMode {
+    version.map_or(PutMode::Create, |it| PutMode::Update(it.of_store.clone()))
 }
 
 fn timestamp(millis: i64) -> Timestamp {

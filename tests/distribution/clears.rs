@@ -1,6 +1,8 @@
 //! What leaves a node, and what comes back: cleared names, refused commits, `share: never`,
 //! tenants.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::Error;
@@ -209,6 +211,63 @@ async fn an_old_cache_that_follows_no_number_replaces_no_newer_one() {
     assert_eq!(a.sees("look", &TASK).await, text("new"));
     a.finish().await;
     old.finish().await;
+}
+
+/// A commit is written, its answer is lost, and its node cut off. Another node replaces it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_whose_acknowledgement_was_lost_does_not_come_back_over_its_successor() {
+    const WELL: u8 = 0;
+    const LOSES: u8 = 1;
+    const AWAY: u8 = 2;
+    for restarts in [false, true] {
+        let Some(tier) = Shared::s3() else { return };
+        let mode = Arc::new(AtomicU8::new(WELL));
+        let plan = Arc::clone(&mode);
+        let store = tier.failing(move |op, path| match plan.load(Ordering::SeqCst) {
+            LOSES if op == Op::Replace && path.contains("/names/") => {
+                plan.store(AWAY, Ordering::SeqCst);
+                Fault::LostAnswer
+            }
+            AWAY => Fault::Status(500),
+            _ => Fault::None,
+        });
+        let a = require!(Node::new(&store).await);
+        a.share("first", &TASK, "first").await;
+        let number = || tier.record("task-cache/go").expect("it is there").number;
+        let row = |node: &Node| node.bench.artifact("task-cache/go").expect("it is there");
+        let (first, lost) = (row(&a).id, number() + 1);
+        mode.store(LOSES, Ordering::SeqCst);
+        a.bench
+            .step("lost", &TASK, |root| write(root, "lost"))
+            .await;
+        eventually("it is written", || number() == lost).await;
+        let b = require!(Node::new(&tier.store).await);
+        assert_eq!(b.sees("look", &TASK).await, text("lost"));
+        // The tier tells where content comes from.
+        assert_eq!(row(&b).made_by.expect("it is known").parent, Some(first));
+        b.share("successor", &TASK, "successor").await;
+        assert_eq!(number(), lost + 1);
+        let a = if restarts {
+            let bench = a.stop().await.restart().await;
+            mode.store(WELL, Ordering::SeqCst);
+            Node::start(bench, &store, |_| {})
+        } else {
+            mode.store(WELL, Ordering::SeqCst);
+            a
+        };
+        a.shared().await;
+        assert_eq!(number(), lost + 1);
+        assert_eq!(a.distribution.metrics().uploads_refused, 1);
+        for node in [&a, &b] {
+            assert_eq!(node.sees("look-again", &TASK).await, text("successor"));
+        }
+        // It goes on from there.
+        a.share("next", &TASK, "next").await;
+        assert_eq!(number(), lost + 2);
+        assert_eq!(b.sees("look-last", &TASK).await, text("next"));
+        a.finish().await;
+        b.finish().await;
+    }
 }
 
 /// An output whose time is over would be deleted as soon as it is fetched.

@@ -136,6 +136,77 @@ fn a_write_whose_acknowledgement_is_lost_was_made() {
     }
 }
 
+/// Another writer replaces it before this one has read the record back. It must not come back: not
+/// in this publication, nor in the next one, nor with a number that only the caller's notes have.
+#[test]
+fn a_write_whose_acknowledgement_is_lost_does_not_come_back_over_its_successor() {
+    const NAME: &str = "task-cache/lost";
+    let Some(tier) = Tier::s3() else { return };
+    write(&tier.store, NAME, None).expect("commit");
+    let before = number(&tier.store, NAME);
+    // The first name's write is done, and its answer lost. A commit comes before the next read.
+    let (other, state) = (tier.store.clone(), AtomicU64::new(0));
+    let (store, _) = tier.failing(move |op, path| {
+        if !path.contains("/names/") {
+            return Fault::None;
+        }
+        let at = state.load(Ordering::Relaxed);
+        if op == Op::Replace && at == 0 {
+            state.store(1, Ordering::Relaxed);
+            return Fault::LostAnswer;
+        }
+        if op == Op::Get && at == 1 {
+            state.store(2, Ordering::Relaxed);
+            let other = other.clone();
+            let came = std::thread::spawn(move || write(&other, NAME, None));
+            let came = came.join().expect("join").expect("commit");
+            assert_eq!(came, Committed::Named(before + 2));
+        }
+        Fault::None
+    });
+    let lost = commit(NAME, vec![some_layer()]);
+    let successor = || {
+        let record = look(&tier.store, &tenant(), &reference(NAME)).expect("look");
+        let record = record.expect("it is there");
+        assert_eq!(record.number, before + 2);
+        let (shown, ..) = record.content().expect("it shows content");
+        assert_ne!(shown, lost.artifact);
+    };
+    let attempt =
+        |store: &Store, commit| Publication::resume(store, &tenant(), id()).commit(commit, NOW);
+    let committed = attempt(&store, lost.clone()).expect("decide");
+    assert_eq!(committed, Committed::KeptNewer);
+    successor();
+    let mut again = lost.clone();
+    again.writer.attempted = Some(before);
+    let committed = attempt(&tier.store, again).expect("decide");
+    assert_eq!(committed, Committed::KeptNewer);
+    successor();
+    // A commit whose attempt was refused for certain is written, as ever.
+    let mut refused = commit(NAME, vec![some_layer()]);
+    refused.writer.attempted = Some(before + 2);
+    let committed = attempt(&tier.store, refused).expect("commit");
+    assert_eq!(committed, Committed::Named(before + 3));
+}
+
+/// An attempt that is done late, when its writer has begun another publication.
+#[test]
+fn a_write_that_takes_effect_late_is_found_by_the_next_publication() {
+    let Some(tier) = Tier::s3() else { return };
+    let lost = commit("task-cache/late", vec![some_layer()]);
+    let mut publication = Publication::resume(&tier.store, &tenant(), id());
+    let seen = publication.look(&reference("task-cache/late"), NOW);
+    assert_eq!(seen.expect("look"), None);
+    let early = Publication::resume(&tier.store, &tenant(), id());
+    let written = early.commit(lost.clone(), NOW).expect("commit");
+    let again = publication.commit(lost, NOW).expect("commit");
+    assert_eq!(again, written);
+    assert_eq!(
+        again,
+        Committed::Named(number(&tier.store, "task-cache/late"))
+    );
+}
+
 #[test]
 fn a_race_is_decided_again_and_one_that_never_ends_is_reported() {
     let Some(tier) = Tier::s3() else { return };
