@@ -1,5 +1,6 @@
 //! Two drivers as processes with one shared tier: content that one commits reaches the other, the
 //! end of a driver uploads what waits, and a tier that is not there keeps no pod from its content.
+//! `distribution/identity.rs`: where a driver gets its credentials.
 
 #![expect(
     clippy::disallowed_types,
@@ -7,6 +8,12 @@
 )]
 
 mod common;
+
+#[path = "distribution/identity.rs"]
+mod identity;
+#[path = "shared/server.rs"]
+#[expect(dead_code, reason = "these tests use a part of it")]
+mod server;
 
 use std::fs;
 use std::io::{Read as _, Write as _};

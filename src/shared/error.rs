@@ -222,7 +222,10 @@ fn of_generic(object: String, cause: String, error: &object_store::Error) -> Err
             Some(_) => Error::Permanent { object, cause },
             // A configuration, a credential chain that found nothing, an answer that makes no
             // sense.
-            None if cause.contains("redential") || cause.contains("onfig") => {
+            None if ["redential", "onfig", "token file"]
+                .iter()
+                .any(|it| cause.contains(it)) =>
+            {
                 Error::Permanent { object, cause }
             }
             None if is_deletion_denied(error) => denied(object, &cause),

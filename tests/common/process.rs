@@ -45,6 +45,15 @@ impl NodeProcess {
 
     /// Like `start`, for a kubelet with another directory.
     pub fn start_at(lab: &Lab, kubelet_dir: PathBuf, flags: &[&str]) -> Self {
+        Self::spawn(lab, kubelet_dir, &[], flags)
+    }
+
+    /// Like `start`, with these variables in its environment.
+    pub fn start_with_env(lab: &Lab, env: &[(&str, &Path)], flags: &[&str]) -> Self {
+        Self::spawn(lab, lab.kubelet_dir(), env, flags)
+    }
+
+    fn spawn(lab: &Lab, kubelet_dir: PathBuf, env: &[(&str, &Path)], flags: &[&str]) -> Self {
         std::fs::create_dir_all(kubelet_dir.join("plugins")).expect("mkdir");
         let pool = lab.path().join("pool");
         let mut child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
@@ -60,6 +69,7 @@ impl NodeProcess {
             .args(flags)
             // Any free port; a flag wins.
             .env("BAGGAGECLAIM_HTTP", "127.0.0.1:0")
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()

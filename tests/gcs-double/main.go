@@ -1,6 +1,8 @@
 // A double of Google Cloud Storage's XML API, in memory: what the client of the shared tier calls,
-// as https://cloud.google.com/storage/docs/xml-api describes it. It knows no credentials. It prints
-// its address.
+// as https://cloud.google.com/storage/docs/xml-api describes it. It prints its address.
+//
+// It knows no credentials, unless it has a token as its argument. Then it is also the metadata
+// server that gives this token, and each other request must have it.
 package main
 
 import (
@@ -11,6 +13,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"os"
 	"sort"
 	"strconv"
 	"strings"
@@ -33,6 +36,7 @@ type server struct {
 	objects map[string]*object
 	uploads map[string]map[int][]byte
 	last    int64
+	token   string
 }
 
 func fail(w http.ResponseWriter, status int, code string) {
@@ -173,6 +177,19 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.lock.Lock()
 	defer s.lock.Unlock()
+	if s.token != "" && r.URL.Path == "/computeMetadata/v1/instance/service-accounts/default/token" {
+		if r.Header.Get("Metadata-Flavor") != "Google" {
+			fail(w, http.StatusForbidden, "Forbidden")
+			return
+		}
+		fmt.Println("asked for a token")
+		fmt.Fprintf(w, `{"access_token":%q,"expires_in":3600,"token_type":"Bearer"}`, s.token)
+		return
+	}
+	if s.token != "" && r.Header.Get("Authorization") != "Bearer "+s.token {
+		fail(w, http.StatusUnauthorized, "AuthenticationRequired")
+		return
+	}
 	bucket, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	query := r.URL.Query()
 	upload := query.Get("uploadId")
@@ -217,5 +234,9 @@ func main() {
 		log.Fatal(err)
 	}
 	fmt.Println(listener.Addr())
-	log.Fatal(http.Serve(listener, &server{objects: map[string]*object{}, uploads: map[string]map[int][]byte{}}))
+	double := &server{objects: map[string]*object{}, uploads: map[string]map[int][]byte{}}
+	if len(os.Args) > 1 {
+		double.token = os.Args[1]
+	}
+	log.Fatal(http.Serve(listener, double))
 }

@@ -1,0 +1,3 @@
+module baggageclaim/sts-double
+
+go 1.25.0
