@@ -78,7 +78,10 @@ impl Bench {
     fn new(lab: &Lab, open: Open) -> Self {
         // The pool is not the filesystem's root: what it is called in the mount table must be found
         // out.
-        let path = lab.dir("below/pool");
+        Self::at(lab, lab.dir("below/pool"), open)
+    }
+
+    fn at(lab: &Lab, path: PathBuf, open: Open) -> Self {
         for name in ["volumes", "pending", "layers", "incoming", "trash", "empty"] {
             fs::create_dir(path.join(name)).expect("mkdir");
         }
@@ -937,6 +940,36 @@ fn btrfs_quotas_are_switched_on_only_where_they_may_be_and_only_for_a_limit() {
                 .expect("delete");
         }
     }
+}
+
+/// The table lists mounts that another mount hides, too.
+#[test]
+fn a_pool_over_a_hidden_mount_knows_its_mounts() {
+    let lab = require_lab!(Fs::Ext4);
+    let open = |name: &str| Dir::open(&lab.dir(name)).expect("open");
+    let attach = |from: &Dir, to: &Dir, name: &str| {
+        let mount = sys::bind(from, false).expect("bind");
+        sys::move_mount_onto(std::os::fd::AsFd::as_fd(&mount), to, name).expect("attached");
+    };
+    let (real, other, root) = (open("real"), open("other"), open(""));
+    let (hidden, _) = (open("place"), [open("place/pool"), open("real/pool")]);
+    attach(&other, &hidden, "pool");
+    attach(&real, &root, "place");
+    let bench = Bench::at(&lab, lab.path().join("place/pool"), copy);
+    let volume = bench.fork(&[]);
+    bench.within(&volume, |_| {
+        let table = sys::mount_table().expect("the table");
+        let label = volume.id.as_str();
+        let shown = table.iter();
+        let shown = shown.filter(|mount| bench.backend.shows(mount, &volume.id, label));
+        assert_eq!(shown.count(), 1);
+    });
+    bench.discard(volume);
+    drop((bench, real, other));
+    sys::detach(&root, "place").expect("detached");
+    sys::detach(&hidden, "pool").expect("detached");
+    drop((root, hidden));
+    assert!(lab.close().is_empty(), "mounts were left");
 }
 
 /// `kill -9` after the snapshot and before the last look for nested subvolumes.

@@ -129,24 +129,13 @@ impl PoolRoot {
         let link = format!("/proc/thread-self/fd/{}", pool.as_fd().as_raw_fd());
         let path =
             std::fs::read_link(&link).map_err(|error| sys::Error::new("readlink", &link, error))?;
-        // The longest mount point wins. If several mounts have it, the last one wins, because
-        // mounts stack.
-        let found = sys::mount_table()?
-            .into_iter()
-            .filter(|mount| path.starts_with(&mount.mount_point))
-            .max_by_key(|mount| mount.mount_point.components().count());
-        let Some(mount) = found else {
+        let Some(mount) = sys::mount_of(pool.as_fd())? else {
             return Err(sys::Error::new("mountinfo", path, Errno::ENOENT).into());
         };
         let below = path.strip_prefix(&mount.mount_point).unwrap_or(&path);
-        let root = if below.as_os_str().is_empty() {
-            mount.root
-        } else {
-            mount.root.join(below)
-        };
         Ok(Self {
             device: mount.device,
-            root,
+            root: mount.root.join(below),
         })
     }
 

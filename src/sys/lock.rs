@@ -2,7 +2,7 @@
 //! when its owner dies. Callers know what a lock protects.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -10,7 +10,7 @@ use rustix::io::Errno as RawErrno;
 
 use super::dir::Dir;
 use super::error::{Error, Result};
-use super::mountinfo::mount_table;
+use super::mountinfo::mount_of;
 
 /// A lock, held until it is dropped or the process ends.
 ///
@@ -45,13 +45,15 @@ impl Dir {
         let fd = rustix::fs::openat(self, name, flags, Mode::empty())
             .map_err(|errno| self.error("openat", name, errno))?;
         let stat = rustix::fs::fstat(&fd).map_err(|errno| self.error("fstat", name, errno))?;
-        let Some(device) = filesystem_of(fd.as_fd())? else {
+        // `/proc/locks` shows the device of the filesystem. On btrfs that is not `st_dev`.
+        let Some(mount) = mount_of(fd.as_fd())? else {
             return Ok(BTreeSet::new());
         };
         let locks =
             std::fs::read_to_string(LOCKS).map_err(|error| Error::new("read", LOCKS, error))?;
         let holders = locks.lines().filter_map(holder);
-        let here = holders.filter(|holder| holder.device == device && holder.inode == stat.st_ino);
+        let here =
+            holders.filter(|holder| holder.device == mount.device && holder.inode == stat.st_ino);
         Ok(here.map(|holder| holder.pid).collect())
     }
 
@@ -90,18 +92,6 @@ fn holder(line: &str) -> Option<Holder> {
     let device = (hex()?, hex()?);
     let inode = file.next()?.parse().ok()?;
     Some(Holder { pid, device, inode })
-}
-
-/// The device of an open file's filesystem, as `/proc/locks` shows it. On btrfs this is not
-/// `st_dev` (the subvolume's device), so it is looked up in the mount table.
-fn filesystem_of(file: BorrowedFd<'_>) -> Result<Option<(u32, u32)>> {
-    let path = format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd());
-    let facts = std::fs::read_to_string(&path).map_err(|error| Error::new("read", &path, error))?;
-    let mount = facts.lines().find_map(|line| line.strip_prefix("mnt_id:"));
-    let mount = mount.and_then(|id| id.trim().parse::<u64>().ok());
-    let table = mount_table()?;
-    let mount = table.iter().find(|entry| Some(entry.id) == mount);
-    Ok(mount.map(|entry| entry.device))
 }
 
 /// Frees the lock at once. Closing does not if a child process that was just forked still has a

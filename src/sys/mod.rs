@@ -44,7 +44,7 @@ pub use mount::{
     clone_tree, confined, detach, mount_point, mount_point_at, move_mount_onto,
     set_mount_attributes, sync_root, with_fd_cwd,
 };
-pub use mountinfo::{MountEntry, mount_table};
+pub use mountinfo::{MountEntry, mount_of, mount_table};
 pub use nix::errno::Errno;
 pub use path_fd::PathFd;
 pub use priority::lower_thread_priority;

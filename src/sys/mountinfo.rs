@@ -2,6 +2,7 @@
 //! start and in checks, never in an RPC.
 
 use std::ffi::OsString;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
@@ -32,6 +33,17 @@ pub fn mount_table() -> Result<Vec<MountEntry>> {
         .split(|&byte| byte == b'\n')
         .filter_map(parse)
         .collect())
+}
+
+/// The mount through which a file was opened; `None` if it is not in this mount namespace.
+pub fn mount_of(file: BorrowedFd<'_>) -> Result<Option<MountEntry>> {
+    let path = format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd());
+    let facts = std::fs::read_to_string(&path).map_err(|error| Error::new("read", &path, error))?;
+    // The id of statx(2) may be another one, which is never reused.
+    let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    let id = id.and_then(|id| id.trim().parse::<u64>().ok());
+    let mut table = mount_table()?.into_iter();
+    Ok(table.find(|entry| Some(entry.id) == id))
 }
 
 fn parse(line: &[u8]) -> Option<MountEntry> {
