@@ -778,6 +778,22 @@ const CASES: &[(&str, Case)] = &[
         "many subvolumes",
         subvolumes::each_attempt_to_delete_destroys_a_nested_subvolume,
     ),
+    (
+        "immutable subvolumes",
+        subvolumes::what_is_immutable_around_a_nested_subvolume_does_not_keep_it,
+    ),
+    (
+        "at the limit",
+        subvolumes::a_volume_at_its_limit_is_sealed_and_deleted_with_its_flags,
+    ),
+    (
+        "a later limit",
+        subvolumes::a_limit_counts_subvolumes_that_were_nested_before_it,
+    ),
+    (
+        "a small limit",
+        limits::a_small_limit_does_not_refuse_the_root,
+    ),
 ];
 
 fn run(fs: Fs, open: Open) {

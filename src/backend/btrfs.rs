@@ -92,17 +92,47 @@ impl Btrfs {
 
     /// Limits the bytes that a subvolume itself adds. Idempotent: a crash may interrupt it.
     fn limit(&self, fs: &Dir, bytes: u64) -> Result<Limit> {
-        let done_already = |result: sys::Result<()>| match result {
-            Err(error) if error.is(Errno::EEXIST) => Ok(()),
-            result => result,
-        };
         let id = fs.subvolume_id()?;
         let group = QuotaGroup::around_subvolume(id);
         done_already(self.pool.set_quota_group(group, true))?;
         let of_subvolume = QuotaGroup::of_subvolume(id);
-        done_already(self.pool.assign_quota_group(of_subvolume, group, true))?;
+        let members = self.pool.related_quota_groups(group)?;
+        if !members.contains(&of_subvolume) {
+            // Subvolumes that are nested later join by themselves.
+            self.add_nested(id, group)?;
+            done_already(self.pool.assign_quota_group(of_subvolume, group, true))?;
+            // Those that a pod created meanwhile.
+            self.add_nested(id, group)?;
+        }
         self.pool.limit_quota_group(group, Some(bytes))?;
         Ok(Limit::Enforced)
+    }
+
+    /// Adds all subvolumes that are nested in this one to a quota group.
+    fn add_nested(&self, id: u64, group: QuotaGroup) -> Result<()> {
+        let mut unvisited = vec![id];
+        while let Some(within) = unvisited.pop() {
+            let mut from = 0;
+            while let Some(nested) = self.pool.nested_subvolume(within, from)? {
+                let member = QuotaGroup::of_subvolume(nested.id);
+                done_already(self.pool.assign_quota_group(member, group, true))?;
+                unvisited.push(nested.id);
+                from = nested.id + 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes a volume that its pod no longer uses. A subvolume at its limit refuses every change
+    /// of its own metadata (EDQUOT). Then the limit is removed first.
+    fn change<T>(&self, fs: &Dir, change: impl Fn() -> sys::Result<T>) -> Result<T> {
+        match change() {
+            Err(error) if error.is(Errno::EDQUOT) => {
+                self.lift_limit(QuotaGroup::around_subvolume(fs.subvolume_id()?))?;
+                Ok(change()?)
+            }
+            result => Ok(result?),
+        }
     }
 
     /// Fails if a subvolume is nested in `fs`, and names it.
@@ -160,10 +190,14 @@ impl Btrfs {
         match self.pool.destroy_nested_subvolume(within, nested) {
             // A concurrent or repeated deletion.
             Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => Ok(()),
-            // A pod can make subvolumes read-only, and then nothing in them can be destroyed.
-            Err(error) if error.is(Errno::EROFS) => {
+            // A pod can make subvolumes read-only, and then nothing in them can be destroyed. Nor
+            // can a subvolume with `chattr +i` on its root, or on the directory that holds it.
+            Err(error) if matches!(error.errno(), Errno::EROFS | Errno::EPERM) => {
                 let subvolume = self.pool.open_subvolume(within)?;
                 subvolume.set_subvolume_read_only(false)?;
+                let directory = self.pool.open_directory_of(within, nested)?;
+                directory.clear_guard_flags()?;
+                self.pool.open_subvolume(nested.id)?.unguard_subvolume()?;
                 Ok(self.pool.destroy_nested_subvolume(within, nested)?)
             }
             result => Ok(result?),
@@ -193,6 +227,14 @@ impl Btrfs {
     }
 }
 
+/// The result of a step that an earlier call may have done.
+fn done_already(result: sys::Result<()>) -> sys::Result<()> {
+    match result {
+        Err(error) if error.is(Errno::EEXIST) => Ok(()),
+        result => result,
+    }
+}
+
 impl Backend for Btrfs {
     fn kind(&self) -> BackendKind {
         BackendKind::Btrfs
@@ -210,15 +252,15 @@ impl Backend for Btrfs {
             None => volume.create_subvolume(FS)?,
         }
         let fs = volume.open_beneath(FS)?;
-        let limit = match limit {
-            None => Limit::None,
-            Some((_, Some(why))) => Limit::Unenforced(why),
-            Some((bytes, None)) => self.limit(&fs, bytes)?,
-        };
         // The parent's author must not decide which attributes this root may get.
         fs.clear_guard_flags()?;
         bind_volume::apply_root(&fs, &start.root, parent.is_some())?;
-        Ok(limit)
+        // Last: a small limit refuses the changes above, too.
+        Ok(match limit {
+            None => Limit::None,
+            Some((_, Some(why))) => Limit::Unenforced(why),
+            Some((bytes, None)) => self.limit(&fs, bytes)?,
+        })
     }
 
     fn mount(
@@ -258,26 +300,23 @@ impl Backend for Btrfs {
             self.destroy(left.subvolume_id()?)?;
         }
         Self::refuse_nested(&fs)?;
-        // The pod can make its volume read-only, and the marker could not be removed.
-        fs.set_subvolume_read_only(false)?;
-        // A layer with `chattr +i` on its root could never be deleted.
-        fs.clear_guard_flags()?;
-        if fs.has_file(marker)? {
-            let times = tree::times_of(&fs.stat_self()?);
-            match fs.remove_file(marker) {
-                // The marker requests the commit; after it, the pod writes no more.
-                Err(error) if error.is(Errno::EDQUOT) => {
-                    self.lift_limit(QuotaGroup::around_subvolume(fs.subvolume_id()?))?;
-                    fs.remove_file(marker)?;
-                }
-                Err(error) if error.is(Errno::EPERM) => {
-                    fs.node(marker)?.clear_guard_flags()?;
-                    fs.remove_file(marker)?;
-                }
-                result => result?,
+        let times = if fs.has_file(marker)? {
+            Some(tree::times_of(&fs.stat_self()?))
+        } else {
+            None
+        };
+        self.change(&fs, || {
+            // The pod can make its volume read-only, and the marker could not be removed.
+            fs.set_subvolume_read_only(false)?;
+            // A layer with `chattr +i` on its root could never be deleted.
+            fs.clear_guard_flags()?;
+            let Some(times) = &times else { return Ok(()) };
+            if fs.has_file(marker)? {
+                fs.node(marker)?.clear_guard_flags()?;
+                fs.remove_file(marker)?;
             }
-            fs.set_times(&times)?;
-        }
+            fs.set_times(times)
+        })?;
         self.copy(volume, layer)
     }
 
@@ -317,10 +356,7 @@ impl Backend for Btrfs {
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         let fs = volume.open_beneath(FS)?;
         let Some(bytes) = bytes else {
-            let group = QuotaGroup::around_subvolume(fs.subvolume_id()?);
-            if self.counts() && self.pool.quota_group_usage(group)?.is_some() {
-                self.pool.limit_quota_group(group, None)?;
-            }
+            self.lift_limit(QuotaGroup::around_subvolume(fs.subvolume_id()?))?;
             return Ok(Limit::None);
         };
         match self.enforce()? {
@@ -354,10 +390,16 @@ impl Backend for Btrfs {
         // A layer's bytes were charged to the deleted volume that wrote them. The walk includes the
         // parents' bytes; with too much, eviction only stops early and measures again.
         if self.counts() && !dir.has(LAYER_JSON)? {
-            let group = QuotaGroup::of_subvolume(fs.subvolume_id()?);
-            if let Some(bytes) = self.pool.quota_group_usage(group)? {
-                usage.bytes = bytes;
-            }
+            let id = fs.subvolume_id()?;
+            // The group of a limit counts nested subvolumes, too.
+            let limited = self
+                .pool
+                .quota_group_usage(QuotaGroup::around_subvolume(id))?;
+            let counted = match limited {
+                Some(bytes) => Some(bytes),
+                None => self.pool.quota_group_usage(QuotaGroup::of_subvolume(id))?,
+            };
+            usage.bytes = counted.unwrap_or(usage.bytes);
         }
         Ok(usage)
     }
@@ -376,7 +418,7 @@ impl Backend for Btrfs {
                 let below = dir.open_beneath(&entry.name)?;
                 if below.is_subvolume()? {
                     // With `chattr +i` on its root, destroying it fails with EPERM.
-                    below.unguard_subvolume()?;
+                    self.change(&below, || below.unguard_subvolume())?;
                     self.destroy_until(below.subvolume_id()?, stop)?;
                 }
             }

@@ -324,10 +324,15 @@ impl Dir {
         Ok(Self::from_fd(fd, self.path().join(place)))
     }
 
+    /// Opens the directory that holds a subvolume nested in subvolume `within`.
+    pub fn open_directory_of(&self, within: u64, nested: &NestedSubvolume) -> Result<Self> {
+        self.open_inode(within, nested.directory)
+    }
+
     /// Destroys a subvolume nested in subvolume `within`, like [`Self::destroy_subvolume`]. That
     /// fails if the path is longer than 4,095 bytes.
     pub fn destroy_nested_subvolume(&self, within: u64, nested: &NestedSubvolume) -> Result<()> {
-        let directory = self.open_inode(within, nested.directory)?;
+        let directory = self.open_directory_of(within, nested)?;
         let mut arguments = Named {
             fd: 0,
             name: [0; 4088],

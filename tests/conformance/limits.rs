@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 use std::path::PathBuf;
 
 use baggageclaim::backend::{Backend, BackendKind, Limit, MountApi, Overlay};
@@ -63,6 +63,27 @@ pub(super) fn a_size_limit_holds_or_says_why_not(bench: &Bench) {
     if bench.must_limit {
         assert_ne!(project, 0);
         assert_forgotten(bench, project);
+    }
+}
+
+/// The driver makes the root as it was asked to, and only then limits the volume.
+pub(super) fn a_small_limit_does_not_refuse_the_root(bench: &Bench) {
+    let layers = bench.artifact(|root| fs::write(root.join("f"), b"x").expect("write"));
+    // A fork shows another owner only where the kernel can swap owners.
+    for (layers, uid) in [(&[][..], 1000), (&layers[..], 0)] {
+        let wanted = RootAttributes {
+            uid: (uid > 0).then_some(uid),
+            mode: Some(0o750),
+            mount_group: Some(2000),
+            ..RootAttributes::default()
+        };
+        let volume = bench.create(layers, wanted, Some(1));
+        bench.mounted(&volume, false, |root| {
+            let root = fs::metadata(root).expect("stat");
+            let seen = (root.uid(), root.gid(), root.mode() & 0o777);
+            assert_eq!(seen, (uid, 2000, 0o770));
+        });
+        bench.discard(volume);
     }
 }
 
