@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::Error;
-use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
+use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
 use baggageclaim::model::{
     Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, MutableParameters,
     PersistentVolume, Snapshot, SnapshotGroup, Ttl,
@@ -237,6 +238,37 @@ async fn a_size_limit_above_the_size_holds_once_the_claim_has_grown_beyond_it() 
         assert_eq!(holds().await, expected);
     }
     bench.unmount(&claim).await;
+    bench.finish().await;
+}
+
+/// At its limit, a btrfs subvolume refuses each change, also of its owner.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_at_its_limit_is_given_to_the_group_of_a_pod() {
+    if !kernel_is(6, 7) {
+        return;
+    }
+    let Some(mut bench) = Bench::new(BTRFS).await else {
+        return;
+    };
+    bench.config.btrfs_quota = true;
+    let bench = bench.restart().await;
+    let tiny = bench.engine.create_claim(of_size("c", 1, None));
+    let claim = tiny.await.expect("made");
+    let request = MountClaim {
+        mount_group: Some(2000),
+        ..bench.stage_request(&claim)
+    };
+    let staged = request.target.clone();
+    fs::create_dir_all(&staged).expect("the staging path");
+    let mounted = bench.engine.mount_claim(request).await;
+    mounted.expect("staged");
+    assert_eq!(fs::metadata(&staged).expect("stat").gid(), 2000);
+    fs::write(staged.join("f"), "x").expect_err("the limit holds again");
+    let unstaged = bench
+        .engine
+        .unmount_claim(claim.id.as_str(), &staged, true)
+        .await;
+    unstaged.expect("unstaged");
     bench.finish().await;
 }
 

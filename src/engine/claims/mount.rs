@@ -87,7 +87,7 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     };
     point(Point::ClaimMounted);
     if let Some(group) = request.mount_group.filter(|_| !request.read_only) {
-        give_to_group(&mount, group)?;
+        give_beyond_limit(inner, &dir, &known.claim, || give_to_group(&mount, group))?;
     }
     attach(inner, request, &target, &dir, &known, &mount)
 }
@@ -199,6 +199,28 @@ fn give_to_group(mount: &OwnedFd, group: u32) -> Result<()> {
             .context("give the volume to the pod's group")?;
     }
     Ok(())
+}
+
+/// Gives the volume to a group. At the limit, btrfs refuses that, too. Then the limit is lifted
+/// meanwhile. If the driver is killed before it is set again, the next start sets it.
+fn give_beyond_limit(
+    inner: &Inner,
+    dir: &Dir,
+    claim: &PersistentVolume,
+    give: impl Fn() -> Result<()>,
+) -> Result<()> {
+    let given = give();
+    if claim.limit().is_none() || !matches!(given, Err(Error::Full(_))) {
+        return given;
+    }
+    let limit = |bytes| {
+        let limited = inner.backend.set_limit(dir, bytes);
+        limited.context("change the volume's limit")
+    };
+    limit(None)?;
+    let given = give();
+    limit(claim.limit())?;
+    given
 }
 
 /// Writes the target down, attaches the mount there, and takes both back if that fails.
