@@ -10,7 +10,9 @@ use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::PersistentVolume;
 use rustix::fs::IFlags;
 
-use crate::common::bench::{Bench, NEVER, empty_claim, names, open_again, request, require_bench};
+use crate::common::bench::{
+    Bench, Ground, NEVER, empty_claim, names, open_again, request, require_bench,
+};
 use crate::common::disk::sync;
 
 const BASE: [(&str, &str); 2] = [("type", "output"), ("name", "base")];
@@ -171,8 +173,11 @@ fn set_immutable(dir: &Path, immutable: bool) {
 /// Nothing can be moved for a while, and nothing is lost meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_left_while_nothing_could_be_moved_is_sealed_when_it_can() {
-    for restarted in [false, true] {
-        let mut bench = require_bench!();
+    for (ground, restarted) in Ground::ALL
+        .into_iter()
+        .flat_map(|it| [(it, false), (it, true)])
+    {
+        let mut bench = require_bench!(on ground);
         let claim = fill(&bench).await;
         unmount(&bench, &claim).await;
         let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
