@@ -326,7 +326,94 @@ fn note_published(rpc: &Rpc, published: &Published) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use tonic::Code;
+
     use super::*;
+    use crate::engine::claims::{CreateClaim, MountClaim};
+    use csi::volume_capability::access_mode::Mode;
+    use csi::volume_capability::{AccessMode, AccessType, MountVolume};
+
+    const NODE: &str = "node";
+
+    #[tokio::test]
+    async fn a_persistent_volume_is_staged_before_it_is_published() {
+        let node = NodeId::new(NODE).expect("an id");
+        let (_recovering, readiness) = watch::channel(Readiness::Recovering);
+        let service = Service::new(node, Features::default(), readiness);
+        let publish = async |staging: &str| {
+            let request = csi::NodePublishVolumeRequest {
+                volume_id: "vol-0123456789abcdef0123456789abcdef".to_owned(),
+                staging_target_path: staging.to_owned(),
+                target_path: "/pods/1".to_owned(),
+                volume_capability: Some(csi::VolumeCapability {
+                    access_mode: Some(AccessMode {
+                        mode: Mode::SingleNodeWriter.into(),
+                    }),
+                    access_type: Some(AccessType::Mount(MountVolume::default())),
+                }),
+                ..Default::default()
+            };
+            let published = service.node_publish_volume(Request::new(request)).await;
+            published.expect_err("nothing is there").code()
+        };
+        assert_eq!(publish("").await, Code::FailedPrecondition);
+        // This would be a request for the engine.
+        assert_eq!(publish("/staged/1").await, Code::Unavailable);
+    }
+
+    #[tokio::test]
+    async fn an_expansion_is_confirmed_where_the_volume_is_mounted_and_as_large() {
+        const SIZE: u64 = 1 << 20;
+        if !crate::sys::is_root_or_skip() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let config = engine::Config::of_copies(folder.path());
+        let engine = Engine::open(config).await.expect("it opens");
+        let sized = CreateClaim {
+            required_bytes: SIZE,
+            ..CreateClaim::empty("claim")
+        };
+        let claim = engine.create_claim(sized).await.expect("made").id;
+        let staged = folder.path().join("staged");
+        std::fs::create_dir(&staged).expect("mkdir");
+        let mount = MountClaim {
+            claim: claim.clone(),
+            target: staged.clone(),
+            staging: true,
+            staged_at: None,
+            read_only: false,
+            multiple_targets: false,
+            mount_group: None,
+        };
+        engine.mount_claim(mount).await.expect("staged");
+        let node = NodeId::new(NODE).expect("an id");
+        let readiness = Readiness::ready(engine.clone());
+        let service = Service::new(node, Features::default(), readiness);
+        let expand = async |path: &Path, required: u64| {
+            let request = csi::NodeExpandVolumeRequest {
+                volume_id: claim.to_string(),
+                volume_path: path.to_str().expect("text").to_owned(),
+                capacity_range: Some(csi::CapacityRange {
+                    required_bytes: render::number(required),
+                    limit_bytes: 0,
+                }),
+                ..Default::default()
+            };
+            let expanded = service.node_expand_volume(Request::new(request)).await;
+            let capacity = expanded.map(|answer| answer.into_inner().capacity_bytes);
+            capacity.map_err(|status| status.code())
+        };
+        assert_eq!(expand(&staged, SIZE).await, Ok(render::number(SIZE)));
+        assert_eq!(expand(&staged, SIZE + 1).await, Err(Code::OutOfRange));
+        let elsewhere = folder.path().join("elsewhere");
+        assert_eq!(expand(&elsewhere, SIZE).await, Err(Code::NotFound));
+        let unmounted = engine.unmount_claim(claim.as_str(), &staged, true).await;
+        unmounted.expect("unmounted");
+        engine.shutdown().await;
+    }
 
     #[test]
     fn what_is_alpha_is_advertised_only_when_it_is_switched_on() {

@@ -333,6 +333,37 @@ mod tests {
     }
 
     #[test]
+    fn content_that_knows_a_fence_is_not_cleared_by_it() {
+        let at_fence = |fence| Here {
+            fence,
+            ..here(None, None)
+        };
+        for (fence, cleared, left) in [(5, 4, 0), (5, 5, 0), (5, 6, 6), (4, 4, 4)] {
+            let there = at_fence(fence).of_tier(content(9, cleared, OTHER), 5);
+            assert_eq!(there, content(9, left, OTHER), "fence {fence}, {cleared}");
+        }
+    }
+
+    #[test]
+    fn a_copy_of_a_peer_gives_way_to_any_commit_that_it_is_not_known_to_follow() {
+        let copy = |base| {
+            let mut copy = here(base, None);
+            copy.sharing.copied = true;
+            copy
+        };
+        for (base, number, step) in [
+            (None, 1, Step::Fetch),
+            (Some(1), 1, Step::Use),
+            (Some(1), 2, Step::Fetch),
+        ] {
+            let decided = decide(TASK, Some(&copy(base)), content(number, 0, OTHER));
+            assert_eq!(decided.step, step, "{base:?}, {number}");
+        }
+        let unknown = decide(TASK, Some(&here(None, None)), content(1, 0, OTHER));
+        assert_eq!(unknown.step, Step::Use, "it waits for its upload");
+    }
+
+    #[test]
     fn only_what_is_not_here_or_may_be_newer_elsewhere_is_asked_for() {
         let local = Want::TaskCache(Freshness::Local);
         for (want, is_here, asked) in [
