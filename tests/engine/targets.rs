@@ -1,6 +1,11 @@
 //! Target paths: repeated calls, second targets, mounts that other programs remove or add. Targets
 //! that are wrong from the start are tested over the socket, in `tests/node.rs`.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "a test runs itself in a user namespace of its own"
+)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

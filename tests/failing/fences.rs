@@ -1,14 +1,17 @@
-//! Names that are cleared in the whole cluster, in the middle of something that brings content.
+//! Names that are cleared in the whole cluster, and policies that change, in the middle of
+//! something that brings content.
 
 use std::fs;
 use std::sync::mpsc;
 
 use baggageclaim::archive::Codec;
 use baggageclaim::engine::failpoint::{self, Point};
-use baggageclaim::engine::{Error, ImportRequest, Source};
-use baggageclaim::model::{Coverage, Fence, Name, Outcome};
+use baggageclaim::engine::notice::{NotCommitted, Notice, What};
+use baggageclaim::engine::{Error, ImportRequest, Notices, Source};
+use baggageclaim::model::{Coverage, Fence, Name, NamespacePolicy, Outcome, Policies, Rule};
+use tokio::sync::mpsc::Receiver;
 
-use super::common::bench::{Bench, NEVER, eventually};
+use super::common::bench::{Bench, NEVER, eventually, soon};
 use super::common::require_bench;
 use super::{TASK, my_turn};
 
@@ -29,6 +32,19 @@ async fn clear(bench: &Bench) {
     };
     let applied = bench.engine.apply_fences(vec![fence]).await;
     assert!(applied.expect("it is applied"));
+}
+
+/// Why the writer's volume was not committed; `None`: it was.
+async fn why_not(heard: &mut Receiver<Notice>) -> Option<NotCommitted> {
+    loop {
+        let notice = soon("a notice", heard.recv()).await.expect("it lives");
+        match notice.what {
+            _ if notice.pod.name != "writer" => {}
+            What::NotCommitted { why, .. } => return Some(why),
+            What::Committed { .. } => return None,
+            _ => {}
+        }
+    }
 }
 
 /// A thread that comes to a point and waits there.
@@ -88,12 +104,47 @@ async fn a_seal_that_has_begun_is_given_up() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_seal_that_has_begun_follows_the_newer_policy() {
+    let _alone = my_turn().await;
+    for point in [Point::SealLayerMade, Point::SealContentMoved] {
+        let (notices, mut heard) = Notices::channel(64);
+        let bench = require_bench!(|config| config.notices = Some(notices));
+        bench.publish("writer", "writer", &TASK).await;
+        bench.outcome("writer", Outcome::Succeeded).await;
+        let held = Held::at(point);
+        bench.unpublish("writer").await;
+        held.comes().await;
+        let rule = Rule {
+            names: vec!["task-cache/*".parse().expect("a pattern")],
+            commit: Some(["another".to_owned()].into()),
+            read: <_>::default(),
+        };
+        let policy = NamespacePolicy {
+            rules: vec![rule],
+            ..NamespacePolicy::default()
+        };
+        let policies = Policies::known([(name().tenant, policy)]);
+        let change = |it: &mut Policies| *it = policies;
+        bench.engine.change_policies(change).await;
+        held.goes_on();
+        let why = why_not(&mut heard).await;
+        let expected = NotCommitted::NotAllowed { account: None };
+        assert_eq!(why, Some(expected), "{point:?}");
+        bench.quiet().await;
+        assert!(bench.artifact("task-cache/k").is_none());
+        bench.engine.reap().await.expect("reap");
+        bench.finish().await;
+    }
+}
+
 /// It can be forked, and the index does not have it yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sealed_volume_that_is_not_durable_yet_loses_its_name_for_good() {
     let _alone = my_turn().await;
     for with_older in [false, true] {
-        let bench = require_bench!();
+        let (notices, mut heard) = Notices::channel(64);
+        let bench = require_bench!(|config| config.notices = Some(notices));
         if with_older {
             bench.step("older", &TASK, |_| ()).await;
         }
@@ -112,6 +163,7 @@ async fn a_sealed_volume_that_is_not_durable_yet_loses_its_name_for_good() {
             rows.iter().all(|row| row.durable)
         })
         .await;
+        assert_eq!(why_not(&mut heard).await, Some(NotCommitted::Cleared));
         is_clear(bench).await;
     }
 }
