@@ -14,7 +14,8 @@ use crate::sys::{self, OpenFile, Xattrs};
 /// The size of a buffer: so large that waking the other thread costs little compared with filling
 /// it.
 pub(super) const CHUNK: usize = 256 * 1024;
-/// How many there are. More would only hold more memory: the slower side decides.
+/// How many there are: some for each side, and those that are lent. More would only hold more
+/// memory: the slowest side decides.
 const BUFFERS: usize = 6;
 /// How many files wait in one buffer to be read. It bounds the open files.
 const PLACES: usize = 32;

@@ -36,7 +36,7 @@ impl Untold {
         }
     }
 
-    /// Its directory, and whether that is in `pending/`. A directory moves there once, and not back.
+    /// Its directory, and whether that is in `pending/`. A directory moves there once, and stays.
     fn open(&self, inner: &Inner) -> sys::Result<(Dir, bool)> {
         if !self.is_retired {
             match inner.dirs.volumes.open_beneath(&self.id) {

@@ -144,7 +144,9 @@ impl TableDigests {
 
     /// The layer's table is gone.
     pub(super) fn forget(&self, layer: &LayerId) {
-        self.change(*layer, |table| table.digest = None);
+        if let Some(table) = self.layers.lock().get_mut(layer) {
+            table.digest = None;
+        }
     }
 
     /// Forgets all layers but these.

@@ -156,7 +156,9 @@ impl<'a> Target<'a> {
                 Ok(()) => pins.push((point, pin)),
                 // Another program detached it in between. If it is still there, the kernel has
                 // locked it: it is of another user namespace.
-                Err(error) if error.is(Errno::EINVAL) && refused.replace(point) != Some(point) => {}
+                Err(error) if error.is(Errno::EINVAL) && refused != Some(point) => {
+                    refused = Some(point);
+                }
                 Err(error) => return Err(error).context("detach the volume from the target"),
             }
         }

@@ -80,6 +80,18 @@ const POOLS: [(Pool, &str, usize); 12] = [
     (Pool::Transfers, "transfers", TRANSFERS),
 ];
 
+// `ThreadPools::run` finds a pool by its place.
+const _: () = {
+    let mut place = 0;
+    while place < POOLS.len() {
+        assert!(
+            POOLS[place].0 as usize == place,
+            "a pool is not in its place"
+        );
+        place += 1;
+    }
+};
+
 /// The threads of an engine: each slow kind of work delays only its like.
 #[derive(Debug)]
 pub(super) struct ThreadPools(Vec<Threads>);

@@ -80,7 +80,7 @@ impl Volume {
         plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess)
     }
 
-    /// The layer that its content becomes, if it may be sealed. Its directory in `pending/` has that
+    /// The layer that its content becomes, if it may be sealed. In `pending/` its directory has this
     /// name.
     pub(super) fn layer(&self) -> Option<LayerId> {
         self.record.seal.as_ref().map(|plan| plan.layer)

@@ -6,8 +6,8 @@
 //! Each order has an object of its own. An object that is there already may belong to an order that
 //! is just ending, so its deletion might be no new order.
 //!
-//! It needs `create` and `delete` on `caches` in the namespace. With `list` and `watch` it also sees
-//! that the order is carried out.
+//! It needs `create` and `delete` on `caches` in the namespace. With `list` and `watch` it also
+//! sees that the order is carried out.
 //!
 //! An order to roll back is a `Rollback`, which stays. It needs `create` on `rollbacks`, and `list`
 //! and `watch` to see the result.

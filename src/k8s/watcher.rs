@@ -227,7 +227,7 @@ impl Watch {
             };
             let event = match serde_json::from_str(&line.map_err(failed)?) {
                 Ok(event) => event,
-                // A line may be empty, and the last one may be cut. The next watch sends that again.
+                // A line may be empty. The last one may be cut: the next watch sends it again.
                 Err(error) if error.is_eof() => continue,
                 Err(error) => {
                     // That pod will be asked for by name. A new watch would send the same event.

@@ -27,8 +27,8 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener, ListenError> {
     bound.map_err(|source| ListenError { address, source })
 }
 
-/// The next connection to a server, which `what` names in the log. It pauses after an error, such as
-/// too few descriptors: no event tells when there are more.
+/// The next connection to a server, which `what` names in the log. It pauses after an error, such
+/// as too few descriptors: no event tells when there are more.
 pub async fn accept(listener: &TcpListener, what: &str) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {

@@ -195,18 +195,22 @@ async fn the_largest_claim_that_is_told_can_be_made_and_one_byte_more_cannot() {
     }
 }
 
+/// A pool on btrfs whose limits hold. Before Linux 6.7 there are no simple quotas, and no limit
+/// holds; conformance has a test of that.
+async fn with_btrfs_limits() -> Option<Bench> {
+    if !kernel_is(6, 7) {
+        return None;
+    }
+    let mut bench = Bench::new(BTRFS).await?;
+    bench.config.btrfs_quota = true;
+    Some(bench.restart().await)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_size_limit_above_the_size_holds_once_the_claim_has_grown_beyond_it() {
-    // Before it there are no simple quotas, and no limit holds on btrfs; conformance has a test of
-    // that.
-    if !kernel_is(6, 7) {
-        return;
-    }
-    let Some(mut bench) = Bench::new(BTRFS).await else {
+    let Some(bench) = with_btrfs_limits().await else {
         return;
     };
-    bench.config.btrfs_quota = true;
-    let bench = bench.restart().await;
     let limited = MutableParameters {
         size_limit: Some(20 * MIB),
         ttl_seconds: None,
@@ -244,14 +248,9 @@ async fn a_size_limit_above_the_size_holds_once_the_claim_has_grown_beyond_it() 
 /// At its limit, a btrfs subvolume refuses each change, also of its owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_at_its_limit_is_given_to_the_group_of_a_pod() {
-    if !kernel_is(6, 7) {
-        return;
-    }
-    let Some(mut bench) = Bench::new(BTRFS).await else {
+    let Some(bench) = with_btrfs_limits().await else {
         return;
     };
-    bench.config.btrfs_quota = true;
-    let bench = bench.restart().await;
     let tiny = bench.engine.create_claim(of_size("c", 1, None));
     let claim = tiny.await.expect("made");
     let request = MountClaim {

@@ -72,7 +72,7 @@ async fn publish_and_unpublish_of_one_volume_race_for_hundreds_of_rounds() {
             tokio::spawn(async move {
                 let mut done = [0; 2];
                 for round in 0..rounds {
-                    // A caller that finds another at work calls again at once, as often as it takes.
+                    // A caller that finds another at work calls again, as often as it takes.
                     let result = loop {
                         let result = if (round + caller) % 2 == 0 {
                             engine.publish(request.clone()).await.map(drop)

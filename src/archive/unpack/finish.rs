@@ -143,7 +143,7 @@ impl Close {
     fn finish(self, file: &OpenFile) -> Result<()> {
         if let Some(size) = self.size {
             rustix::fs::ftruncate(file, size)
-                .map_err(|errno| sys::Error::new("write", file.subject(), errno))?;
+                .map_err(|errno| sys::Error::new("ftruncate", file.subject(), errno))?;
         }
         dress(file, &self.look, &self.attributes)
     }

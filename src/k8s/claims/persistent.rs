@@ -117,7 +117,7 @@ fn node_label(volume: &ApiVolume) -> Option<String> {
 pub(super) struct Persistent {
     api: Api<ApiVolume>,
     store: Store<ApiVolume>,
-    /// Whether the watch has listed all. The store itself wakes only the last one that waits for it.
+    /// Whether the watch has listed all. The store itself wakes only the last task that waits.
     is_listed: watch::Sender<bool>,
     /// Held while all are listed.
     listing: Mutex<()>,
