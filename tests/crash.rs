@@ -184,6 +184,7 @@ fn is_passed_again(point: Point, act: Act) -> bool {
         | Point::ReceiveRecorded
         | Point::ReceivePlaced
         | Point::EntrySynced
+        | Point::EntryDecided
         // The repeated call notes it again.
         | Point::SharingIndexed
         | Point::SharingNoted => true,

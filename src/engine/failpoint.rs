@@ -145,6 +145,8 @@ points! {
     ReceivePlaced = "receive-placed",
     /// The layers of an import, or of content of another node, are on the disk.
     EntrySynced = "entry-synced",
+    /// What stacks them is decided, and neither the index nor the catalog has it.
+    EntryDecided = "entry-decided",
     /// The index names what stacks them.
     EntryIndexed = "entry-indexed",
     /// The layers say so; the caller has no answer.

@@ -176,9 +176,10 @@ impl Act {
             | Point::ImportUnpacked
             | Point::ImportRecorded
             | Point::ImportPlaced => &[Self::Import],
-            Point::EntrySynced | Point::EntryIndexed | Point::EntryConfirmed => {
-                &[Self::Import, Self::Receive]
-            }
+            Point::EntrySynced
+            | Point::EntryDecided
+            | Point::EntryIndexed
+            | Point::EntryConfirmed => &[Self::Import, Self::Receive],
             Point::ReceiveMade
             | Point::ReceiveFilled
             | Point::ReceiveRecorded

@@ -2,12 +2,14 @@
 //! something that brings content.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use baggageclaim::archive::Codec;
 use baggageclaim::engine::failpoint::{self, Point};
 use baggageclaim::engine::notice::{NotCommitted, Notice, What};
-use baggageclaim::engine::{Error, ImportRequest, Notices, Source};
+use baggageclaim::engine::{Error, ImportRequest, Imported, Notices, Source};
 use baggageclaim::model::{Coverage, Fence, Name, NamespacePolicy, Outcome, Policies, Rule};
 use tokio::sync::mpsc::Receiver;
 
@@ -191,11 +193,8 @@ async fn a_fork_that_is_made_while_a_fence_is_applied_is_not_committed() {
     is_clear(bench).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_import_that_began_before_is_refused() {
-    let _alone = my_turn().await;
-    let bench = require_bench!();
-    bench.step("first", &TASK, |_| ()).await;
+/// An archive of the content that has the name.
+async fn archive_of(bench: &Bench) -> PathBuf {
     let id = bench.artifact("task-cache/k").expect("it is there").id;
     let export = bench
         .engine
@@ -208,27 +207,66 @@ async fn an_import_that_began_before_is_refused() {
         .engine
         .pack(export, Codec::Zstd(1), file, <_>::default());
     packed.await.expect("packed");
-    let import = || {
-        let request = ImportRequest {
-            tenant: name().tenant,
-            reference: name().reference,
-            digest: None,
-            size: None,
-            ttl: None,
-            base: None,
-        };
-        let file = fs::File::open(&path).expect("open");
-        bench.engine.import(request, file, <_>::default())
+    path
+}
+
+/// Imports it under the name.
+async fn import(bench: &Bench, archive: &Path) -> Result<Imported, Error> {
+    let request = ImportRequest {
+        tenant: name().tenant,
+        reference: name().reference,
+        digest: None,
+        size: None,
+        ttl: None,
+        base: None,
     };
+    let file = fs::File::open(archive).expect("open");
+    bench.engine.import(request, file, <_>::default()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_that_began_before_is_refused() {
+    let _alone = my_turn().await;
+    let bench = require_bench!();
+    bench.step("first", &TASK, |_| ()).await;
+    let archive = archive_of(&bench).await;
     let held = Held::at(Point::ImportPlaced);
-    let (imported, ()) = tokio::join!(import(), async {
+    let (imported, ()) = tokio::join!(import(&bench, &archive), async {
         held.comes().await;
         clear(&bench).await;
         held.goes_on();
     });
     assert!(matches!(imported, Err(Error::Cleared(_))), "{imported:?}");
     assert!(bench.artifact("task-cache/k").is_none());
-    let again = import().await.expect("it is newer than the clear");
+    let again = import(&bench, &archive)
+        .await
+        .expect("it is newer than the clear");
     assert!(again.named);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destroy_waits_for_content_that_is_being_entered() {
+    let _alone = my_turn().await;
+    let bench = require_bench!();
+    bench.step("first", &TASK, |_| ()).await;
+    let archive = archive_of(&bench).await;
+    let name = name();
+    let destroy = || bench.engine.destroy(&name.tenant, &name.reference);
+    destroy().await.expect("nothing has the name now");
+    let held = Held::at(Point::EntryDecided);
+    let (imported, destroyed) = tokio::join!(import(&bench, &archive), async {
+        held.comes().await;
+        let destroy = destroy();
+        tokio::pin!(destroy);
+        // Nothing tells that it waits. Without that it would be back at once.
+        let early = tokio::time::timeout(Duration::from_millis(300), &mut destroy).await;
+        assert!(early.is_err(), "{early:?}");
+        held.goes_on();
+        destroy.await
+    });
+    assert!(imported.expect("imported").named);
+    destroyed.expect("destroyed");
+    assert!(bench.artifact("task-cache/k").is_none());
     bench.finish().await;
 }

@@ -155,6 +155,7 @@ pub(super) fn settle<T, R>(
         }
         decide(&state)?
     };
+    point(Point::EntryDecided);
     match inner.transact(&changes) {
         Transaction::Committed => {}
         Transaction::RolledBack(error) => return Err(error),
