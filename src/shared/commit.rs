@@ -56,8 +56,8 @@ pub enum Committed {
     Named(u64),
     /// The name shows older content, which keeps it: first writer wins.
     KeptFirst,
-    /// The name shows a commit that came after an attempt to write this one, whose acknowledgement
-    /// was lost.
+    /// The name shows a commit that was built on this one. Or it shows one that came after an
+    /// attempt to write this one, whose acknowledgement was lost.
     KeptNewer,
     /// The name was cleared after the fork began, or that is not known.
     Cleared,
@@ -72,12 +72,16 @@ pub struct Publication<'a> {
     /// Random: of the manifest and of all layers that it uploads.
     id: ObjectId,
     looked: Since,
-    /// The name that was looked at, and its record.
-    seen: Option<(Reference, Current)>,
-    /// The layers of the name's earlier content: they can be used without asking.
-    shown: Vec<LayerRef>,
-    /// When what the name showed was sealed, and its fence.
-    made: Option<(Timestamp, u64)>,
+    seen: Option<Seen>,
+}
+
+/// What a publication saw when it looked.
+#[derive(Debug)]
+struct Seen {
+    reference: Reference,
+    current: Current,
+    /// Of the content that the name showed. Its layers can be used without asking.
+    manifest: Option<Manifest>,
 }
 
 impl<'a> Publication<'a> {
@@ -97,8 +101,6 @@ impl<'a> Publication<'a> {
             id,
             looked: Since::now(),
             seen: None,
-            shown: Vec::new(),
-            made: None,
         }
     }
 
@@ -114,35 +116,35 @@ impl<'a> Publication<'a> {
             return Err(Error::Deleting { object });
         }
         let record = current.0.clone();
-        self.seen = Some((reference.clone(), current));
-        if let Some(record) = &record {
-            match read_manifest(self.store, &self.keys, &self.tenant, record) {
-                Ok(Some(manifest)) => {
-                    self.made = Some((manifest.made, manifest.fence));
-                    self.shown.extend(manifest.layers);
-                }
-                Ok(None) | Err(Error::Corrupt { .. } | Error::Missing { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let manifest = read_shown(self.store, &self.keys, &self.tenant, record.as_ref())?;
+        self.seen = Some(Seen {
+            reference: reference.clone(),
+            current,
+            manifest,
+        });
         Ok(record)
+    }
+
+    fn shown(&self) -> Option<&Manifest> {
+        self.seen.as_ref()?.manifest.as_ref()
     }
 
     /// When the content that the name showed was sealed; `None`: it showed none, or it is damaged.
     #[must_use]
     pub fn made(&self) -> Option<Timestamp> {
-        self.made.map(|(made, _)| made)
+        self.shown().map(|manifest| manifest.made)
     }
 
     /// Whether the name showed content from before this fence.
     #[must_use]
     pub fn is_older(&self, fence: u64) -> bool {
-        self.made.is_some_and(|(_, of)| of < fence)
+        self.shown().is_some_and(|manifest| manifest.fence < fence)
     }
 
     /// The object of this layer if the tier has one that may be used. `content`: its bytes.
     pub fn find(&self, digest: &Sha256, content: u64) -> Result<Option<LayerRef>> {
-        if let Some(layer) = self.shown.iter().find(|layer| layer.digest == *digest) {
+        let mut shown = self.shown().into_iter().flat_map(|shown| &shown.layers);
+        if let Some(layer) = shown.find(|layer| layer.digest == *digest) {
             return Ok(Some(*layer));
         }
         if content < WORTH_A_LIST {
@@ -230,10 +232,12 @@ impl<'a> Publication<'a> {
         };
         // The record that was read before may be old. Then the conditional write fails, and the
         // record is read again.
-        let seen = self
-            .seen
-            .filter(|(reference, _)| *reference == commit.reference);
-        name.write(seen.map(|(_, current)| current), &|current, attempted| {
+        let seen = self.seen.filter(|seen| seen.reference == commit.reference);
+        let (seen, known) = seen.map_or((None, None), |seen| {
+            let record = seen.current.0.clone();
+            (Some(seen.current), Some((record, seen.manifest)))
+        });
+        name.write(seen, &|current, attempted| {
             in_time(&key, written, within)?;
             // An earlier publication of it may take effect late.
             let shows_it =
@@ -241,7 +245,20 @@ impl<'a> Publication<'a> {
             if let Some(record) = current.filter(shows_it) {
                 return Ok(Err(Committed::Named(record.number)));
             }
-            let is_old = name.is_older(current, commit.writer.fence)?;
+            let read;
+            let shown = match &known {
+                Some((record, shown)) if record.as_ref() == current => shown,
+                _ => {
+                    read = read_shown(self.store, &self.keys, &self.tenant, current)?;
+                    &read
+                }
+            };
+            let is_old = shown
+                .as_ref()
+                .is_some_and(|shown| shown.fence < commit.writer.fence);
+            if !is_old && shown.as_ref().is_some_and(|shown| shown.follows(&manifest)) {
+                return Ok(Err(Committed::KeptNewer));
+            }
             let fresh = now.0.max(1);
             let writer = Writer {
                 attempted: commit.writer.attempted.or(attempted),
@@ -452,19 +469,6 @@ impl Name<'_> {
             .map(|record| record.number)
     }
 
-    /// Whether a record shows content from before this fence. Content that cannot be read is not
-    /// known to be older.
-    fn is_older(&self, record: Option<&NameRecord>, fence: u64) -> Result<bool> {
-        let Some(record) = record.filter(|_| fence > 0) else {
-            return Ok(false);
-        };
-        match read_manifest(self.store, self.keys, self.tenant, record) {
-            Ok(manifest) => Ok(manifest.is_some_and(|it| it.fence < fence)),
-            Err(Error::Corrupt { .. } | Error::Missing { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
     fn read(&self) -> Result<Current> {
         read_current(self.store, self.keys, self.tenant, self.reference)
     }
@@ -536,6 +540,22 @@ pub(super) fn read_name(
     };
     let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;
     Ok(Some((record, version)))
+}
+
+/// The manifest that a record shows to a writer; `None` if it shows nothing, or that is damaged.
+fn read_shown(
+    store: &Store,
+    keys: &Keys,
+    tenant: &Tenant,
+    record: Option<&NameRecord>,
+) -> Result<Option<Manifest>> {
+    let Some(record) = record else {
+        return Ok(None);
+    };
+    match read_manifest(store, keys, tenant, record) {
+        Err(Error::Corrupt { .. } | Error::Missing { .. }) => Ok(None),
+        read => read,
+    }
 }
 
 /// The manifest that a record shows; `None` if it shows nothing.

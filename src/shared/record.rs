@@ -261,6 +261,18 @@ impl NameRecord {
 }
 
 impl Manifest {
+    /// Whether this content was made of the other: it has all layers of the other and more, and was
+    /// sealed later. Equal layers alone say nothing: their digests name content, which two nodes may
+    /// make independently.
+    pub(super) fn follows(&self, other: &Self) -> bool {
+        let above = self.layers.len().checked_sub(other.layers.len());
+        let Some(above) = above.filter(|&above| above > 0) else {
+            return false;
+        };
+        let below = self.layers[above..].iter().map(|layer| layer.digest);
+        self.made > other.made && below.eq(other.layers.iter().map(|layer| layer.digest))
+    }
+
     /// Parses the manifest of a tenant. `expected`: the digest that the name's record tells.
     pub(super) fn parse(
         key: &str,

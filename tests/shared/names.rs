@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use baggageclaim::model::Sha256;
+use baggageclaim::model::{Sha256, Timestamp};
 use baggageclaim::shared::{
     Committed, Error, LayerRef, ObjectId, Publication, Resolved, Source as _, Store, clear, look,
 };
@@ -187,6 +187,57 @@ fn a_write_whose_acknowledgement_is_lost_does_not_come_back_over_its_successor()
     refused.writer.attempted = Some(before + 2);
     let committed = attempt(&tier.store, refused).expect("commit");
     assert_eq!(committed, Committed::Named(before + 3));
+}
+
+/// A node takes a commit from the node that made it, builds on it, and uploads first. The upload of
+/// the older commit follows.
+#[test]
+fn a_commit_does_not_replace_one_that_was_built_on_it() {
+    for tier in Tier::both() {
+        let sealed = |name: &str, digests: &[u8], made: u64| {
+            let layer = |digest: &u8| LayerRef {
+                digest: Sha256([*digest; 32]),
+                ..some_layer()
+            };
+            let mut commit = commit(name, digests.iter().map(layer).collect());
+            commit.made = Timestamp(made);
+            commit
+        };
+        let publish = |commit, looks: bool| {
+            let mut publication = Publication::resume(&tier.store, &tenant(), id());
+            if looks {
+                let name = reference("task-cache/x");
+                publication.look(&name, NOW).expect("look");
+            }
+            publication.commit(commit, NOW).expect("decide")
+        };
+        let named = |committed| matches!(committed, Committed::Named(_));
+        let name = "task-cache/x";
+        assert!(named(publish(sealed(name, &[3, 2, 1], 30), true)));
+        for older in [&[1][..], &[2, 1]] {
+            for looks in [false, true] {
+                let kept = publish(sealed(name, older, 20), looks);
+                assert_eq!(kept, Committed::KeptNewer, "{older:?}");
+            }
+        }
+        // It came between the look and the write.
+        let mut late = Publication::resume(&tier.store, &tenant(), id());
+        late.look(&reference(name), NOW).expect("look");
+        assert!(named(publish(sealed(name, &[4, 3, 2, 1], 40), true)));
+        let kept = late.commit(sealed(name, &[3, 2, 1], 30), NOW);
+        assert_eq!(kept.expect("decide"), Committed::KeptNewer);
+        // The same layers, made later; and content that shares only a part of them.
+        assert!(named(publish(sealed(name, &[1], 50), true)));
+        assert!(named(publish(sealed(name, &[3, 2, 1], 60), true)));
+        assert!(named(publish(sealed(name, &[9, 1], 20), true)));
+        assert!(named(publish(sealed(name, &[5, 9, 1], 70), true)));
+        assert!(named(publish(sealed(name, &[7, 9, 1], 65), true)));
+        // What a fence has cleared counts as nothing.
+        let mut fenced = sealed(name, &[9, 1], 20);
+        (fenced.fence, fenced.writer.fence) = (80, 80);
+        fenced.writer.base = Some(number(&tier.store, name));
+        assert!(named(publish(fenced, true)));
+    }
 }
 
 /// An attempt that is done late, when its writer has begun another publication.
