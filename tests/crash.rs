@@ -183,8 +183,8 @@ fn is_passed_again(point: Point, act: Act) -> bool {
         | Point::ReceiveTabled
         | Point::ReceiveRecorded
         | Point::ReceivePlaced
+        | Point::EntryShown
         | Point::EntrySynced
-        | Point::EntryDecided
         // The repeated call notes it again.
         | Point::SharingIndexed
         | Point::SharingNoted => true,

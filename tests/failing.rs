@@ -33,6 +33,9 @@ mod space;
 #[path = "failing/seals.rs"]
 mod seals;
 
+#[path = "failing/shown.rs"]
+mod shown;
+
 #[path = "failing/sources.rs"]
 mod sources;
 

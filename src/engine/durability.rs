@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedMutexGuard, mpsc};
 
+use super::error::{Error, Result};
 use crate::model::{LayerId, Timestamp, VolumeRecord};
 
 /// What this boot knows of write-back.
@@ -29,6 +30,14 @@ impl WriteBack {
     /// Whether content that was begun at this time may have lost bytes.
     pub(super) fn is_tainted_since(&self, begun: Timestamp) -> bool {
         self.tainted_until.is_some_and(|until| begun <= until)
+    }
+
+    /// Refuses content that began to come in at this time and may have lost bytes.
+    pub(super) fn refuse_tainted_since(&self, began: Timestamp) -> Result<()> {
+        if self.is_tainted_since(began) {
+            return Err(Error::WritebackFailed);
+        }
+        Ok(())
     }
 
     /// Whether this volume existed when the last write-back failed.

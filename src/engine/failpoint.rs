@@ -143,10 +143,10 @@ points! {
     ReceiveRecorded = "receive-recorded",
     /// It lies in `layers/`, and nothing names it.
     ReceivePlaced = "receive-placed",
-    /// The layers of an import, or of content of another node, are on the disk.
+    /// An import, or content of another node, is visible under its name, and not durable yet.
+    EntryShown = "entry-shown",
+    /// Its layers, or those of a persistent volume, are on the disk.
     EntrySynced = "entry-synced",
-    /// What stacks them is decided, and neither the index nor the catalog has it.
-    EntryDecided = "entry-decided",
     /// The index names what stacks them.
     EntryIndexed = "entry-indexed",
     /// The layers say so; the caller has no answer.

@@ -84,9 +84,6 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
             .state
             .when(|state| match may_go(state, &name) {
                 Ok(false) => None,
-                // A transfer may be entering it: decided, and not in the catalog yet. The job waits
-                // for that, and looks again.
-                Err(Error::NoSuchName(_)) => Some(Ok(true)),
                 answer => Some(answer),
             })
             .await?;

@@ -10,6 +10,7 @@ use super::artifacts::Sealed;
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::shared::Inner;
+use super::state::State;
 use super::threads::Pool;
 use super::transfer::{self, OpenArtifact};
 use super::types::{LocalArtifact, PublishRequest, Tables};
@@ -152,6 +153,16 @@ impl Engine {
         };
         // It waits for the collector.
         self.inner.run(Pool::Room, job).await
+    }
+
+    /// Waits until a name shows this artifact. It may be content of another node that is not durable
+    /// yet.
+    pub async fn shows(&self, name: &Name, id: ArtifactId) {
+        let shows = |state: &mut State| {
+            let owner = state.catalog.owner(name);
+            owner.filter(|it| it.artifact.id == id).map(|_| ())
+        };
+        self.inner.state.when(shows).await;
     }
 
     /// Takes a name from content that follows no number of the tier from `cleared` on: the tier

@@ -2,6 +2,7 @@
 //! a failed write-back once, to the first caller of `syncfs`: so nothing else in the engine calls
 //! `syncfs` on the pool.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::claims::entries::VolumeEntry;
@@ -13,7 +14,7 @@ use super::notice::NotCommitted;
 use super::pending::trash_pending;
 use super::shared::Inner;
 use super::target::Target;
-use crate::model::{VolumeId, VolumeRecord, layout};
+use crate::model::{ArtifactId, LayerId, VolumeId, VolumeRecord, layout};
 use crate::store::{self, WritebackFailure};
 use crate::sys::Errno;
 
@@ -26,20 +27,11 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         // or not at all.
         let until = inner.now();
         state.write_back.taint(until);
+        let artifacts = state.catalog.remove_unindexed();
+        let gone: HashSet<ArtifactId> = artifacts.iter().map(|it| it.artifact.id).collect();
         let seals = state.volumes.seals();
-        let seals = seals.map(|(key, _, plan)| (key, plan.artifact));
-        let visible: Vec<_> = seals
-            .filter(|(_, id)| {
-                let sealed = state.catalog.get(id);
-                sealed.is_some_and(|sealed| !sealed.durable)
-            })
-            .collect();
-        let mut artifacts = Vec::new();
-        let mut keys = Vec::new();
-        for (key, id) in visible {
-            keys.push(key);
-            artifacts.extend(state.catalog.remove_artifact(id));
-        }
+        let seals = seals.filter(|(.., plan)| gone.contains(&plan.artifact));
+        let keys: Vec<LayerId> = seals.map(|(key, ..)| key).collect();
         let boot = inner.boot().to_owned();
         let unfinished = true;
         let failure = WritebackFailure {

@@ -176,8 +176,8 @@ impl Act {
             | Point::ImportUnpacked
             | Point::ImportRecorded
             | Point::ImportPlaced => &[Self::Import],
-            Point::EntrySynced
-            | Point::EntryDecided
+            Point::EntryShown
+            | Point::EntrySynced
             | Point::EntryIndexed
             | Point::EntryConfirmed => &[Self::Import, Self::Receive],
             Point::ReceiveMade

@@ -245,13 +245,14 @@ async fn content_of_one_namespace_comes_while_another_one_has_taken_its_fetches(
         eventually("its places are taken", all).await;
         let published = b.try_publish_of("other", "reads", &INPUT).await;
         published.expect("it comes");
+        eventually("it is counted", || b.fetches() > 0).await;
         assert_eq!(b.fetches(), 1, "the others still wait");
         let seen = fs::read_to_string(b.bench.target("reads").join("text"));
         assert_eq!(seen.ok(), text("of another"));
         held.store(false, Ordering::SeqCst);
     };
     tokio::join!(inputs, other);
-    assert_eq!(b.fetches(), 7);
+    eventually("all have come", || b.fetches() == 7).await;
     b.end("reads", Outcome::Failed).await;
     end_inputs(&b, &names).await;
     a.finish().await;
@@ -294,7 +295,7 @@ async fn a_commit_keeps_its_name_when_older_content_comes_late() {
         made
     };
     let ((), made) = tokio::join!(inputs, waits);
-    assert_eq!(b.fetches(), 5, "the older one has come, too");
+    eventually("the older one has come, too", || b.fetches() == 5).await;
     let named = b.bench.artifact("task-cache/go").expect("it is there").id;
     assert_eq!(named, made);
     let seen = fs::read_to_string(b.bench.target("waits").join("text"));

@@ -17,7 +17,7 @@ use super::common::bench::{Bench, NEVER, eventually, soon};
 use super::common::require_bench;
 use super::{TASK, my_turn};
 
-fn name() -> Name {
+pub(crate) fn name() -> Name {
     Name {
         tenant: "ci".parse().expect("a label"),
         reference: "task-cache/k".parse().expect("a reference"),
@@ -50,13 +50,13 @@ async fn why_not(heard: &mut Receiver<Notice>) -> Option<NotCommitted> {
 }
 
 /// A thread that comes to a point and waits there.
-struct Held {
+pub(crate) struct Held {
     come: mpsc::Receiver<()>,
     go_on: mpsc::Sender<()>,
 }
 
 impl Held {
-    fn at(point: Point) -> Self {
+    pub(crate) fn at(point: Point) -> Self {
         let (say, come) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel::<()>();
         failpoint::at(point, 1, move || {
@@ -66,11 +66,11 @@ impl Held {
         Self { come, go_on }
     }
 
-    async fn comes(&self) {
+    pub(crate) async fn comes(&self) {
         eventually("the point is reached", || self.come.try_recv().is_ok()).await;
     }
 
-    fn goes_on(self) {
+    pub(crate) fn goes_on(self) {
         self.go_on.send(()).expect("it waits");
     }
 }
@@ -194,7 +194,7 @@ async fn a_fork_that_is_made_while_a_fence_is_applied_is_not_committed() {
 }
 
 /// An archive of the content that has the name.
-async fn archive_of(bench: &Bench) -> PathBuf {
+pub(crate) async fn archive_of(bench: &Bench) -> PathBuf {
     let id = bench.artifact("task-cache/k").expect("it is there").id;
     let export = bench
         .engine
@@ -211,7 +211,7 @@ async fn archive_of(bench: &Bench) -> PathBuf {
 }
 
 /// Imports it under the name.
-async fn import(bench: &Bench, archive: &Path) -> Result<Imported, Error> {
+pub(crate) async fn import(bench: &Bench, archive: &Path) -> Result<Imported, Error> {
     let request = ImportRequest {
         tenant: name().tenant,
         reference: name().reference,
@@ -246,7 +246,7 @@ async fn an_import_that_began_before_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_destroy_waits_for_content_that_is_being_entered() {
+async fn a_destroy_waits_for_content_that_is_not_durable_yet() {
     let _alone = my_turn().await;
     let bench = require_bench!();
     bench.step("first", &TASK, |_| ()).await;
@@ -254,7 +254,7 @@ async fn a_destroy_waits_for_content_that_is_being_entered() {
     let name = name();
     let destroy = || bench.engine.destroy(&name.tenant, &name.reference);
     destroy().await.expect("nothing has the name now");
-    let held = Held::at(Point::EntryDecided);
+    let held = Held::at(Point::EntryShown);
     let (imported, destroyed) = tokio::join!(import(&bench, &archive), async {
         held.comes().await;
         let destroy = destroy();

@@ -46,18 +46,6 @@ impl Catalog {
         self.place_of(artifact, &owners).is_some()
     }
 
-    /// Enters an artifact that the index has, durably; with its name if the index has that, too.
-    pub(in crate::engine) fn add_indexed(&mut self, artifact: Artifact, named: bool) {
-        let (id, name) = (artifact.id, artifact.name());
-        if named {
-            self.add_artifact(artifact);
-            self.indexed(&HashSet::from([id]), HashMap::from([(name, id)]));
-            self.artifacts.set_durable(&id, true);
-        } else {
-            self.artifacts.insert(Sealed::durable(artifact));
-        }
-    }
-
     /// The current owner of a name.
     pub(super) fn owner_id(&self, name: &Name) -> Option<ArtifactId> {
         self.names.get(name)?.last().copied()
@@ -146,6 +134,14 @@ impl Catalog {
             self.set_owners(name, survivors);
         }
         Some(sealed)
+    }
+
+    /// Makes all artifacts invisible that the index does not have.
+    pub(in crate::engine) fn remove_unindexed(&mut self) -> Vec<Sealed> {
+        let unindexed = self.artifacts.values().filter(|sealed| !sealed.indexed);
+        let unindexed: Vec<_> = unindexed.map(|sealed| sealed.artifact.id).collect();
+        let removed = unindexed.into_iter();
+        removed.filter_map(|id| self.remove_artifact(id)).collect()
     }
 
     /// Hides an artifact that is to be deleted. Returns whether it had its name; the name then has

@@ -229,7 +229,8 @@ fn an_import_takes_its_name_only_with_the_index_and_from_no_later_owner_there() 
         // A seal that the index does not have yet may be lost: then the name is the import's.
         assert!(catalog.add_artifact(sealed.clone()));
         assert!(catalog.may_take_name(&imported));
-        catalog.add_indexed(imported.clone(), true);
+        catalog.add_artifact(imported.clone());
+        commit(&mut catalog, &[&imported]);
         assert!(catalog.is_named(&sealed) && catalog.is_name_indexed(&sealed.name()));
         assert_eq!(
             holder_after_failure(&mut catalog, &sealed.name()),
@@ -240,7 +241,8 @@ fn an_import_takes_its_name_only_with_the_index_and_from_no_later_owner_there() 
         catalog.add_artifact(sealed.clone());
         commit(&mut catalog, &[&sealed]);
         assert!(!catalog.may_take_name(&imported));
-        catalog.add_indexed(imported.clone(), false);
+        assert!(!catalog.add_artifact(imported.clone()));
+        commit(&mut catalog, &[&imported]);
         assert!(catalog.is_named(&sealed) && catalog.contains(&imported.id));
     }
 }

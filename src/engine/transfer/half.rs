@@ -2,9 +2,10 @@
 //! `layers/`, then in the index. Imports and content of other nodes share the way; its table is in
 //! `import`.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::engine::error::{Context, Result};
+use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
@@ -105,31 +106,51 @@ impl Drop for Half<'_> {
     }
 }
 
-/// Makes an artifact of placed layers durable and gives it its name. A failure takes no name from
-/// content that is sealed meanwhile. Returns whether it has the name.
+/// Makes an artifact of placed layers visible under its name, and then durable. Returns whether it
+/// has the name.
+///
+/// As after a seal, volumes can be forks of it before it is durable. If it cannot be made durable,
+/// it disappears, and the name shows what it showed before. Its forks keep the layers.
 ///
 /// `began`: when the first layer was made. `describe` returns the artifact, or refuses it, under
-/// the lock under which its name is looked at.
+/// the lock under which it becomes visible.
 pub(super) fn enter(
     inner: &Inner,
     halves: Vec<Half<'_>>,
     began: Timestamp,
-    describe: impl Fn(&State) -> Result<Artifact>,
+    describe: impl FnOnce(&State) -> Result<Artifact>,
 ) -> Result<bool> {
-    let decide = |state: &State| {
-        let artifact = describe(state)?;
-        let takes_name = state.catalog.may_take_name(&artifact);
-        let mut changes = vec![Change::PutArtifact(artifact.clone())];
-        if takes_name {
-            changes.push(Change::PutName(artifact.name(), artifact.id));
-        }
-        Ok((changes, (artifact, takes_name)))
+    let artifact = {
+        let mut state = inner.state.lock();
+        state.write_back.refuse_tainted_since(began)?;
+        let artifact = describe(&state)?;
+        state.catalog.add_artifact(artifact.clone());
+        artifact
     };
-    let known = |state: &mut State, (artifact, takes_name): (Artifact, bool)| {
-        state.catalog.add_indexed(artifact.clone(), takes_name);
+    inner.state.notify();
+    point(Point::EntryShown);
+    let alone = HashSet::from([artifact.id]);
+    let decide = |state: &State| {
+        let sealed = state.catalog.get(&artifact.id);
+        // A failed write-back took it away.
+        let sealed = sealed.ok_or(Error::WritebackFailed)?;
+        let names = state.catalog.names_of(&alone);
+        let mut changes = vec![Change::PutArtifact(sealed.artifact.clone())];
+        changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
+        Ok((changes, names))
+    };
+    let known = |state: &mut State, names| {
+        state.catalog.indexed(&alone, names);
+        state.catalog.set_durable(&artifact.id, true);
         state.catalog.is_named(&artifact)
     };
-    settle(inner, halves, began, decide, known)
+    let entered = settle(inner, halves, began, decide, known);
+    if entered.is_err() {
+        inner.state.lock().catalog.remove_artifact(artifact.id);
+        layers::trash_unreferenced(inner, &artifact.layers);
+    }
+    inner.state.notify();
+    entered
 }
 
 /// Makes placed layers durable, and then what stacks them: in the index, and only then in memory.
@@ -149,13 +170,9 @@ pub(super) fn settle<T, R>(
     let named_as_indexed = inner.durability.lock_names();
     let (changes, what) = {
         let state = inner.state.lock();
-        // A write-back failed while the content came in: it may have lost bytes.
-        if state.write_back.is_tainted_since(began) {
-            return Err(crate::engine::error::Error::WritebackFailed);
-        }
+        state.write_back.refuse_tainted_since(began)?;
         decide(&state)?
     };
-    point(Point::EntryDecided);
     match inner.transact(&changes) {
         Transaction::Committed => {}
         Transaction::RolledBack(error) => return Err(error),

@@ -1,5 +1,5 @@
-//! Import: an archive becomes an artifact of one layer, which appears whole and durable, or not at
-//! all.
+//! Import: an archive becomes an artifact of one layer, which appears whole, or not at all. The
+//! caller gets its answer when it is durable.
 //!
 //! | step | on disk |
 //! |---|---|
@@ -7,7 +7,8 @@
 //! | `incoming/<layer id>` made, the archive unpacked there | incomplete: swept at a start |
 //! | digest compared, `sealing.json` written | the same |
 //! | rename to `layers/<layer id>` (pinned) | not in the index: discarded at start |
-//! | `syncfs` | durable, and still without a name |
+//! | it gets its name in memory | the same: **volumes can be forks of it** |
+//! | `syncfs` | durable, and not in the index |
 //! | index transaction | **an artifact** |
 //! | `sealing.json` → `layer.json` | the same |
 //!

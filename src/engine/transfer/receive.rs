@@ -1,6 +1,6 @@
-//! Receive: content of another node appears here, layer by layer, whole and durable, or not at all.
-//! It becomes an artifact, or a persistent volume (`claims::receive`). The caller knows where its
-//! layers come from.
+//! Receive: content of another node comes here, layer by layer. It becomes an artifact, or a
+//! persistent volume (`claims::receive`). It appears whole, or not at all. The caller knows where
+//! its layers come from.
 //!
 //! | step | on disk |
 //! |---|---|
@@ -9,11 +9,13 @@
 //! | its table of contents written | the same |
 //! | each: `sealing.json` written | the same |
 //! | each: rename to `layers/<layer id>` (pinned) | not in the index: discarded at start |
+//! | an artifact gets its name in memory | the same: **volumes can be forks of it** |
 //! | `syncfs`, one index transaction | **an artifact**, or **a persistent volume** |
 //! | `sealing.json` → `layer.json` | the same |
 //!
 //! An incomplete layer is deleted at start. A driver that goes on keeps it for some minutes
-//! (`engine::parts`).
+//! (`engine::parts`). A layer that the index does not have is discarded at start, too, unless a
+//! volume is a fork of it.
 //!
 //! Where an artifact is a stack, a layer that is here already is used if all below it are here,
 //! too. Elsewhere all layers are applied to one tree.

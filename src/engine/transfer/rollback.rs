@@ -113,11 +113,17 @@ fn rollback_now(
     };
     let named = match half::enter(inner, Vec::new(), began, described) {
         Ok(named) => named,
-        // The same order may have come twice. Then the first one was carried out meanwhile.
+        // The same order may have come twice. Then the first one is carried out meanwhile.
         Err(error) => {
-            let state = inner.state.lock();
-            let done = order.filter(|order| is_done(&state, name, order));
-            return done.map(|order| order.id).ok_or(error);
+            let Some(order) = order else {
+                return Err(error);
+            };
+            let is_over = |state: &mut State| match state.catalog.get(&order.id) {
+                Some(made) if !made.durable => None,
+                _ => Some(is_done(state, name, order)),
+            };
+            let is_done = inner.lifetime.block_on(inner.state.when(is_over));
+            return if is_done { Ok(order.id) } else { Err(error) };
         }
     };
     inner.state.notify();
