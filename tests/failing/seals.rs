@@ -77,6 +77,30 @@ async fn a_layer_that_cannot_be_confirmed_keeps_no_seal_from_being_durable() {
     }
 }
 
+/// It needs only a few blocks. A copy takes space that others need, and is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_seal_that_copies_nothing_waits_for_space_for_as_long_as_it_takes() {
+    let _mine = my_turn().await;
+    let bench = require_bench!(|config| config.room_wait = Duration::ZERO);
+    let (at, _) = bench.publish("made", "made", &output("made")).await;
+    let held = fs::File::create(at.join("held")).expect("create");
+    bench.unpublish("made").await;
+    // There is space for the layer's directory, and none for the record in it.
+    let layer = names(&bench.pool().join("pending")).remove(0);
+    fs::create_dir(bench.pool().join("layers").join(layer)).expect("mkdir");
+    let filler = bench.lab.dir("filler");
+    space::fill_up(&filler);
+    let before = failpoint::visits(Point::SealLayerMade);
+    drop(held);
+    eventually("it is tried a third time", || {
+        failpoint::visits(Point::SealLayerMade) >= before + 3
+    })
+    .await;
+    fs::remove_file(filler.join("big")).expect("space again");
+    eventually("it is durable", || is_durable(&bench, "artifact/made")).await;
+    bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_promise_that_cannot_be_taken_back_keeps_what_it_was_for_and_nothing_else() {
     let _mine = my_turn().await;
