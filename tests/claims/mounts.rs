@@ -7,7 +7,9 @@ use std::path::Path;
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
-use baggageclaim::model::{ClaimParameters, ClaimSource, RootAttributes};
+use baggageclaim::model::{
+    ClaimParameters, ClaimSource, PersistentVolume, RootAttributes, Timestamp,
+};
 use baggageclaim::sys;
 
 use super::bench::{ALL, Bench, COPY, again, request, say};
@@ -334,6 +336,11 @@ async fn a_claim_is_not_published_while_its_mount_mode_is_unknown() {
     }
 }
 
+fn last_used(bench: &Bench, claim: &PersistentVolume) -> Timestamp {
+    let claim = bench.engine.claim(claim.id.as_str());
+    claim.expect("there").last_used
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_outlives_drivers_and_boots() {
     for ground in ALL {
@@ -361,8 +368,12 @@ async fn a_claim_outlives_drivers_and_boots() {
             2
         );
         rustix::fs::sync();
+        let used = [&base, &claim].map(|claim| last_used(&bench, claim));
         let bench = bench.reboot().await;
         bench.assert_sound().await;
+        // Its pod may have used it until the reboot.
+        assert_eq!(last_used(&bench, &base), used[0]);
+        assert!(last_used(&bench, &claim) > used[1]);
         assert!(
             bench
                 .engine
