@@ -260,6 +260,18 @@ async fn what_is_staged_for_reading_only_is_published_for_reading_only() {
         let file = bench.at("pod").join("file");
         fs::write(&file, "no").expect_err("read-only");
         assert_eq!(fs::read_to_string(file).expect("read"), "text");
+        // Another staging path has its own mode.
+        let elsewhere = MountClaim {
+            target: bench.at("elsewhere"),
+            ..bench.stage_request(&claim)
+        };
+        fs::create_dir(&elsewhere.target).expect("the staging path");
+        let staged = bench.engine.mount_claim(elsewhere.clone()).await;
+        staged.expect("staged");
+        fs::write(elsewhere.target.join("more"), "more").expect("writable");
+        let id = claim.id.as_str();
+        let unstaged = bench.engine.unmount_claim(id, &elsewhere.target, true);
+        unstaged.await.expect("unstaged");
         bench.unpublish(&claim, "pod").await;
         bench.unmount(&claim).await;
         bench.finish().await;

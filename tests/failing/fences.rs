@@ -50,13 +50,13 @@ async fn why_not(heard: &mut Receiver<Notice>) -> Option<NotCommitted> {
 }
 
 /// A thread that comes to a point and waits there.
-struct Held {
+pub(super) struct Held {
     come: mpsc::Receiver<()>,
     go_on: mpsc::Sender<()>,
 }
 
 impl Held {
-    fn at(point: Point) -> Self {
+    pub(super) fn at(point: Point) -> Self {
         let (say, come) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel::<()>();
         failpoint::at(point, 1, move || {
@@ -66,11 +66,11 @@ impl Held {
         Self { come, go_on }
     }
 
-    async fn comes(&self) {
+    pub(super) async fn comes(&self) {
         eventually("the point is reached", || self.come.try_recv().is_ok()).await;
     }
 
-    fn goes_on(self) {
+    pub(super) fn goes_on(self) {
         self.go_on.send(()).expect("it waits");
     }
 }
