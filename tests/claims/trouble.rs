@@ -397,8 +397,8 @@ async fn what_misses_a_layer_can_be_deleted_and_nothing_is_made_of_it() {
     let modified = bench.engine.modify_claim(claim.id.as_str(), short).await;
     let modified = modified.expect("its record is as good as ever");
     // It does not expire: the layer may come back.
-    let later = Timestamp(modified.last_used.0 + 10_000);
-    bench.engine.set_time(later);
+    let expired = Timestamp(modified.last_used.0 + 10_000);
+    bench.engine.set_time(expired);
     bench.engine.reap().await.expect("reap");
     for claim in [&claim, &base] {
         bench.engine.claim(claim.id.as_str()).expect("it stays");
