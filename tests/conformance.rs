@@ -26,6 +26,7 @@ use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use baggageclaim::backend::{
@@ -437,6 +438,7 @@ fn a_marker_is_seen_and_is_not_content(bench: &Bench) {
         fs::remove_file(root.join(MARKER)).expect("unlink");
         fs::write(root.join(MARKER), b"").expect("write");
         fs::write(root.join("content"), b"x").expect("write");
+        trees::times(root, 1_100_000_000, 42);
     });
     assert!(has(&volume));
     let layers = bench.seal(&volume);
@@ -444,6 +446,11 @@ fn a_marker_is_seen_and_is_not_content(bench: &Bench) {
     assert!(seen.get(MARKER).is_none() && seen.get("content").is_some());
     let fork = bench.fork(&layers);
     assert!(!has(&fork));
+    // The driver's removal of the marker is no change by the pod.
+    bench.mounted(&fork, true, |root| {
+        let root = fs::metadata(root).expect("stat");
+        assert_eq!((root.mtime(), root.mtime_nsec()), (1_100_000_000, 42));
+    });
     bench.discard(fork);
 }
 
@@ -794,6 +801,10 @@ const CASES: &[(&str, Case)] = &[
         "a small limit",
         limits::a_small_limit_does_not_refuse_the_root,
     ),
+    (
+        "the size of a layer",
+        limits::a_layer_takes_what_its_volume_has_written,
+    ),
 ];
 
 fn run(fs: Fs, open: Open) {
@@ -956,6 +967,30 @@ fn btrfs_quotas_are_switched_on_only_where_they_may_be_and_only_for_a_limit() {
                 .expect("delete");
         }
     }
+}
+
+/// A limit by full quotas would make every change of the volume slow.
+#[test]
+fn btrfs_with_full_quotas_says_that_they_are_too_slow() {
+    let lab = require_lab!(Fs::Btrfs);
+    let bench = Bench::new(&lab, |pool| {
+        Box::new(Btrfs::open(pool, true).expect("btrfs works"))
+    });
+    let mut enable = Command::new("btrfs");
+    enable.args(["quota", "enable"]).arg(lab.path());
+    if let Err(reason) = common::lab::run(&mut enable) {
+        return common::skip(&reason);
+    }
+    let volume = bench.create(&[], RootAttributes::default(), Some(1 << 20));
+    let Limit::Unenforced(why) = &volume.limit else {
+        panic!("{:?}", volume.limit)
+    };
+    assert!(why.contains("too slow"), "{why}");
+    bench.within(&volume, |root| {
+        fs::write(root.join("f"), vec![7; 2 << 20]).expect("no limit");
+    });
+    bench.discard(volume);
+    bench.empty();
 }
 
 /// The table lists mounts that another mount hides, too.

@@ -117,3 +117,61 @@ fn with_what_comes(inner: &Inner, space: Space) -> Space {
         ..space
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::artifacts::tests::made;
+    use crate::engine::pool_scan::keys;
+    use crate::engine::{Config, Engine};
+
+    /// An engine whose collector does nothing by itself, and an artifact that is not durable yet.
+    async fn with_an_artifact(folder: &std::path::Path, watermark: u8) -> (Engine, ArtifactId) {
+        let mut config = Config::of_copies(folder);
+        (config.high_watermark, config.low_watermark) = (watermark, watermark);
+        let engine = Engine::open(config).await.expect("it opens");
+        let inner = &engine.inner;
+        inner.lifetime.stop();
+        inner.lifetime.ended().await;
+        inner.space.take();
+        let artifact = made(1, &[1]);
+        let id = artifact.id;
+        inner.state.lock().catalog.add_artifact(artifact);
+        (engine, id)
+    }
+
+    #[tokio::test]
+    async fn nothing_is_evicted_before_it_is_durable() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (engine, id) = with_an_artifact(folder.path(), 0).await;
+        let inner = &engine.inner;
+        let expect = |bytes, artifacts| {
+            assert_eq!(evictable(inner, 5), bytes);
+            assert_eq!(make_room(inner).expect("a round"), artifacts);
+        };
+        expect(0, 0);
+        inner.state.lock().catalog.set_durable(&id, true);
+        expect(5, 1);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_evicted_while_enough_waits_for_its_deletion() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (engine, id) = with_an_artifact(folder.path(), 100).await;
+        let inner = &engine.inner;
+        inner.state.lock().catalog.set_durable(&id, true);
+        let evicted = || {
+            let space = inner.dirs.root.space().expect("statfs");
+            inner.space.ask(space.bytes);
+            make_room(inner).expect("a round")
+        };
+        // It is not measured: it may hold all that is used.
+        let (dirs, trash) = (&inner.dirs, &inner.collector.trash);
+        dirs.layers.create_dir("layer", 0o700).expect("mkdir");
+        trash.throw_away(dirs, "layer", None).expect("renamed");
+        assert_eq!(evicted(), 0);
+        let thrown = keys(&dirs.trash).expect("read");
+        assert!(trash.forget(thrown.first().copied()), "it was known");
+        assert_eq!(evicted(), 1);
+    }
+}

@@ -76,3 +76,28 @@ impl Lifetime {
         self.tasks.wait().await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::poll;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_end_waits_for_tasks_and_for_tokens() {
+        let lifetime = Lifetime::begin();
+        let (go_on, told) = oneshot::channel::<()>();
+        // A blocking job starts tasks, too.
+        let task = std::thread::scope(|scope| scope.spawn(|| lifetime.spawn(told)).join());
+        let task = task.expect("no panic");
+        let mut ended = Box::pin(lifetime.ended());
+        assert!(poll!(&mut ended).is_pending(), "the task runs");
+        let token = lifetime.token();
+        go_on.send(()).expect("it waits");
+        task.await.expect("no panic").expect("it was told");
+        assert!(poll!(&mut ended).is_pending(), "the token is held");
+        drop(token);
+        ended.await;
+    }
+}

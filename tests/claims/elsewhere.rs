@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use baggageclaim::archive;
 use baggageclaim::engine::claims::{CreateClaim, ReceiveClaim};
-use baggageclaim::engine::{Error, LayerPlace, OpenSnapshot, Opened, ReceiveError, ReceiveLayer};
+use baggageclaim::engine::{
+    Engine, Error, LayerPlace, OpenSnapshot, Opened, ReceiveError, ReceiveLayer,
+};
 use baggageclaim::model::{ClaimSource, PersistentVolume, Sha256, SnapshotId};
 
 use super::bench::{BTRFS, Bench, COPY, Ground, OVERLAY, request, say};
@@ -27,6 +29,8 @@ enum Fate {
     Breaks(usize),
     /// All layers come, and the claim is not wanted any more.
     IsRefused,
+    /// Another call makes the same claim while the first layer comes.
+    IsMadeMeanwhile,
 }
 
 /// Opens a snapshot as soon as its tables of contents are made.
@@ -66,24 +70,37 @@ async fn receive(
         size: open.snapshot.size,
     };
     let (engine, open) = (to.engine.clone(), Arc::clone(open));
-    let job = move || {
-        let mut count = 0;
-        let make = |layer: usize, place: &LayerPlace<'_>| {
-            if fate == Fate::Breaks(layer) {
-                return Err(archive::Error::Cut);
-            }
-            count += 1;
-            let source = &open.layers[layer];
-            layers::make(&source.table, &source.holder, place)
-        };
-        let may_enter = || match fate {
-            Fate::IsRefused => Err(Error::Defect),
-            Fate::Succeeds | Fate::Breaks(_) => Ok(()),
-        };
-        let received = engine.receive_claim(request, &AtomicU64::new(0), make, may_enter);
-        (received, count)
+    layers::apart(move || receive_now(&engine, &open, &request, fate)).await
+}
+
+fn receive_now(
+    engine: &Engine,
+    open: &OpenSnapshot,
+    request: &ReceiveClaim,
+    fate: Fate,
+) -> (
+    Result<PersistentVolume, ReceiveError<archive::Error>>,
+    usize,
+) {
+    let mut count = 0;
+    let make = |layer: usize, place: &LayerPlace<'_>| {
+        if fate == Fate::Breaks(layer) {
+            return Err(archive::Error::Cut);
+        }
+        if fate == Fate::IsMadeMeanwhile && count == 0 {
+            let (made, _) = receive_now(engine, open, request, Fate::Succeeds);
+            made.expect("it is made");
+        }
+        count += 1;
+        let source = &open.layers[layer];
+        layers::make(&source.table, &source.holder, place)
     };
-    layers::apart(job).await
+    let may_enter = || match fate {
+        Fate::IsRefused | Fate::IsMadeMeanwhile => Err(Error::Defect),
+        Fate::Succeeds | Fate::Breaks(_) => Ok(()),
+    };
+    let received = engine.receive_claim(request.clone(), &AtomicU64::new(0), make, may_enter);
+    (received, count)
 }
 
 async fn received(to: &Bench, open: &Arc<OpenSnapshot>, name: &str) -> (PersistentVolume, usize) {
@@ -211,4 +228,49 @@ async fn a_clone_that_does_not_arrive_or_is_not_wanted_any_more_leaves_nothing()
     }
     drop(open);
     sender.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_that_another_call_makes_meanwhile_is_not_made_over_it() {
+    let Some(sender) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let (snapshot, expected) = source(&sender, OVERLAY).await;
+    let open = opened(&sender, &snapshot).await;
+    for to in BACKENDS {
+        say(to);
+        let Some(bench) = Bench::new(to).await else {
+            return;
+        };
+        let (clone, made) = receive(&bench, &open, "clone", Fate::IsMadeMeanwhile).await;
+        assert_eq!(made, 2);
+        assert_shows(&bench, &clone.expect("the other's"), &expected).await;
+        bench.finish().await;
+    }
+    drop(open);
+    sender.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_made_of_layers_that_are_known_here_and_lost() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let (snapshot, expected) = source(&bench, OVERLAY).await;
+    let open = opened(&bench, &snapshot).await;
+    let (clone, _) = received(&bench, &open, "clone").await;
+    let layer = bench
+        .config
+        .pool
+        .join(format!("layers/{}", clone.layers[0]));
+    let away = bench.lab.path().join("away");
+    fs::rename(&layer, &away).expect("it is lost");
+    let (refused, made) = receive(&bench, &open, "again", Fate::Succeeds).await;
+    let is_lost = matches!(&refused, Err(ReceiveError::Engine(Error::Lost { layer, .. })) if *layer == clone.layers[0]);
+    assert!(is_lost && made == 0, "{refused:?}");
+    fs::rename(&away, &layer).expect("it comes back");
+    let (again, _) = received(&bench, &open, "again").await;
+    assert_shows(&bench, &again, &expected).await;
+    drop(open);
+    bench.finish().await;
 }

@@ -7,7 +7,9 @@ use std::path::Path;
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
-use baggageclaim::model::{ClaimParameters, ClaimSource, RootAttributes};
+use baggageclaim::model::{
+    ClaimParameters, ClaimSource, PersistentVolume, RootAttributes, Timestamp,
+};
 use baggageclaim::sys;
 
 use super::bench::{ALL, Bench, COPY, again, request, say};
@@ -258,6 +260,18 @@ async fn what_is_staged_for_reading_only_is_published_for_reading_only() {
         let file = bench.at("pod").join("file");
         fs::write(&file, "no").expect_err("read-only");
         assert_eq!(fs::read_to_string(file).expect("read"), "text");
+        // Another staging path has its own mode.
+        let elsewhere = MountClaim {
+            target: bench.at("elsewhere"),
+            ..bench.stage_request(&claim)
+        };
+        fs::create_dir(&elsewhere.target).expect("the staging path");
+        let staged = bench.engine.mount_claim(elsewhere.clone()).await;
+        staged.expect("staged");
+        fs::write(elsewhere.target.join("more"), "more").expect("writable");
+        let id = claim.id.as_str();
+        let unstaged = bench.engine.unmount_claim(id, &elsewhere.target, true);
+        unstaged.await.expect("unstaged");
         bench.unpublish(&claim, "pod").await;
         bench.unmount(&claim).await;
         bench.finish().await;
@@ -334,6 +348,11 @@ async fn a_claim_is_not_published_while_its_mount_mode_is_unknown() {
     }
 }
 
+fn last_used(bench: &Bench, claim: &PersistentVolume) -> Timestamp {
+    let claim = bench.engine.claim(claim.id.as_str());
+    claim.expect("there").last_used
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_outlives_drivers_and_boots() {
     for ground in ALL {
@@ -361,8 +380,12 @@ async fn a_claim_outlives_drivers_and_boots() {
             2
         );
         rustix::fs::sync();
+        let used = [&base, &claim].map(|claim| last_used(&bench, claim));
         let bench = bench.reboot().await;
         bench.assert_sound().await;
+        // Its pod may have used it until the reboot.
+        assert_eq!(last_used(&bench, &base), used[0]);
+        assert!(last_used(&bench, &claim) > used[1]);
         assert!(
             bench
                 .engine

@@ -6,10 +6,10 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::CreateClaim;
+use baggageclaim::engine::claims::{CreateClaim, claim_id};
 use baggageclaim::engine::{Engine, Error};
 use baggageclaim::model::{
-    ClaimParameters, ClaimSource, LiveClone, MutableChange, PersistentVolume,
+    ClaimParameters, ClaimSource, LiveClone, MutableChange, PersistentVolume, Timestamp, Ttl,
 };
 use baggageclaim::server::{code_of, message_of};
 use baggageclaim::store::Index;
@@ -18,6 +18,7 @@ use tonic::Code;
 
 use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, again, request, say};
 use super::common::Fs;
+use super::common::bench::request as volume_request;
 use super::common::disk::sync;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -389,16 +390,43 @@ async fn what_misses_a_layer_can_be_deleted_and_nothing_is_made_of_it() {
     }
     let restored = made_of(&bench, ClaimSource::Snapshot(snapshot.id.clone())).await;
     assert!(matches!(restored, Err(Error::Lost { .. })), "{restored:?}");
-    let modified = bench
-        .engine
-        .modify_claim(claim.id.as_str(), MutableChange::default());
-    modified.await.expect("its record is as good as ever");
+    let short = MutableChange {
+        size_limit: None,
+        ttl: Some(Ttl::Seconds(1)),
+    };
+    let modified = bench.engine.modify_claim(claim.id.as_str(), short).await;
+    let modified = modified.expect("its record is as good as ever");
+    // It does not expire: the layer may come back.
+    let expired = Timestamp(modified.last_used.0 + 10_000);
+    bench.engine.set_time(expired);
+    bench.engine.reap().await.expect("reap");
     for claim in [&claim, &base] {
+        bench.engine.claim(claim.id.as_str()).expect("it stays");
         let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
         deleted.expect("what cannot be used can be deleted");
     }
     let deleted = bench.engine.delete_snapshot(snapshot.id.as_str()).await;
     deleted.expect("the same");
+    bench.finish().await;
+}
+
+/// The caller of a pod's volume chooses its id.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_does_not_take_the_place_of_a_pods_volume() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let (id, target) = (claim_id("claim"), bench.at("pod"));
+    let publish = volume_request(&target, "ci", "pod", id.as_str(), &[]);
+    bench.engine.publish(publish).await.expect("published");
+    let made = bench.engine.create_claim(request("claim")).await;
+    assert!(matches!(made, Err(Error::Exists { .. })), "{made:?}");
+    let place = bench.config.pool.join("volumes").join(id.as_str());
+    assert!(place.exists());
+    let unpublished = bench.engine.unpublish(id.as_str(), &target).await;
+    unpublished.expect("unpublished");
+    bench.engine.settled().await;
+    bench.create("claim").await;
     bench.finish().await;
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 use std::path::PathBuf;
 
 use baggageclaim::backend::{Backend, BackendKind, Limit, MountApi, Overlay};
-use baggageclaim::model::{LayerId, RootAttributes};
+use baggageclaim::model::{LayerId, RootAttributes, layout};
 use baggageclaim::sys::{self, Dir, QuotaGroup, Xattrs as _};
 
 use super::common::{Snapshot, assert_same, tree as trees};
@@ -64,6 +64,24 @@ pub(super) fn a_size_limit_holds_or_says_why_not(bench: &Bench) {
         assert_ne!(project, 0);
         assert_forgotten(bench, project);
     }
+}
+
+/// Quotas charge a layer's bytes to the volume that wrote them, which is gone. Eviction must know
+/// them all the same.
+pub(super) fn a_layer_takes_what_its_volume_has_written(bench: &Bench) {
+    const CONTENT: u64 = 3 << 20;
+    let volume = bench.create(&[], RootAttributes::default(), Some(16 << 20));
+    bench.within(&volume, |root| {
+        fs::write(root.join("f"), vec![7; 3 << 20]).expect("write");
+    });
+    let layer = bench.seal(&volume)[0];
+    bench.discard(volume);
+    let layer = bench.path.join("layers").join(layer.to_string());
+    fs::write(layer.join(layout::LAYER_JSON), "{}").expect("write");
+    bench.pool.sync_filesystem().expect("syncfs");
+    let layer = Dir::open(&layer).expect("open");
+    let usage = bench.backend.usage(&layer, &|| false).expect("counted");
+    assert!((CONTENT..CONTENT * 2).contains(&usage.bytes), "{usage:?}");
 }
 
 /// The driver makes the root as it was asked to, and only then limits the volume.

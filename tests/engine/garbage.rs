@@ -311,6 +311,45 @@ async fn above_the_high_watermark_the_least_recently_used_go_and_nothing_in_use(
     }
 }
 
+/// The files are empty: all of them together take few blocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_is_short_of_inodes_loses_as_many_caches_as_hold_them() {
+    // Of about 3000.
+    let lab = match Lab::try_sized(Fs::Ext4FewInodes, 64 << 20) {
+        Ok(lab) => lab,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let bench = Bench::with(lab, |config| {
+        config.high_watermark = 60;
+        config.low_watermark = 30;
+    })
+    .await;
+    let fill = |at: &Path, files: usize| {
+        let directory = Dir::open(at).expect("open");
+        for number in 0..files {
+            let made = directory.write_new(number.to_string(), b"");
+            made.expect("an inode is left");
+        }
+    };
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        let cache = [("type", "task-cache"), ("key", name)];
+        bench.step(name, &cache, |at| fill(at, 300)).await;
+    }
+    let left = || {
+        let is_there = |name: &&str| bench.artifact(&format!("task-cache/{name}")).is_some();
+        names.into_iter().filter(is_there).collect::<Vec<_>>()
+    };
+    bench.engine.reap().await.expect("reap");
+    assert_eq!(left(), names, "below the mark");
+    let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
+    fill(&scratch, 400);
+    bench.engine.reap().await.expect("reap");
+    assert_eq!(left(), ["e"]);
+    bench.unpublish("scratch").await;
+    bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_finds_no_room_has_caches_evicted() {
     let lab = match Lab::try_sized(Fs::Ext4, 48 << 20) {

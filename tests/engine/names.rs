@@ -456,6 +456,25 @@ async fn an_outcome_counts_once_whenever_it_comes() {
     bench.finish().await;
 }
 
+/// The pod's volume came back while its predecessor, which has the same id, was held open.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_counts_for_a_volume_and_for_its_predecessor() {
+    let bench = require_bench!();
+    let output = |name| [("type", "output"), ("name", name)];
+    let (at, _) = bench.publish("pod", "v", &output("first")).await;
+    let held = fs::File::create(at.join("held")).expect("create");
+    bench.unpublish("v").await;
+    bench.publish("pod", "v", &output("second")).await;
+    assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 2);
+    drop(held);
+    bench.unpublish("v").await;
+    bench.quiet().await;
+    for name in ["artifact/first", "artifact/second"] {
+        assert!(bench.artifact(name).is_some(), "{name} is not sealed");
+    }
+    bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outcome_that_does_not_come_in_time_is_no_success() {
     let bench: Bench = require_bench!(|config| config.outcome_wait = Duration::from_millis(30));

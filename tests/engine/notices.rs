@@ -8,6 +8,7 @@ use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::notice::{Forked, NotCommitted, Notice, What};
 use baggageclaim::engine::{Notices, VolumeRow, VolumeState};
 use baggageclaim::model::{NodeId, Outcome};
+use baggageclaim::sys::Dir;
 use tokio::sync::mpsc::Receiver;
 
 use crate::common::bench::{Bench, Ground, eventually, names, soon, waits};
@@ -80,6 +81,29 @@ async fn each_end_of_a_volume_is_told_with_its_reason() {
     bench.unpublish("five").await;
     bench.finish().await;
     assert!(heard.try_recv().is_err(), "something more was said");
+}
+
+/// The step did not ask for a commit, so what would have refused it does not matter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_marker_is_told_before_a_reason_to_refuse_the_content() {
+    let (notices, mut heard) = Notices::channel(64);
+    let btrfs = Ground(BackendKind::Btrfs, Fs::Btrfs);
+    let bench = require_bench!(on btrfs, |config| config.notices = Some(notices));
+    for (pod, has_marker) in [("unmarked", false), ("marked", true)] {
+        let marked = [OUTPUT, &[("commit", "on-marker")]].concat();
+        let (at, _) = bench.publish(pod, pod, &marked).await;
+        let volume = Dir::open(&at).expect("open");
+        volume.create_subvolume("nested").expect("a pod may");
+        if has_marker {
+            fs::write(at.join(".baggageclaim-commit"), "").expect("write");
+        }
+        drop(volume);
+        bench.unpublish(pod).await;
+        let (_, told) = next(&mut heard).await;
+        let is_unmarked = told == not_committed("artifact/o", NotCommitted::NoMarker);
+        assert_eq!(is_unmarked, !has_marker, "{told:?}");
+    }
+    bench.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -338,9 +362,11 @@ async fn only_pods_whose_outcome_decides_are_awaited_and_only_until_it_is_told()
     assert_eq!(awaited(), ["ci/left left", "ci/live"]);
     bench.outcome("left", Outcome::Succeeded).await;
     assert_eq!(awaited(), ["ci/live"]);
+    bench.unpublish("v4").await;
+    assert_eq!(awaited(), ["ci/live left"], "one of its volumes did");
     bench.outcome("live", Outcome::Failed).await;
     assert_eq!(awaited(), [""; 0]);
-    for volume in ["v1", "v2", "v3", "v4"] {
+    for volume in ["v1", "v2", "v3"] {
         bench.unpublish(volume).await;
     }
     bench.finish().await;

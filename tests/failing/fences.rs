@@ -17,7 +17,7 @@ use super::common::bench::{Bench, NEVER, eventually, soon};
 use super::common::require_bench;
 use super::{TASK, my_turn};
 
-pub(crate) fn name() -> Name {
+pub(super) fn name() -> Name {
     Name {
         tenant: "ci".parse().expect("a label"),
         reference: "task-cache/k".parse().expect("a reference"),
@@ -50,13 +50,13 @@ async fn why_not(heard: &mut Receiver<Notice>) -> Option<NotCommitted> {
 }
 
 /// A thread that comes to a point and waits there.
-pub(crate) struct Held {
+pub(super) struct Held {
     come: mpsc::Receiver<()>,
     go_on: mpsc::Sender<()>,
 }
 
 impl Held {
-    pub(crate) fn at(point: Point) -> Self {
+    pub(super) fn at(point: Point) -> Self {
         let (say, come) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel::<()>();
         failpoint::at(point, 1, move || {
@@ -66,11 +66,11 @@ impl Held {
         Self { come, go_on }
     }
 
-    pub(crate) async fn comes(&self) {
+    pub(super) async fn comes(&self) {
         eventually("the point is reached", || self.come.try_recv().is_ok()).await;
     }
 
-    pub(crate) fn goes_on(self) {
+    pub(super) fn goes_on(self) {
         self.go_on.send(()).expect("it waits");
     }
 }
@@ -194,7 +194,7 @@ async fn a_fork_that_is_made_while_a_fence_is_applied_is_not_committed() {
 }
 
 /// An archive of the content that has the name.
-pub(crate) async fn archive_of(bench: &Bench) -> PathBuf {
+pub(super) async fn archive_of(bench: &Bench) -> PathBuf {
     let id = bench.artifact("task-cache/k").expect("it is there").id;
     let export = bench
         .engine
@@ -211,7 +211,7 @@ pub(crate) async fn archive_of(bench: &Bench) -> PathBuf {
 }
 
 /// Imports it under the name.
-pub(crate) async fn import(bench: &Bench, archive: &Path) -> Result<Imported, Error> {
+pub(super) async fn import(bench: &Bench, archive: &Path) -> Result<Imported, Error> {
     let request = ImportRequest {
         tenant: name().tenant,
         reference: name().reference,

@@ -1,11 +1,14 @@
 //! Clones, snapshots and groups of claims whose index commit is in doubt. The engine changes
 //! nothing more, and the next start finds them whole or not at all.
 
+use std::io::{Seek as _, Write as _};
+
 use baggageclaim::engine::Result;
 use baggageclaim::engine::claims::Page;
 use baggageclaim::model::SnapshotId;
 use baggageclaim::server::{code_of, may_go_on};
 
+use super::fences::Held;
 use super::*;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,4 +239,41 @@ async fn what_moved_for_something_that_the_index_has_not_is_back_after_a_restart
         pods.finish().await;
         closed(disk);
     }
+}
+
+/// The snapshot of another volume hears of it, after the content of this one has moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_during_which_the_disk_loses_a_write_is_taken_back() {
+    let _mine = my_turn().await;
+    let (disk, pods) = match pods().await {
+        Ok(made) => made,
+        Err(reason) => return common::skip(&reason),
+    };
+    let (first, second) = (pods.create("first").await, pods.create("second").await);
+    for claim in [&first, &second] {
+        pods.write(claim, "file", "text").await;
+    }
+    let path = pods.lab.path().join("big");
+    let mut file = fs::File::create_new(&path).expect("create");
+    file.write_all(&vec![1; 1 << 20]).expect("write");
+    rustix::fs::syncfs(&file).expect("all is well yet");
+    let held = Held::at(Point::FreezeContentMoved);
+    let (engine, id) = (pods.engine.clone(), first.id.to_string());
+    let taken =
+        tokio::spawn(async move { bench::again(|| engine.create_snapshot("s", &id)).await });
+    held.comes().await;
+    let broken = disk.breaks_at(&path);
+    file.rewind().expect("seek");
+    let written = file.write_all(&vec![2; 1 << 20]);
+    written.expect("the page cache takes it");
+    let other = bench::again(|| pods.engine.create_snapshot("t", second.id.as_str())).await;
+    other.expect_err("the disk fails");
+    broken.works_again();
+    held.goes_on();
+    let taken = taken.await.expect("no panic");
+    taken.expect_err("its content may have lost bytes");
+    assert_eq!(pods.read(&first, "file").await.expect("file"), "text");
+    drop(file);
+    pods.finish().await;
+    closed(disk);
 }

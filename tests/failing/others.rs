@@ -242,3 +242,33 @@ async fn a_merge_that_takes_long_keeps_no_other_walk_waiting() {
     assert_has(&bench, &TASK, &model).await;
     bench.finish().await;
 }
+
+/// Otherwise a start would take the volume for mounted there, with the mount's access mode.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_of_a_claim_that_fails_is_not_recorded() {
+    let _mine = my_turn().await;
+    let lab = match Lab::try_new(OVERLAY.1) {
+        Ok(lab) => lab,
+        Err(reason) => return common::skip(&reason),
+    };
+    let pods = pods_on(lab).await;
+    let claim = pods.create("claim").await;
+    pods.stage(&claim).await.expect("staged");
+    let request = pods.publish_request(&claim, "pod");
+    let target = request.target.clone();
+    failpoint::at(Point::ClaimRecorded, 1, move || {
+        fs::remove_dir(&target).expect("the engine has made it");
+    });
+    let failed = pods.engine.mount_claim(request).await;
+    failed.expect_err("its target is gone");
+    let volume = pods.config.pool.join("volumes").join(claim.id.as_str());
+    let volume = Dir::open(&volume).expect("open");
+    let record = store::read_claim(&volume).expect("read").expect("a record");
+    let recorded = record.targets.iter().map(|target| &target.path);
+    assert_eq!(recorded.collect::<Vec<_>>(), [&pods.staging(&claim)]);
+    drop(volume);
+    let staged = pods.staging(&claim);
+    let unstaged = pods.engine.unmount_claim(claim.id.as_str(), &staged, true);
+    unstaged.await.expect("unstaged");
+    pods.finish().await;
+}

@@ -5,6 +5,7 @@ use std::io::{Seek as _, Write as _};
 
 use common::bench::soon;
 
+use super::fences::Held;
 use super::*;
 
 fn output(name: &'static str) -> [(&'static str, &'static str); 3] {
@@ -75,6 +76,30 @@ async fn a_layer_that_cannot_be_confirmed_keeps_no_seal_from_being_durable() {
         }
         bench.finish().await;
     }
+}
+
+/// It needs only a few blocks. A copy takes space that others need, and is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_seal_that_copies_nothing_waits_for_space_for_as_long_as_it_takes() {
+    let _mine = my_turn().await;
+    let bench = require_bench!(|config| config.room_wait = Duration::ZERO);
+    let (at, _) = bench.publish("made", "made", &output("made")).await;
+    let held = fs::File::create(at.join("held")).expect("create");
+    bench.unpublish("made").await;
+    // There is space for the layer's directory, and none for the record in it.
+    let layer = names(&bench.pool().join("pending")).remove(0);
+    fs::create_dir(bench.pool().join("layers").join(layer)).expect("mkdir");
+    let filler = bench.lab.dir("filler");
+    space::fill_up(&filler);
+    let before = failpoint::visits(Point::SealLayerMade);
+    drop(held);
+    eventually("it is tried a third time", || {
+        failpoint::visits(Point::SealLayerMade) >= before + 3
+    })
+    .await;
+    fs::remove_file(filler.join("big")).expect("space again");
+    eventually("it is durable", || is_durable(&bench, "artifact/made")).await;
+    bench.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -297,6 +322,40 @@ async fn what_is_committed_has_its_name_after_the_disk_lost_a_later_one() {
     let found = bench.look("look", &LOOK, "f").await;
     assert_eq!(found.as_deref(), Some("first"));
     assert_eq!(bench.artifact(CACHE).expect("it is there").id, named.id);
+    bench.finish().await;
+    assert_eq!(disk.close(), Vec::<PathBuf>::new());
+}
+
+/// The seal of another volume hears of the failure, after this one was found to be sound.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_seal_during_which_the_disk_loses_a_write_is_given_up() {
+    let _mine = my_turn().await;
+    let (disk, bench) = require_small_disk!();
+    let (at, _) = bench.publish("victim", "victim", &output("victim")).await;
+    let mut file = fs::File::create_new(at.join("big")).expect("create");
+    file.write_all(&vec![1; 1 << 20]).expect("write");
+    let pool = fs::File::open(bench.pool()).expect("open");
+    rustix::fs::syncfs(pool).expect("all is well yet");
+    let held = Held::at(Point::SealContentMoved);
+    let broken = disk.breaks_at(&bench.pool().join("volumes/victim/top/big"));
+    file.rewind().expect("seek");
+    let written = file.write_all(&vec![2; 1 << 20]);
+    written.expect("the page cache takes it");
+    drop(file);
+    bench.unpublish("victim").await;
+    held.comes().await;
+    leaves(&bench, "other").await;
+    let is_noted = || {
+        let noted = Dir::open(&bench.pool()).and_then(|pool| pool.has("doomed"));
+        noted.expect("stat") && bench.row("other").is_none()
+    };
+    eventually("the disk says that it failed", is_noted).await;
+    broken.works_again();
+    held.goes_on();
+    eventually("it is given up", || bench.row("victim").is_none()).await;
+    for name in ["artifact/victim", "artifact/other"] {
+        assert!(bench.artifact(name).is_none(), "{name} may have lost bytes");
+    }
     bench.finish().await;
     assert_eq!(disk.close(), Vec::<PathBuf>::new());
 }

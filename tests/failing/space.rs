@@ -73,7 +73,7 @@ async fn with_unused_caches(trees: usize) -> Result<Bench, String> {
 }
 
 /// Leaves no space in the pool.
-fn fill_up(at: &Path) {
+pub(super) fn fill_up(at: &Path) {
     use std::io::Write as _;
     let mut file = fs::File::create(at.join("big")).expect("create");
     let mut size = 1 << 20;

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use baggageclaim::model::{Tenant, Timestamp};
+use baggageclaim::model::{Coverage, Fence, Fences, Name, Tenant, Timestamp};
 use baggageclaim::shared::{
     Budget, Collected, Collector, Error, Found, LayerRef, NameState, Publication, Resolved, Result,
     Source as _, Store, TierUse, list, usage,
@@ -140,6 +140,43 @@ fn names_that_nodes_use_stay_although_they_were_written_first() {
     let done = collector.run(now(), &never).expect("collect");
     assert_eq!(done.evicted, 2);
     assert_eq!(shown(store, &ci), [key(0), key(3)].into());
+}
+
+#[test]
+fn a_name_that_a_fence_cleared_takes_no_part_of_the_budget() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let (store, ci) = (&tier.store, tenant("ci"));
+    for number in 0..2 {
+        publish(store, &ci, &key(number), &held(&lab, number));
+    }
+    order(&tier, &ci, 2);
+    let mut fences = Fences::default();
+    fences.insert(Fence {
+        number: 1,
+        previous: 0,
+        id: 7,
+        covers: Coverage::Name(Name {
+            tenant: ci.clone(),
+            reference: reference(&key(1)),
+        }),
+        repeats: Vec::new(),
+    });
+    for dry_run in [true, false] {
+        let collector = Collector {
+            dry_run,
+            fences: fences.clone(),
+            budget: Some(Budget {
+                bytes: None,
+                artifacts: Some(1),
+            }),
+            ..Collector::new(store, &ci, id())
+        };
+        let done = collector.run(now(), &never).expect("collect");
+        assert_eq!((done.expired, done.evicted), (1, 0), "dry run: {dry_run}");
+        assert_eq!(kept(&done).artifacts, 1);
+    }
+    assert_eq!(shown(store, &ci), keys(0..1));
 }
 
 #[test]

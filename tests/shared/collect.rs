@@ -56,16 +56,19 @@ fn small(lab: &crate::common::Lab, text: &str) -> Held {
     hold(lab, &dir)
 }
 
-fn markers(tier: &Tier) -> usize {
-    let (mut count, mut waiting) = (0, vec![tier.files.join("v1")]);
+fn markers(tier: &Tier) -> Vec<PathBuf> {
+    let (mut markers, mut waiting) = (Vec::new(), vec![tier.files.join("v1")]);
     while let Some(dir) = waiting.pop() {
         for entry in fs::read_dir(dir).expect("list") {
             let path: PathBuf = entry.expect("entry").path();
-            count += usize::from(path.extension().is_some_and(|it| it == "condemned"));
-            waiting.extend(Some(path).filter(|path: &PathBuf| path.is_dir()));
+            if path.is_dir() {
+                waiting.push(path);
+            } else if path.extension().is_some_and(|it| it == "condemned") {
+                markers.push(path);
+            }
         }
     }
-    count
+    markers
 }
 
 /// Publishes content under a name, with a change of the commit.
@@ -100,14 +103,17 @@ fn what_nothing_shows_goes_after_two_graces_and_nothing_else() {
         };
         let would = dry.run(now(), &never).expect("collect");
         // The old manifest. Its layer is shown by it until it is gone.
-        assert_eq!((would.condemned, markers(&tier)), (1, 0));
+        assert_eq!((would.condemned, markers(&tier).len()), (1, 0));
         let done = collect(&tier);
-        assert_eq!((done.condemned, done.deleted, markers(&tier)), (1, 0, 1));
+        assert_eq!(
+            (done.condemned, done.deleted, markers(&tier).len()),
+            (1, 0, 1)
+        );
         assert_eq!(collect(&tier).condemned, 0, "once");
         age(&tier, 25 * HOUR);
         let done = collect(&tier);
         assert_eq!(
-            (done.condemned, done.deleted, markers(&tier)),
+            (done.condemned, done.deleted, markers(&tier).len()),
             (0, 1, 0),
             "{done:?}"
         );
@@ -139,6 +145,32 @@ fn what_nothing_shows_goes_after_two_graces_and_nothing_else() {
             }
         );
     }
+}
+
+/// A collector that is killed between the deletion of an object and that of its marker leaves the
+/// marker.
+#[test]
+fn a_marker_goes_after_its_object() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let held = small(&lab, "x");
+    publish(&tier.store, "task-cache/x", &[&held]).expect("publish");
+    publish(&tier.store, "task-cache/x", &[&held]).expect("publish");
+    age(&tier, 25 * HOUR);
+    assert_eq!(collect(&tier).condemned, 1);
+    let [marker] = &*markers(&tier) else {
+        panic!("one marker")
+    };
+    fs::remove_file(marker.with_extension("")).expect("delete the object");
+    let ci = tenant();
+    let dry = Collector {
+        dry_run: true,
+        ..Collector::new(&tier.store, &ci, id())
+    };
+    dry.run(now(), &never).expect("collect");
+    assert!(marker.exists(), "a dry run changes nothing");
+    assert_eq!(collect(&tier).deleted, 0);
+    assert!(!marker.exists());
 }
 
 #[test]
@@ -303,11 +335,11 @@ fn a_full_storage_loses_what_has_a_marker_and_is_collected_then() {
     age(&tier, 47 * HOUR);
     let error = run(&full).expect_err("it stays full");
     assert!(matches!(error, Error::Full { .. }), "{error}");
-    assert_eq!(markers(&tier) as u64, marked);
+    assert_eq!(markers(&tier).len() as u64, marked);
     age(&tier, HOUR);
     let error = run(&full).expect_err("it stays full");
     assert!(matches!(error, Error::Full { .. }), "{error}");
-    assert_eq!(markers(&tier), 0, "they are deleted");
+    assert_eq!(markers(&tier).len(), 0, "they are deleted");
     assert!(shows(&tier, "task-cache/x") && shows(&tier, "task-cache/y"));
 
     // One that has room again after the first deletion.
@@ -660,7 +692,11 @@ fn the_lease_and_a_storage_that_fails() {
         .run(now(), &never)
         .expect_err("it fails");
     assert!(matches!(error, Error::Away { .. }), "{error:?}");
-    assert_eq!(markers(&tier), 0, "it knows nothing, so it does nothing");
+    assert_eq!(
+        markers(&tier).len(),
+        0,
+        "it knows nothing, so it does nothing"
+    );
     let error = Collector::new(&tier.store, &tenant(), id()).run(now(), &never);
     let error = error.expect_err("the lease is taken");
     assert!(

@@ -1,16 +1,19 @@
 //! Names: two writers at once, first and last writer, clears, lost acknowledgements, races that
 //! never end.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use baggageclaim::model::{Sha256, Timestamp};
 use baggageclaim::shared::{
-    Committed, Error, LayerRef, ObjectId, Publication, Resolved, Source as _, Store, clear, look,
+    Committed, Error, LayerRef, ObjectId, Publication, Resolved, Source as _, Store, Times, clear,
+    look,
 };
 
-use crate::failing::{Fault, Op};
+use crate::failing::{Failing, Fault, Op};
 use crate::server::Server;
-use crate::tier::{NOW, Tier, bucket, commit, id, reference, tenant};
+use crate::tier::{NOW, TIMES, Tier, bucket, commit, id, reference, tenant};
 
 /// A layer that no test here reads.
 fn some_layer() -> LayerRef {
@@ -256,6 +259,62 @@ fn a_write_that_takes_effect_late_is_found_by_the_next_publication() {
         again,
         Committed::Named(number(&tier.store, "task-cache/late"))
     );
+}
+
+/// The tier through a store of which each half of a publication may take `publish`.
+fn limited(
+    tier: &Tier,
+    publish: Duration,
+    plan: impl Fn(Op, &str) -> Fault + Send + Sync + 'static,
+) -> Store {
+    let failing = Arc::new(Failing::new(Arc::clone(&tier.objects), plan));
+    let times = Times {
+        publish,
+        // A write of a name that fails takes all of the time.
+        pause: publish,
+        ..TIMES
+    };
+    let handle = tier.runtime.handle().clone();
+    Store::new(failing, "", "test://limited", handle, times)
+}
+
+#[test]
+fn a_publication_that_is_late_after_its_look_writes_nothing() {
+    let tier = Tier::file();
+    let written = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&written);
+    let store = limited(&tier, Duration::ZERO, move |op, _| {
+        counter.fetch_add(u64::from(op != Op::Get), Ordering::Relaxed);
+        Fault::None
+    });
+    let mut publication = Publication::resume(&store, &tenant(), id());
+    let seen = publication.look(&reference("task-cache/x"), NOW);
+    assert_eq!(seen.expect("look"), None);
+    let late = publication.commit(commit("task-cache/x", vec![some_layer()]), NOW);
+    assert!(matches!(late, Err(Error::Late { .. })), "{late:?}");
+    assert_eq!(written.load(Ordering::Relaxed), 0);
+}
+
+/// The collector may have deleted the manifest meanwhile.
+#[test]
+fn a_publication_that_is_late_after_its_manifest_writes_no_name() {
+    let tier = Tier::file();
+    let is_reached = Arc::new(AtomicBool::new(false));
+    let reached = Arc::clone(&is_reached);
+    let store = limited(&tier, Duration::from_millis(200), move |op, path| {
+        let is_first =
+            op == Op::Create && path.contains("/names/") && !reached.swap(true, Ordering::Relaxed);
+        if is_first {
+            return Fault::Status(500);
+        }
+        Fault::None
+    });
+    // On a slow machine it is late before that.
+    while !is_reached.load(Ordering::Relaxed) {
+        let late = write(&store, "task-cache/x", None);
+        assert!(matches!(late, Err(Error::Late { .. })), "{late:?}");
+    }
+    assert_eq!(number(&tier.store, "task-cache/x"), 0);
 }
 
 #[test]

@@ -128,8 +128,8 @@ fn refuse_second_place(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMoun
     }
 }
 
-/// The path whose mount the new one is a bind of: the staging path, or else any, writable ones
-/// first.
+/// The path whose mount the new one is a bind of: the staging path, or else any. A bind has its own
+/// mode.
 fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<Option<PathBuf>> {
     if let Some(staged) = &request.staged_at
         && !mounts.contains_key(staged)
@@ -152,10 +152,7 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
         }
         return Ok(Some(staged.clone()));
     }
-    let first = mounts
-        .iter()
-        .min_by_key(|(path, mount)| (mount.read_only, *path));
-    Ok(first.map(|(path, _)| path.clone()))
+    Ok(mounts.keys().min().cloned())
 }
 
 /// The first mount of a volume that is mounted nowhere. Makes its content if there is none.

@@ -291,6 +291,8 @@ impl Claims for Fake {
     }
 
     async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()> {
+        // A request to a node or the API server takes time: other calls come between.
+        tokio::task::yield_now().await;
         let mut state = self.state()?;
         let Placed { what: claim, node } = find(&mut state, id)?;
         let mut nodes = self.nodes.iter();

@@ -343,6 +343,23 @@ async fn a_node_has_no_more_attachments_than_it_may() {
     );
 }
 
+/// Both calls begin before either attachment is noted.
+#[tokio::test]
+async fn two_attachments_at_once_do_not_both_become_the_last_one() {
+    let features = Features {
+        most_volumes: Some(1),
+        ..ALL
+    };
+    let service = service(&Arc::default(), features);
+    let (a, b) = (made(&service, "a").await, made(&service, "b").await);
+    let publish = async |volume: &csi::Volume| {
+        let request = Request::new(attach(&volume.volume_id, "node-1"));
+        code(service.controller_publish_volume(request).await)
+    };
+    let answers = tokio::join!(publish(&a), publish(&b));
+    assert_eq!(answers, (Code::Ok, Code::ResourceExhausted));
+}
+
 #[tokio::test]
 async fn what_is_not_advertised_is_not_served() {
     let features = Features {
