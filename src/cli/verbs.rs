@@ -318,9 +318,9 @@ Examples:
     /// archive that is damaged, incomplete, too large, or that names something outside of itself is
     /// refused.
     ///
-    /// The artifact appears whole and durable, or not at all. A resource cache keeps its first
-    /// content; a task cache or an artifact gets the newest. Unused caches are evicted if the
-    /// archive needs the space.
+    /// The artifact appears whole, or not at all. It is durable when the command ends. A resource
+    /// cache keeps its first content; a task cache or an artifact gets the newest. Unused caches
+    /// are evicted if the archive needs the space.
     #[command(after_long_help = IMPORT_EXAMPLES)]
     Import(transfer::Import),
 

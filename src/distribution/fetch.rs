@@ -203,11 +203,12 @@ impl Fetcher {
             }
         });
         tokio::select! {
+            biased;
+            // The fetch goes on until the content is durable.
+            () = self.context.engine.shows(name, artifact) => Ok(()),
             fetched = fetched.answer() => {
                 fetched.unwrap_or_else(|| Err("the fetch ended in a panic".into()))
             }
-            // The fetch goes on until the content is durable.
-            () = self.context.engine.shows(name, artifact) => Ok(()),
             () = waits.gone(), if !is_needed => {
                 let far = self.progress(artifact).unwrap_or_default();
                 Err(format!("no node that has the rest answers any more; {far}").into())

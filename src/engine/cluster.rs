@@ -286,8 +286,8 @@ impl Engine {
 
     /// Receives an artifact of another node. `make` makes one layer at the place that it is given,
     /// and returns its table. It is called for each layer that this node lacks, oldest first, with
-    /// the layer's place in the request. The artifact appears whole, or not at all, and this returns
-    /// when it is durable. [`Engine::shows`] does not wait for that. `may_enter` is asked under the
+    /// the layer's place in the request. The artifact appears whole, or not at all. This returns
+    /// when it is durable; [`Engine::shows`] does not wait for that. `may_enter` is asked under the
     /// lock under which it appears, so it must not block or call the engine. Blocks. Two calls for
     /// one artifact at once are not allowed.
     pub fn receive<E>(

@@ -451,7 +451,7 @@ fn make(
     }
 }
 
-/// The artifact of exactly this stack, as it will be after the merge; `None`: no artifact has it.
+/// The durable artifact of exactly this stack, as it will be after the merge; `None`: there is none.
 /// The layer's record names it for a rebuilt index.
 fn artifact(
     inner: &Inner,
@@ -462,7 +462,7 @@ fn artifact(
     let mut found = None;
     inner.look_at_artifacts(|_, sealed| {
         let layers = sealed.artifact.layers.strip_prefix(newest);
-        if layers == Some(rest) && found.is_none() {
+        if sealed.durable && layers == Some(rest) && found.is_none() {
             found = Some(sealed.artifact.clone());
         }
     });

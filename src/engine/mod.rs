@@ -489,8 +489,8 @@ impl Engine {
         transfer::pack(&self.inner, export, codec, out, progress).await
     }
 
-    /// Makes an artifact of the archive from `input`, on a thread of the engine. It becomes whole
-    /// and durable, or nothing.
+    /// Makes an artifact of the archive from `input`, on a thread of the engine. It appears
+    /// whole, or not at all, and is durable when this returns.
     ///
     /// `input` must return an error when its other end is gone. It must not wait any longer once
     /// `progress` says that the archive is refused ([`Progress::has_failed`]).

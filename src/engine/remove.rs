@@ -84,6 +84,9 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
             .state
             .when(|state| match may_go(state, &name) {
                 Ok(false) => None,
+                // Another destroy may have taken the name, and put it back. The job waits for that,
+                // and looks again.
+                Err(Error::NoSuchName(_)) => Some(Ok(true)),
                 answer => Some(answer),
             })
             .await?;

@@ -89,6 +89,11 @@ async fn seal_or_give_up(
         Verdict::GiveUp(why) => return give_up(inner, key, &why).await,
         Verdict::Seal => {}
     }
+    let name = plan.name(&record.tenant);
+    let is_sure = inner
+        .state
+        .when(|state| (!state.may_lose(&name)).then_some(()));
+    is_sure.await;
     let began = Instant::now();
     let job = move |inner: &Arc<Inner>| seal(inner, key, &plan, &record);
     match inner.run(Pool::Seals, job).await {
@@ -96,7 +101,7 @@ async fn seal_or_give_up(
             inner.counters().sealed(began.elapsed());
             Ok(Action::MakeDurable)
         }
-        // The policies changed during the seal: they decide again.
+        // The policies changed during the seal, or who has the name is not sure: decided again.
         Ok(Action::Seal) => Ok(Action::Seal),
         Ok(action) => {
             inner.counters().given_up();
@@ -302,7 +307,10 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         artifact
     } else {
         let artifact = describe(inner, key, plan, record);
-        if loses_its_name(inner, &artifact) {
+        if let Some(is_sure) = loses_its_name(inner, &artifact) {
+            if !is_sure {
+                return Ok(Action::Seal);
+            }
             tracing::info!(volume.id = %record.id, name = %artifact.name(),
                 why = %NotCommitted::NameTaken, "not sealed");
             inner.say_not_committed(record, &NotCommitted::NameTaken);
@@ -433,10 +441,13 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
     }
 }
 
-fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
+/// Whether another artifact keeps the name of one that is to be sealed. `Some(false)`: it does, but
+/// may disappear again.
+fn loses_its_name(inner: &Inner, artifact: &Artifact) -> Option<bool> {
     let state = inner.state.lock();
-    let owner = state.catalog.owner(&artifact.name());
-    owner.is_some_and(|owner| !takes_name(artifact, &owner.artifact))
+    let name = artifact.name();
+    let owner = state.catalog.owner(&name)?;
+    (!takes_name(artifact, &owner.artifact)).then(|| !state.may_lose(&name))
 }
 
 /// Says why a volume is not sealed, and moves it to the trash.

@@ -155,8 +155,8 @@ impl Engine {
         self.inner.run(Pool::Room, job).await
     }
 
-    /// Waits until a name shows this artifact. It may be content of another node that is not durable
-    /// yet.
+    /// Waits until a name shows this artifact. It may be content of another node that is not
+    /// durable yet.
     pub async fn shows(&self, name: &Name, id: ArtifactId) {
         let shows = |state: &mut State| {
             let owner = state.catalog.owner(name);

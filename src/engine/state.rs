@@ -59,6 +59,15 @@ pub(super) enum Resolution {
 }
 
 impl State {
+    /// Whether a name shows content of an archive or of another node that may disappear again: it
+    /// is not durable yet. A seal becomes durable, or the disk has failed.
+    pub(super) fn may_lose(&self, name: &Name) -> bool {
+        let owner = self.catalog.owner(name).filter(|owner| !owner.indexed);
+        // The key of a retired volume is its layer's.
+        let newest = owner.and_then(|owner| owner.artifact.layers.first());
+        newest.is_some_and(|layer| self.volumes.retiring(*layer).is_none())
+    }
+
     /// What a volume of this specification starts from, now.
     pub(super) fn resolve(&self, request: &PublishRequest) -> Resolution {
         for TenantOrigin { tenant, origin } in request.origins() {

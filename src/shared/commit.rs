@@ -256,9 +256,11 @@ impl<'a> Publication<'a> {
             let is_old = shown
                 .as_ref()
                 .is_some_and(|shown| shown.fence < commit.writer.fence);
-            if !is_old && shown.as_ref().is_some_and(|shown| shown.follows(&manifest)) {
-                return Ok(Err(Committed::KeptNewer));
-            }
+            // A writer that has seen that content replaces it on purpose.
+            let saw = |it: &NameRecord| commit.writer.base.is_some_and(|base| base >= it.number);
+            let keeps = !is_old
+                && !current.is_some_and(saw)
+                && shown.as_ref().is_some_and(|shown| shown.follows(&manifest));
             let fresh = now.0.max(1);
             let writer = Writer {
                 attempted: commit.writer.attempted.or(attempted),
@@ -266,6 +268,7 @@ impl<'a> Publication<'a> {
             };
             Ok(
                 match decide::commit(current, name.reference, writer, is_old, fresh) {
+                    Decision::Write { .. } if keeps => Err(Committed::KeptNewer),
                     Decision::Write { number, cleared } => Ok((number, cleared, state.clone())),
                     Decision::KeepsFirst => Err(Committed::KeptFirst),
                     Decision::KeepsNewer => Err(Committed::KeptNewer),

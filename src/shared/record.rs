@@ -261,9 +261,9 @@ impl NameRecord {
 }
 
 impl Manifest {
-    /// Whether this content was made of the other: it has all layers of the other and more, and was
-    /// sealed later. Equal layers alone say nothing: their digests name content, which two nodes may
-    /// make independently.
+    /// Whether this content was made of the other: it has all layers of the other and more, and
+    /// was sealed later. Equal layers alone say nothing: their digests name content, which two
+    /// nodes may make independently.
     pub(super) fn follows(&self, other: &Self) -> bool {
         let above = self.layers.len().checked_sub(other.layers.len());
         let Some(above) = above.filter(|&above| above > 0) else {

@@ -266,8 +266,10 @@ async fn nothing_is_made_of_layers_that_are_known_here_and_lost() {
     let away = bench.lab.path().join("away");
     fs::rename(&layer, &away).expect("it is lost");
     let (refused, made) = receive(&bench, &open, "again", Fate::Succeeds).await;
-    let is_lost = matches!(&refused, Err(ReceiveError::Engine(Error::Lost { layer, .. })) if *layer == clone.layers[0]);
-    assert!(is_lost && made == 0, "{refused:?}");
+    let Err(ReceiveError::Engine(Error::Lost { layer: lost, .. })) = &refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((lost, made), (&clone.layers[0], 0));
     fs::rename(&away, &layer).expect("it comes back");
     let (again, _) = received(&bench, &open, "again").await;
     assert_shows(&bench, &again, &expected).await;

@@ -111,6 +111,40 @@ async fn its_fork_survives_a_restart_that_discards_it() {
     bench.finish().await;
 }
 
+/// It has the name when the commit is decided, and cannot be made durable.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_does_not_lose_its_name_to_it_while_it_may_disappear() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let archive = archive(&bench).await;
+    let (target, _) = bench.publish("fork", "fork", &TASK).await;
+    say("fork")(&target);
+    bench.outcome("fork", Outcome::Succeeded).await;
+    let seal = Held::at(Point::SealLayerMade);
+    bench.unpublish("fork").await;
+    seal.comes().await;
+    let entry = Held::at(Point::EntryShown);
+    let (imported, ()) = tokio::join!(import(&bench, &archive), async {
+        entry.comes().await;
+        failpoint::at(Point::EntrySynced, 1, || panic!("on purpose"));
+        seal.goes_on();
+        let quiet = bench.quiet();
+        tokio::pin!(quiet);
+        // Nothing tells that the seal waits. Without that it would be over at once.
+        let early = tokio::time::timeout(Duration::from_millis(300), &mut quiet).await;
+        assert!(early.is_err());
+        entry.goes_on();
+    });
+    assert!(imported.is_err(), "{imported:?}");
+    bench.quiet().await;
+    let saw = bench.look("look", &LOOK, "said").await;
+    assert_eq!(saw.as_deref(), Some("fork"));
+    bench.engine.reap().await.expect("reap");
+    assert_eq!(names(&bench.pool().join("layers")).len(), 1);
+    bench.assert_whole().await;
+    bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn it_disappears_if_the_disk_loses_a_write() {
     let _mine = my_turn().await;

@@ -213,7 +213,7 @@ fn an_artifact_is_superseded_only_by_one_that_survives_a_power_cut() {
 }
 
 #[test]
-fn an_import_takes_its_name_only_with_the_index_and_from_no_later_owner_there() {
+fn an_import_takes_its_name_in_the_index_from_no_later_owner_there() {
     let named = |reference: &str, id| Artifact {
         reference: reference.parse().expect("reference"),
         ..artifact(id)

@@ -106,11 +106,28 @@ impl Drop for Half<'_> {
     }
 }
 
-/// Makes an artifact of placed layers visible under its name, and then durable. Returns whether it
-/// has the name.
-///
-/// As after a seal, volumes can be forks of it before it is durable. If it cannot be made durable,
-/// it disappears, and the name shows what it showed before. Its forks keep the layers.
+/// An artifact that is visible and not durable. If it is dropped as such, it disappears, and the
+/// name shows what it showed before. Its forks keep the layers.
+struct Shown<'a> {
+    inner: &'a Inner,
+    artifact: Artifact,
+    durable: bool,
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        if !self.durable {
+            let mut state = self.inner.state.lock();
+            state.catalog.remove_artifact(self.artifact.id);
+            drop(state);
+            layers::trash_unreferenced(self.inner, &self.artifact.layers);
+        }
+        self.inner.state.notify();
+    }
+}
+
+/// Makes an artifact of placed layers visible under its name, and then durable. As after a seal,
+/// volumes can be forks of it at once. Returns whether it got the name then.
 ///
 /// `began`: when the first layer was made. `describe` returns the artifact, or refuses it, under
 /// the lock under which it becomes visible.
@@ -120,18 +137,25 @@ pub(super) fn enter(
     began: Timestamp,
     describe: impl FnOnce(&State) -> Result<Artifact>,
 ) -> Result<bool> {
-    let artifact = {
+    let (mut shown, named) = {
         let mut state = inner.state.lock();
         state.write_back.refuse_tainted_since(began)?;
         let artifact = describe(&state)?;
-        state.catalog.add_artifact(artifact.clone());
-        artifact
+        let named = state.catalog.add_artifact(artifact.clone());
+        let durable = false;
+        let shown = Shown {
+            inner,
+            artifact,
+            durable,
+        };
+        (shown, named)
     };
     inner.state.notify();
     point(Point::EntryShown);
-    let alone = HashSet::from([artifact.id]);
+    let id = shown.artifact.id;
+    let alone = HashSet::from([id]);
     let decide = |state: &State| {
-        let sealed = state.catalog.get(&artifact.id);
+        let sealed = state.catalog.get(&id);
         // A failed write-back took it away.
         let sealed = sealed.ok_or(Error::WritebackFailed)?;
         let names = state.catalog.names_of(&alone);
@@ -141,29 +165,24 @@ pub(super) fn enter(
     };
     let known = |state: &mut State, names| {
         state.catalog.indexed(&alone, names);
-        state.catalog.set_durable(&artifact.id, true);
-        state.catalog.is_named(&artifact)
+        state.catalog.set_durable(&id, true);
     };
-    let entered = settle(inner, halves, began, decide, known);
-    if entered.is_err() {
-        inner.state.lock().catalog.remove_artifact(artifact.id);
-        layers::trash_unreferenced(inner, &artifact.layers);
-    }
-    inner.state.notify();
-    entered
+    settle(inner, halves, began, decide, known)?;
+    shown.durable = true;
+    Ok(named)
 }
 
-/// Makes placed layers durable, and then what stacks them: in the index, and only then in memory.
+/// Makes placed layers durable, and then what stacks them, in the index.
 ///
 /// `began`: when the first layer was made. `decide` returns the changes of the index, or refuses.
 /// `known` enters what these changes say into the state.
-pub(super) fn settle<T, R>(
+pub(super) fn settle<T>(
     inner: &Inner,
     mut halves: Vec<Half<'_>>,
     began: Timestamp,
     decide: impl FnOnce(&State) -> Result<(Vec<Change>, T)>,
-    known: impl FnOnce(&mut State, T) -> R,
-) -> Result<R> {
+    known: impl FnOnce(&mut State, T),
+) -> Result<()> {
     let syncing = inner.durability.lock();
     inner.sync(&syncing)?;
     point(Point::EntrySynced);
@@ -184,7 +203,7 @@ pub(super) fn settle<T, R>(
             return Err(error);
         }
     }
-    let result = known(&mut inner.state.lock(), what);
+    known(&mut inner.state.lock(), what);
     drop(named_as_indexed);
     drop(syncing);
     point(Point::EntryIndexed);
@@ -197,5 +216,5 @@ pub(super) fn settle<T, R>(
         }
     }
     point(Point::EntryConfirmed);
-    Ok(result)
+    Ok(())
 }

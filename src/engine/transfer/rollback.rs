@@ -8,6 +8,7 @@
 //! none that was cleared, replaces no content that was committed after the order, and may be
 //! repeated.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use super::half;
@@ -44,17 +45,29 @@ pub(in crate::engine) async fn rollback(
     base: Option<u64>,
     order: Option<RollbackOrder>,
 ) -> Result<ArtifactId> {
-    let job = move |inner: &Arc<Inner>| rollback_now(inner, &name, to, base, order.as_ref());
-    inner.run(Pool::Transfers, job).await
+    loop {
+        let (name, order) = (name.clone(), order.clone());
+        let under_way = order.as_ref().map(|order| order.id);
+        let job = move |inner: &Arc<Inner>| rollback_now(inner, &name, to, base, order.as_ref());
+        if let Some(id) = inner.run(Pool::Transfers, job).await? {
+            return Ok(id);
+        }
+        let is_over = |state: &mut State| {
+            let made = under_way.and_then(|id| state.catalog.get(&id));
+            made.is_none_or(|made| made.durable).then_some(())
+        };
+        inner.state.when(is_over).await;
+    }
 }
 
+/// `None`: the same order came before, and is being carried out.
 fn rollback_now(
     inner: &Arc<Inner>,
     name: &Name,
     to: ArtifactId,
     base: Option<u64>,
     order: Option<&RollbackOrder>,
-) -> Result<ArtifactId> {
+) -> Result<Option<ArtifactId>> {
     let began = inner.now();
     // Its layers stay, also if it is deleted or merged meanwhile.
     let mut pins = Pins::none(inner);
@@ -62,7 +75,7 @@ fn rollback_now(
         let mut state = inner.state.lock();
         state.health.refuse_closing()?;
         if let Some(order) = order.filter(|order| is_done(&state, name, order)) {
-            return Ok(order.id);
+            return Ok(Some(order.id));
         }
         let earlier = state.catalog.get(&to).filter(|it| it.durable);
         let earlier = earlier.map(|it| it.artifact.clone());
@@ -97,10 +110,13 @@ fn rollback_now(
         },
         ..earlier.clone()
     };
+    let is_under_way = Cell::new(false);
     let described = |state: &State| {
         state.health.refuse_closing()?;
         if order.is_some() {
-            if state.catalog.get(&id).is_some() {
+            let made = state.catalog.get(&id);
+            is_under_way.set(made.is_some_and(|made| made.artifact.name() == *name));
+            if made.is_some() {
                 return Err(Error::NameTaken(name.clone()));
             }
             allow(state, &earlier, created)?;
@@ -113,18 +129,8 @@ fn rollback_now(
     };
     let named = match half::enter(inner, Vec::new(), began, described) {
         Ok(named) => named,
-        // The same order may have come twice. Then the first one is carried out meanwhile.
-        Err(error) => {
-            let Some(order) = order else {
-                return Err(error);
-            };
-            let is_over = |state: &mut State| match state.catalog.get(&order.id) {
-                Some(made) if !made.durable => None,
-                _ => Some(is_done(state, name, order)),
-            };
-            let is_done = inner.lifetime.block_on(inner.state.when(is_over));
-            return if is_done { Ok(order.id) } else { Err(error) };
-        }
+        Err(_) if is_under_way.get() => return Ok(None),
+        Err(error) => return Err(error),
     };
     inner.state.notify();
     // The previous owner of the name may be deleted.
@@ -137,7 +143,7 @@ fn rollback_now(
         "an earlier generation is committed once more");
     let policies = Arc::clone(&inner.state.lock().policies);
     policies::audit_rollback(&policies, &again, to, by);
-    Ok(id)
+    Ok(Some(id))
 }
 
 /// Whether an order was carried out that comes once more.
