@@ -21,8 +21,8 @@ const TELL_USE_MS: u64 = 10 * 60 * 1000;
 pub(super) struct Catalog {
     artifacts: Artifacts,
     /// The owners of each name, oldest first; at least one. The last one is the current owner: the
-    /// newest artifact that was sealed under the name. If it is discarded after a write-back error,
-    /// the newest surviving one before it gets the name back. Only the oldest may be in the index,
+    /// newest artifact that was sealed or entered under the name. If it is discarded because it
+    /// cannot be made durable, the newest surviving one before it gets the name back. Only the oldest may be in the index,
     /// and then the index's name points at it. An artifact that is older than that one has lost the
     /// name for good.
     names: BTreeMap<Name, Vec<ArtifactId>>,

@@ -97,8 +97,8 @@ async fn a_source_that_is_deleted_while_a_claim_is_made_of_it_is_there_for_that(
                     (deleted, engine.reap().await.map(drop))
                 })
             };
-            let made = make(pods.engine.clone(), from.clone(), text.to_owned()).await;
-            let made = made.expect(text);
+            let made = again(|| make(pods.engine.clone(), from.clone(), text.to_owned()));
+            let made = made.await.expect(text);
             let (deleted, reaped) = gone.recv().expect("it came there");
             reaped.expect("reap");
             match kind {
@@ -131,7 +131,11 @@ async fn nothing_is_made_of_a_source_whose_deletion_has_begun() {
         ] {
             let text = point.name();
             let from = source(&pods, kind, text).await;
-            let making = make(pods.engine.clone(), from.clone(), text.to_owned());
+            let (engine, source) = (pods.engine.clone(), from.clone());
+            let making = async move {
+                let make = || make(engine.clone(), source.clone(), text.to_owned());
+                again(make).await
+            };
             let made = meanwhile(point, making);
             again(|| delete(pods.engine.clone(), from.clone()))
                 .await

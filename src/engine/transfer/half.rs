@@ -137,18 +137,18 @@ pub(super) fn enter(
     began: Timestamp,
     describe: impl FnOnce(&State) -> Result<Artifact>,
 ) -> Result<bool> {
-    let (mut shown, named) = {
+    let (mut shown, is_owner) = {
         let mut state = inner.state.lock();
         state.write_back.refuse_tainted_since(began)?;
         let artifact = describe(&state)?;
-        let named = state.catalog.add_artifact(artifact.clone());
+        let is_owner = state.catalog.add_artifact(artifact.clone());
         let durable = false;
         let shown = Shown {
             inner,
             artifact,
             durable,
         };
-        (shown, named)
+        (shown, is_owner)
     };
     inner.state.notify();
     point(Point::EntryShown);
@@ -169,7 +169,7 @@ pub(super) fn enter(
     };
     settle(inner, halves, began, decide, known)?;
     shown.durable = true;
-    Ok(named)
+    Ok(is_owner)
 }
 
 /// Makes placed layers durable, and then what stacks them, in the index.
