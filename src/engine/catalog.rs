@@ -22,9 +22,9 @@ pub(super) struct Catalog {
     artifacts: Artifacts,
     /// The owners of each name, oldest first; at least one. The last one is the current owner: the
     /// newest artifact that was sealed or entered under the name. If it is discarded because it
-    /// cannot be made durable, the newest surviving one before it gets the name back. Only the oldest may be in the index,
-    /// and then the index's name points at it. An artifact that is older than that one has lost the
-    /// name for good.
+    /// cannot be made durable, the newest surviving one before it gets the name back. Only the
+    /// oldest may be in the index, and then the index's name points at it. An artifact that is
+    /// older than that one has lost the name for good.
     names: BTreeMap<Name, Vec<ArtifactId>>,
     /// The task caches among them, with the commit of their owner: finds the newest of those that
     /// begin in one way.
