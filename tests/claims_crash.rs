@@ -713,7 +713,9 @@ fn is_of_claims(point: Point) -> bool {
         "entry-",
         "target-",
     ];
-    of_claims.iter().any(|part| point.name().starts_with(part)) || point == Point::CollectTrashed
+    let is_of_claims = of_claims.iter().any(|part| point.name().starts_with(part));
+    // A persistent volume appears when it is durable.
+    is_of_claims && point != Point::EntryShown || point == Point::CollectTrashed
 }
 
 async fn visit_all(ground: Ground) {

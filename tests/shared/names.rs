@@ -235,18 +235,18 @@ fn a_commit_does_not_replace_one_that_was_built_on_it() {
         assert!(named(publish(sealed(name, &[9, 1], 20), true)));
         assert!(named(publish(sealed(name, &[5, 9, 1], 70), true)));
         assert!(named(publish(sealed(name, &[7, 9, 1], 65), true)));
-        // What a fence has cleared counts as nothing.
-        let mut fenced = sealed(name, &[9, 1], 20);
-        (fenced.fence, fenced.writer.fence) = (80, 80);
-        assert!(named(publish(fenced, true)));
         // A writer that has seen the newer content replaces it: a rollback.
-        assert!(named(publish(sealed(name, &[8, 9, 1], 90), true)));
-        let mut back = sealed(name, &[9, 1], 85);
+        assert!(named(publish(sealed(name, &[6, 7, 9, 1], 90), true)));
+        let mut back = sealed(name, &[7, 9, 1], 85);
         back.writer.base = Some(number(&tier.store, name) - 1);
         let kept = publish(back.clone(), true);
         assert_eq!(kept, Committed::KeptNewer);
         back.writer.base = Some(number(&tier.store, name));
         assert!(named(publish(back, true)));
+        // What a fence has cleared counts as nothing.
+        let mut fenced = sealed(name, &[9, 1], 20);
+        (fenced.fence, fenced.writer.fence) = (80, 80);
+        assert!(named(publish(fenced, true)));
     }
 }
 
