@@ -194,7 +194,7 @@ fn receive(
         hashing,
     };
     let plain = || progress.plain();
-    let gate = Gate::new(inner, &plain, None);
+    let gate = Gate::new(inner, &plain, None, true);
     let unpacked = archive::unpack(input, &root, how, progress, &|| gate.stops());
     match gate.why() {
         Some(error) => Err(error),

@@ -123,7 +123,7 @@ pub(in crate::engine) fn receive_layers<'a, E>(
         owner,
         wanted,
         progress,
-        gate: Gate::new(inner, &plain, Some(bytes)),
+        gate: Gate::new(inner, &plain, Some(bytes), matches!(owner, Owner::Claim(_))),
         make,
         taken,
         made: Vec::new(),

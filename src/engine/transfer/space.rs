@@ -1,5 +1,6 @@
 //! Space for content that is being received: requested first, and checked again while it arrives.
-//! The gate that checks it also starts the write-back of received data while the transfer goes on.
+//! The gate that checks it also starts the write-back of received data while the transfer goes on,
+//! if a caller waits until that is durable.
 //!
 //! An import never takes the last space of the disk, because running pods need some. While there is
 //! too little, unused caches are evicted and the import waits for a limited time. An import that is
@@ -129,6 +130,7 @@ pub(super) struct Gate<'a> {
     inner: &'a Arc<Inner>,
     plain: &'a dyn Fn() -> u64,
     all: Option<u64>,
+    writes_back: bool,
     looked_at: Cell<u64>,
     written_back: Cell<u64>,
     is_writing: Arc<AtomicBool>,
@@ -137,11 +139,19 @@ pub(super) struct Gate<'a> {
 
 impl<'a> Gate<'a> {
     /// `plain`: how many bytes came in until now. `all`: how many will come, if that is known.
-    pub(super) fn new(inner: &'a Arc<Inner>, plain: &'a dyn Fn() -> u64, all: Option<u64>) -> Self {
+    /// `writes_back`: the write-back begins early. Pods that use the content at once need not wait
+    /// for the disk, and on a fast link the write-back takes processor time from the transfer.
+    pub(super) fn new(
+        inner: &'a Arc<Inner>,
+        plain: &'a dyn Fn() -> u64,
+        all: Option<u64>,
+        writes_back: bool,
+    ) -> Self {
         Self {
             inner,
             plain,
             all,
+            writes_back,
             looked_at: Cell::new(0),
             written_back: Cell::new(0),
             is_writing: Arc::default(),
@@ -159,7 +169,9 @@ impl<'a> Gate<'a> {
             return false;
         }
         self.looked_at.set(plain);
-        self.write_back(plain);
+        if self.writes_back {
+            self.write_back(plain);
+        }
         let rest = self.all.map_or(u64::MAX, |all| all.saturating_sub(plain));
         match ask_beside(self.inner, rest.min(2 * STEP), least) {
             Ok(()) => false,
