@@ -21,6 +21,9 @@ mod bench;
 #[path = "failing/fences.rs"]
 mod fences;
 
+#[path = "failing/held.rs"]
+mod held;
+
 #[path = "failing/made.rs"]
 mod made;
 
@@ -59,7 +62,7 @@ use bench::{Bench as Pods, OVERLAY, request};
 use common::bench::{Bench, Ground, NEVER, eventually, names};
 use common::disk::{Broken, SmallDisk, require_small_disk};
 use common::lab::run;
-use common::{Fs, Lab, require_bench};
+use common::{Fs, Lab, require_bench, require_lab};
 use tokio::sync::{Mutex, MutexGuard};
 
 const TASK: [(&str, &str); 2] = [("type", "task-cache"), ("key", "k")];
@@ -759,10 +762,7 @@ async fn a_lost_write_is_acted_upon_by_the_next_start_if_not_by_this_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_deleted_claim_has_left_is_never_shown_to_the_next_of_its_name() {
     let _mine = my_turn().await;
-    let lab = match Lab::try_new(OVERLAY.1) {
-        Ok(lab) => lab,
-        Err(reason) => return common::skip(&reason),
-    };
+    let lab = require_lab!(OVERLAY.1);
     let pods = pods_on(lab).await;
     let claim = pods.create("claim").await;
     pods.write(&claim, "file", "secret").await;
@@ -873,10 +873,7 @@ async fn an_outcome_that_is_told_while_the_volume_moves_is_not_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_are_made_one_at_a_time() {
     let _turn = my_turn().await;
-    let lab = match Lab::try_sized(Fs::Ext4, 48 << 20) {
-        Ok(lab) => lab,
-        Err(reason) => return common::skip(&reason),
-    };
+    let lab = require_lab!(Fs::Ext4, 48 << 20);
     let bench = Bench::with(lab, |config| config.backend = Some(BackendKind::Copy)).await;
     for name in ["one", "two"] {
         let output = [("type", "output"), ("name", name), ("commit", "always")];

@@ -22,8 +22,8 @@ use super::pending::withdraw_seal_intent;
 use super::policies;
 use super::shared::Inner;
 use super::threads::Pool;
+use super::transaction::entries;
 use crate::model::{Artifact, ArtifactId, LayerId, Name, VolumeRecord};
-use crate::store::Change;
 
 /// Makes seals durable, in batches, until the engine closes.
 pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedReceiver<LayerId>) {
@@ -76,10 +76,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     point(Point::CommitSynced);
     let named_as_indexed = inner.durability.lock_names();
     let (artifacts, names) = sealed_by(inner, keys);
-    let mut changes: Vec<Change> = (artifacts.iter())
-        .map(|(_, artifact)| Change::PutArtifact(artifact.clone()))
-        .collect();
-    changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
+    let changes = entries(artifacts.iter().map(|(_, artifact)| artifact), &names);
     inner.transact(&changes).result()?;
     let batch = artifacts.iter().map(|(_, artifact)| artifact.id).collect();
     inner.state.lock().catalog.indexed(&batch, names);

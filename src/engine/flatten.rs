@@ -451,8 +451,8 @@ fn make(
     }
 }
 
-/// The durable artifact of exactly this stack, as it will be after the merge; `None`: there is none.
-/// The layer's record names it for a rebuilt index.
+/// The durable artifact of exactly this stack, as it will be after the merge. The layer's record
+/// names it for a rebuilt index.
 fn artifact(
     inner: &Inner,
     newest: &[LayerId],

@@ -90,10 +90,8 @@ async fn seal_or_give_up(
         Verdict::Seal => {}
     }
     let name = plan.name(&record.tenant);
-    let is_sure = inner
-        .state
-        .when(|state| (!state.may_lose(&name)).then_some(()));
-    is_sure.await;
+    let is_settled = |state: &mut State| (!state.may_disappear(&name)).then_some(());
+    inner.state.when(is_settled).await;
     let began = Instant::now();
     let job = move |inner: &Arc<Inner>| seal(inner, key, &plan, &record);
     match inner.run(Pool::Seals, job).await {
@@ -101,7 +99,8 @@ async fn seal_or_give_up(
             inner.counters().sealed(began.elapsed());
             Ok(Action::MakeDurable)
         }
-        // The policies changed during the seal, or who has the name is not sure: decided again.
+        // The policies changed during the seal, or the name got content that may disappear: it is
+        // decided again.
         Ok(Action::Seal) => Ok(Action::Seal),
         Ok(action) => {
             inner.counters().given_up();
@@ -307,19 +306,20 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         artifact
     } else {
         let artifact = describe(inner, key, plan, record);
-        if let Some(is_sure) = loses_its_name(inner, &artifact) {
-            if !is_sure {
-                return Ok(Action::Seal);
+        match name_for(inner, &artifact) {
+            NameFor::Seal => {}
+            NameFor::Unsettled => return Ok(Action::Seal),
+            NameFor::Owner => {
+                tracing::info!(volume.id = %record.id, name = %artifact.name(),
+                    why = %NotCommitted::NameTaken, "not sealed");
+                inner.say_not_committed(record, &NotCommitted::NameTaken);
+                inner
+                    .throw_away(&inner.dirs.layers, key.to_string().as_ref())
+                    .context("take back the layer")?;
+                point(Point::SealGivenUp);
+                trash_pending(inner, key)?;
+                return Ok(Action::Forget);
             }
-            tracing::info!(volume.id = %record.id, name = %artifact.name(),
-                why = %NotCommitted::NameTaken, "not sealed");
-            inner.say_not_committed(record, &NotCommitted::NameTaken);
-            inner
-                .throw_away(&inner.dirs.layers, key.to_string().as_ref())
-                .context("take back the layer")?;
-            point(Point::SealGivenUp);
-            trash_pending(inner, key)?;
-            return Ok(Action::Forget);
         }
         let known = LayerRecord::of(key, Some(artifact.clone()), None);
         store::write_sealing(&layer, &known).context("write the layer's record")?;
@@ -441,13 +441,30 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
     }
 }
 
-/// Whether another artifact keeps the name of one that is to be sealed. `Some(false)`: it does, but
-/// may disappear again.
-fn loses_its_name(inner: &Inner, artifact: &Artifact) -> Option<bool> {
+/// Which artifact gets a name.
+enum NameFor {
+    /// The one that is to be sealed.
+    Seal,
+    /// Its owner keeps it.
+    Owner,
+    /// The owner would keep it, and may disappear.
+    Unsettled,
+}
+
+/// Which artifact gets the name of one that is to be sealed.
+fn name_for(inner: &Inner, artifact: &Artifact) -> NameFor {
     let state = inner.state.lock();
     let name = artifact.name();
-    let owner = state.catalog.owner(&name)?;
-    (!takes_name(artifact, &owner.artifact)).then(|| !state.may_lose(&name))
+    match state.catalog.owner(&name) {
+        Some(owner) if !takes_name(artifact, &owner.artifact) => {
+            if state.may_disappear(&name) {
+                NameFor::Unsettled
+            } else {
+                NameFor::Owner
+            }
+        }
+        _ => NameFor::Seal,
+    }
 }
 
 /// Says why a volume is not sealed, and moves it to the trash.

@@ -59,12 +59,12 @@ pub(super) enum Resolution {
 }
 
 impl State {
-    /// Whether a name shows content of an archive or of another node that may disappear again: it
-    /// is not durable yet. A seal becomes durable, or the disk has failed.
-    pub(super) fn may_lose(&self, name: &Name) -> bool {
+    /// Whether a name shows content of an archive or of another node that the index does not have
+    /// yet. It disappears if the index cannot be written. A seal does not: it is tried until then.
+    pub(super) fn may_disappear(&self, name: &Name) -> bool {
         let owner = self.catalog.owner(name).filter(|owner| !owner.indexed);
-        // The key of a retired volume is its layer's.
         let newest = owner.and_then(|owner| owner.artifact.layers.first());
+        // A volume that is being sealed is found by the layer that it becomes.
         newest.is_some_and(|layer| self.volumes.retiring(*layer).is_none())
     }
 

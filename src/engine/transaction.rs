@@ -1,6 +1,7 @@
 //! Transactions: changes of the index, and the handling of a result in doubt. Walks over all
 //! artifacts belong here, too. The callers decide what is changed.
 
+use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use super::error::{Error, Result};
 use super::shared::Inner;
 use super::state::State;
 use super::threads::Pool;
+use crate::model::{Artifact, ArtifactId, Name};
 use crate::store::{self, Change};
 
 /// A walk looks at this many artifacts before it releases the state: a fraction of a millisecond.
@@ -93,6 +95,18 @@ impl Inner {
     pub(super) fn refuse_degraded(&self) -> Result<()> {
         self.state.lock().health.refuse_degraded()
     }
+}
+
+/// The changes that enter these artifacts and names into the index.
+pub(super) fn entries<'a>(
+    artifacts: impl IntoIterator<Item = &'a Artifact>,
+    names: &HashMap<Name, ArtifactId>,
+) -> Vec<Change> {
+    let artifacts = artifacts.into_iter();
+    let artifacts = artifacts.map(|artifact| Change::PutArtifact(artifact.clone()));
+    let names = names.iter();
+    let names = names.map(|(name, id)| Change::PutName(name.clone(), *id));
+    artifacts.chain(names).collect()
 }
 
 /// The result of a transaction.

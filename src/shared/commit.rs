@@ -233,11 +233,8 @@ impl<'a> Publication<'a> {
         // The record that was read before may be old. Then the conditional write fails, and the
         // record is read again.
         let seen = self.seen.filter(|seen| seen.reference == commit.reference);
-        let (seen, known) = seen.map_or((None, None), |seen| {
-            let record = seen.current.0.clone();
-            (Some(seen.current), Some((record, seen.manifest)))
-        });
-        name.write(seen, &|current, attempted| {
+        let first = seen.as_ref().map(|seen| seen.current.clone());
+        name.write(first, &|current, attempted| {
             in_time(&key, written, within)?;
             // An earlier publication of it may take effect late.
             let shows_it =
@@ -245,22 +242,16 @@ impl<'a> Publication<'a> {
             if let Some(record) = current.filter(shows_it) {
                 return Ok(Err(Committed::Named(record.number)));
             }
-            let read;
-            let shown = match &known {
-                Some((record, shown)) if record.as_ref() == current => shown,
-                _ => {
-                    read = read_shown(self.store, &self.keys, &self.tenant, current)?;
-                    &read
-                }
+            let shown = match &seen {
+                Some(seen) if seen.current.0.as_ref() == current => seen.manifest.clone(),
+                _ => read_shown(self.store, &self.keys, &self.tenant, current)?,
             };
-            let is_old = shown
-                .as_ref()
-                .is_some_and(|shown| shown.fence < commit.writer.fence);
+            let is_old = (shown.as_ref()).is_some_and(|shown| shown.fence < commit.writer.fence);
             // A writer that has seen that content replaces it on purpose.
             let saw = |it: &NameRecord| commit.writer.base.is_some_and(|base| base >= it.number);
             let keeps = !is_old
                 && !current.is_some_and(saw)
-                && shown.as_ref().is_some_and(|shown| shown.follows(&manifest));
+                && shown.is_some_and(|shown| shown.follows(&manifest));
             let fresh = now.0.max(1);
             let writer = Writer {
                 attempted: commit.writer.attempted.or(attempted),

@@ -198,8 +198,8 @@ async fn a_clone_arrives_from_every_backend_on_every_backend() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_clone_that_does_not_arrive_or_is_not_wanted_any_more_leaves_nothing() {
+/// Has a node of each backend receive the same snapshot.
+async fn on_each_backend(receive: impl AsyncFn(&Bench, &Arc<OpenSnapshot>, &Snapshot)) {
     let Some(sender) = Bench::new(OVERLAY).await else {
         return;
     };
@@ -210,20 +210,7 @@ async fn a_clone_that_does_not_arrive_or_is_not_wanted_any_more_leaves_nothing()
         let Some(bench) = Bench::new(to).await else {
             return;
         };
-        for broken in [1, 0] {
-            let (failed, made) = receive(&bench, &open, "clone", Fate::Breaks(broken)).await;
-            let is_ours = |error: &ReceiveError<archive::Error>| matches!(error, ReceiveError::Layer { layer, .. } if *layer == broken);
-            assert!(failed.as_ref().is_err_and(is_ours), "{failed:?}");
-            assert_eq!(made, 1 - broken, "the oldest layer comes first");
-            assert_nothing(&bench, "a layer that cannot be made").await;
-        }
-        let (refused, made) = receive(&bench, &open, "clone", Fate::IsRefused).await;
-        let is_ours = matches!(refused, Err(ReceiveError::Engine(Error::Defect)));
-        assert!(is_ours && made == 2, "{refused:?}");
-        assert_nothing(&bench, "a claim that is not wanted").await;
-        let (clone, made) = received(&bench, &open, "clone").await;
-        assert_eq!(made, 2, "nothing was kept");
-        assert_shows(&bench, &clone, &expected).await;
+        receive(&bench, &open, &expected).await;
         bench.finish().await;
     }
     drop(open);
@@ -231,24 +218,34 @@ async fn a_clone_that_does_not_arrive_or_is_not_wanted_any_more_leaves_nothing()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_clone_that_does_not_arrive_or_is_not_wanted_any_more_leaves_nothing() {
+    on_each_backend(async |bench, open, expected| {
+        for broken in [1, 0] {
+            let (failed, made) = receive(bench, open, "clone", Fate::Breaks(broken)).await;
+            let is_ours = |error: &ReceiveError<archive::Error>| matches!(error, ReceiveError::Layer { layer, .. } if *layer == broken);
+            assert!(failed.as_ref().is_err_and(is_ours), "{failed:?}");
+            assert_eq!(made, 1 - broken, "the oldest layer comes first");
+            assert_nothing(bench, "a layer that cannot be made").await;
+        }
+        let (refused, made) = receive(bench, open, "clone", Fate::IsRefused).await;
+        let is_ours = matches!(refused, Err(ReceiveError::Engine(Error::Defect)));
+        assert!(is_ours && made == 2, "{refused:?}");
+        assert_nothing(bench, "a claim that is not wanted").await;
+        let (clone, made) = received(bench, open, "clone").await;
+        assert_eq!(made, 2, "nothing was kept");
+        assert_shows(bench, &clone, expected).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_clone_that_another_call_makes_meanwhile_is_not_made_over_it() {
-    let Some(sender) = Bench::new(OVERLAY).await else {
-        return;
-    };
-    let (snapshot, expected) = source(&sender, OVERLAY).await;
-    let open = opened(&sender, &snapshot).await;
-    for to in BACKENDS {
-        say(to);
-        let Some(bench) = Bench::new(to).await else {
-            return;
-        };
-        let (clone, made) = receive(&bench, &open, "clone", Fate::IsMadeMeanwhile).await;
+    on_each_backend(async |bench, open, expected| {
+        let (clone, made) = receive(bench, open, "clone", Fate::IsMadeMeanwhile).await;
         assert_eq!(made, 2);
-        assert_shows(&bench, &clone.expect("the other's"), &expected).await;
-        bench.finish().await;
-    }
-    drop(open);
-    sender.finish().await;
+        assert_shows(bench, &clone.expect("the other's"), expected).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -145,7 +145,13 @@ macro_rules! require_root {
 /// A [`Lab`] of a kind; skips the test with a message if this machine cannot make one.
 macro_rules! require_lab {
     ($fs:expr) => {
-        match $crate::common::Lab::try_new($fs) {
+        require_lab!(made $crate::common::Lab::try_new($fs))
+    };
+    ($fs:expr, $bytes:expr) => {
+        require_lab!(made $crate::common::Lab::try_sized($fs, $bytes))
+    };
+    (made $lab:expr) => {
+        match $lab {
             Ok(lab) => lab,
             Err(reason) => {
                 $crate::common::skip(&reason);

@@ -11,7 +11,7 @@ use baggageclaim::model::{Outcome, Reference};
 use baggageclaim::sys::Dir;
 
 use crate::common::bench::{Bench, Ground, eventually, names};
-use crate::common::{Fs, Lab, Snapshot, assert_same, in_a_guest, require_bench, require_lab};
+use crate::common::{Fs, Snapshot, assert_same, in_a_guest, require_bench, require_lab};
 
 const MIB: usize = 1 << 20;
 
@@ -235,10 +235,7 @@ async fn destroy_takes_a_name_at_once_and_content_when_nobody_uses_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn above_the_high_watermark_the_least_recently_used_go_and_nothing_in_use() {
     for fs in [Fs::Ext4, Fs::Tmpfs] {
-        let lab = match Lab::try_sized(fs, 96 << 20) {
-            Ok(lab) => lab,
-            Err(reason) => return crate::common::skip(&reason),
-        };
+        let lab = require_lab!(fs, 96 << 20);
         let bench = Bench::with(lab, |config| {
             config.high_watermark = 60;
             config.low_watermark = 30;
@@ -315,10 +312,7 @@ async fn above_the_high_watermark_the_least_recently_used_go_and_nothing_in_use(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_is_short_of_inodes_loses_as_many_caches_as_hold_them() {
     // Of about 3000.
-    let lab = match Lab::try_sized(Fs::Ext4FewInodes, 64 << 20) {
-        Ok(lab) => lab,
-        Err(reason) => return crate::common::skip(&reason),
-    };
+    let lab = require_lab!(Fs::Ext4FewInodes, 64 << 20);
     let bench = Bench::with(lab, |config| {
         config.high_watermark = 60;
         config.low_watermark = 30;
@@ -352,10 +346,7 @@ async fn a_pool_that_is_short_of_inodes_loses_as_many_caches_as_hold_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_finds_no_room_has_caches_evicted() {
-    let lab = match Lab::try_sized(Fs::Ext4, 48 << 20) {
-        Ok(lab) => lab,
-        Err(reason) => return crate::common::skip(&reason),
-    };
+    let lab = require_lab!(Fs::Ext4, 48 << 20);
     // Never by watermark: only because a call said so.
     let bench = Bench::with(lab, |config| {
         config.reserve = 4 << 20;

@@ -2,27 +2,18 @@
 //! something that brings content.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
-use baggageclaim::archive::Codec;
-use baggageclaim::engine::failpoint::{self, Point};
+use baggageclaim::engine::failpoint::Point;
 use baggageclaim::engine::notice::{NotCommitted, Notice, What};
-use baggageclaim::engine::{Error, ImportRequest, Imported, Notices, Source};
-use baggageclaim::model::{Coverage, Fence, Name, NamespacePolicy, Outcome, Policies, Rule};
+use baggageclaim::engine::{Error, Notices};
+use baggageclaim::model::{Coverage, Fence, NamespacePolicy, Outcome, Policies, Rule};
 use tokio::sync::mpsc::Receiver;
 
-use super::common::bench::{Bench, NEVER, eventually, soon};
+use super::common::bench::{Bench, eventually, soon};
 use super::common::require_bench;
+use super::held::{Held, archive_of, import, name};
 use super::{TASK, my_turn};
-
-pub(super) fn name() -> Name {
-    Name {
-        tenant: "ci".parse().expect("a label"),
-        reference: "task-cache/k".parse().expect("a reference"),
-    }
-}
 
 async fn clear(bench: &Bench) {
     let fence = Fence {
@@ -46,32 +37,6 @@ async fn why_not(heard: &mut Receiver<Notice>) -> Option<NotCommitted> {
             What::Committed { .. } => return None,
             _ => {}
         }
-    }
-}
-
-/// A thread that comes to a point and waits there.
-pub(super) struct Held {
-    come: mpsc::Receiver<()>,
-    go_on: mpsc::Sender<()>,
-}
-
-impl Held {
-    pub(super) fn at(point: Point) -> Self {
-        let (say, come) = mpsc::channel();
-        let (go_on, may_go_on) = mpsc::channel::<()>();
-        failpoint::at(point, 1, move || {
-            say.send(()).expect("it is waited for");
-            may_go_on.recv_timeout(NEVER).expect("it goes on");
-        });
-        Self { come, go_on }
-    }
-
-    pub(super) async fn comes(&self) {
-        eventually("the point is reached", || self.come.try_recv().is_ok()).await;
-    }
-
-    pub(super) fn goes_on(self) {
-        self.go_on.send(()).expect("it waits");
     }
 }
 
@@ -191,37 +156,6 @@ async fn a_fork_that_is_made_while_a_fence_is_applied_is_not_committed() {
     bench.outcome("fork", Outcome::Succeeded).await;
     bench.unpublish("fork").await;
     is_clear(bench).await;
-}
-
-/// An archive of the content that has the name.
-pub(super) async fn archive_of(bench: &Bench) -> PathBuf {
-    let id = bench.artifact("task-cache/k").expect("it is there").id;
-    let export = bench
-        .engine
-        .export(Source::Artifact(id))
-        .await
-        .expect("open");
-    let path = bench.lab.path().join("archive");
-    let file = fs::File::create(&path).expect("create");
-    let packed = bench
-        .engine
-        .pack(export, Codec::Zstd(1), file, <_>::default());
-    packed.await.expect("packed");
-    path
-}
-
-/// Imports it under the name.
-pub(super) async fn import(bench: &Bench, archive: &Path) -> Result<Imported, Error> {
-    let request = ImportRequest {
-        tenant: name().tenant,
-        reference: name().reference,
-        digest: None,
-        size: None,
-        ttl: None,
-        base: None,
-    };
-    let file = fs::File::open(archive).expect("open");
-    bench.engine.import(request, file, <_>::default()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,7 +8,7 @@ use baggageclaim::engine::claims::Page;
 use baggageclaim::model::SnapshotId;
 use baggageclaim::server::{code_of, may_go_on};
 
-use super::fences::Held;
+use super::held::Held;
 use super::*;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -247,10 +247,7 @@ async fn a_merge_that_takes_long_keeps_no_other_walk_waiting() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mount_of_a_claim_that_fails_is_not_recorded() {
     let _mine = my_turn().await;
-    let lab = match Lab::try_new(OVERLAY.1) {
-        Ok(lab) => lab,
-        Err(reason) => return common::skip(&reason),
-    };
+    let lab = require_lab!(OVERLAY.1);
     let pods = pods_on(lab).await;
     let claim = pods.create("claim").await;
     pods.stage(&claim).await.expect("staged");

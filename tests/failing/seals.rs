@@ -5,7 +5,7 @@ use std::io::{Seek as _, Write as _};
 
 use common::bench::soon;
 
-use super::fences::Held;
+use super::held::Held;
 use super::*;
 
 fn output(name: &'static str) -> [(&'static str, &'static str); 3] {

@@ -6,7 +6,7 @@ use std::io::{Seek as _, Write as _};
 use baggageclaim::engine::Imported;
 use common::bench::soon;
 
-use super::fences::{Held, archive_of, import};
+use super::held::{Held, archive_of, import, name};
 use super::*;
 
 const NAME: &str = "task-cache/k";
@@ -25,7 +25,7 @@ fn said(at: &Path) -> String {
 async fn archive(bench: &Bench) -> PathBuf {
     bench.step("first", &TASK, say("first")).await;
     let archive = archive_of(bench).await;
-    let name = fences::name();
+    let name = name();
     let destroyed = bench.engine.destroy(&name.tenant, &name.reference).await;
     destroyed.expect("destroyed");
     bench.engine.reap().await.expect("reap");
@@ -40,11 +40,19 @@ async fn fork(bench: &Bench) -> PathBuf {
     target
 }
 
-/// The pod ends, and its volume becomes the cache.
-async fn commit(bench: &Bench) {
+/// The pod ends, and its volume becomes the cache, also for the next driver.
+async fn becomes_the_cache(bench: Bench) {
     bench.outcome("fork", Outcome::Succeeded).await;
     bench.unpublish("fork").await;
     bench.quiet().await;
+    shows_the_fork(&bench).await;
+    let bench = bench.restart().await;
+    shows_the_fork(&bench).await;
+    bench.assert_whole().await;
+    bench.finish().await;
+}
+
+async fn shows_the_fork(bench: &Bench) {
     let saw = bench.look("look", &LOOK, "said").await;
     assert_eq!(saw.as_deref(), Some("fork"));
 }
@@ -65,12 +73,7 @@ async fn a_pod_uses_it_at_once_and_commits_on_top_of_it() {
     let Imported { artifact, .. } = imported.expect("imported");
     let row = bench.artifact(NAME).expect("it is there");
     assert!(row.id == artifact && row.durable);
-    commit(&bench).await;
-    let bench = bench.restart().await;
-    let saw = bench.look("after", &LOOK, "said").await;
-    assert_eq!(saw.as_deref(), Some("fork"));
-    bench.assert_whole().await;
-    bench.finish().await;
+    becomes_the_cache(bench).await;
 }
 
 /// The driver is killed before the index has it.
@@ -103,12 +106,7 @@ async fn its_fork_survives_a_restart_that_discards_it() {
     assert!(bench.artifact(NAME).is_none(), "it is discarded");
     assert_eq!(said(&target), "fork");
     bench.assert_whole().await;
-    commit(&bench).await;
-    let bench = bench.restart().await;
-    let saw = bench.look("after", &LOOK, "said").await;
-    assert_eq!(saw.as_deref(), Some("fork"));
-    bench.assert_whole().await;
-    bench.finish().await;
+    becomes_the_cache(bench).await;
 }
 
 /// It has the name when the commit is decided, and cannot be made durable.
@@ -137,8 +135,7 @@ async fn a_commit_does_not_lose_its_name_to_it_while_it_may_disappear() {
     });
     assert!(imported.is_err(), "{imported:?}");
     bench.quiet().await;
-    let saw = bench.look("look", &LOOK, "said").await;
-    assert_eq!(saw.as_deref(), Some("fork"));
+    shows_the_fork(&bench).await;
     bench.engine.reap().await.expect("reap");
     assert_eq!(names(&bench.pool().join("layers")).len(), 1);
     bench.assert_whole().await;

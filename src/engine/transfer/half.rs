@@ -1,6 +1,6 @@
 //! New layers on their way to an artifact or to a persistent volume: in `incoming/`, then in
-//! `layers/`, then in the index. Imports and content of other nodes share the way; its table is in
-//! `import`.
+//! `layers/`, then in the index. An artifact is visible before the index has it. Imports and content
+//! of other nodes share the way; its table is in `import`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
-use crate::engine::transaction::Transaction;
+use crate::engine::transaction::{Transaction, entries};
 use crate::model::{Artifact, LayerId, LayerRecord, Timestamp, VolumeId};
 use crate::store::{self, Change};
 use crate::sys::{self, Dir};
@@ -142,11 +142,10 @@ pub(super) fn enter(
         state.write_back.refuse_tainted_since(began)?;
         let artifact = describe(&state)?;
         let is_owner = state.catalog.add_artifact(artifact.clone());
-        let durable = false;
         let shown = Shown {
             inner,
             artifact,
-            durable,
+            durable: false,
         };
         (shown, is_owner)
     };
@@ -159,9 +158,7 @@ pub(super) fn enter(
         // A failed write-back took it away.
         let sealed = sealed.ok_or(Error::WritebackFailed)?;
         let names = state.catalog.names_of(&alone);
-        let mut changes = vec![Change::PutArtifact(sealed.artifact.clone())];
-        changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
-        Ok((changes, names))
+        Ok((entries([&sealed.artifact], &names), names))
     };
     let known = |state: &mut State, names| {
         state.catalog.indexed(&alone, names);

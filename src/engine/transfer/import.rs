@@ -136,7 +136,6 @@ fn import_now(
         let policies = Arc::clone(&inner.state.lock().policies);
         policies::audit_import(&policies, &artifact);
     }
-    inner.state.notify();
     // The previous owner of the name may be deleted.
     inner.wake_reaper();
     Ok(Imported {
@@ -194,7 +193,9 @@ fn receive(
         hashing,
     };
     let plain = || progress.plain();
-    let gate = Gate::new(inner, &plain, None, true);
+    // The caller waits until all is on the disk.
+    let writes_back = true;
+    let gate = Gate::new(inner, &plain, None, writes_back);
     let unpacked = archive::unpack(input, &root, how, progress, &|| gate.stops());
     match gate.why() {
         Some(error) => Err(error),

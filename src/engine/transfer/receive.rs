@@ -84,7 +84,6 @@ pub(in crate::engine) fn receive<E>(
     remember(inner, placed.tables);
     tracing::info!(artifact.id = %request.artifact, name = %request.name, named,
         layers = placed.layers.len(), reused = placed.reused, kept = placed.kept, "received");
-    inner.state.notify();
     Ok(Received {
         artifact: request.artifact,
         named,
@@ -118,12 +117,14 @@ pub(in crate::engine) fn receive_layers<'a, E>(
     space::ask(inner, bytes.saturating_sub(kept))?;
     progress.fetch_add(kept, Ordering::Relaxed);
     let plain = || progress.load(Ordering::Relaxed);
+    // Pods use an artifact at once. The caller of a clone waits until that is on the disk.
+    let writes_back = matches!(owner, Owner::Claim(_));
     let job = Job {
         inner,
         owner,
         wanted,
         progress,
-        gate: Gate::new(inner, &plain, Some(bytes), matches!(owner, Owner::Claim(_))),
+        gate: Gate::new(inner, &plain, Some(bytes), writes_back),
         make,
         taken,
         made: Vec::new(),

@@ -132,7 +132,6 @@ fn rollback_now(
         Err(_) if is_under_way.get() => return Ok(None),
         Err(error) => return Err(error),
     };
-    inner.state.notify();
     // The previous owner of the name may be deleted.
     inner.wake_reaper();
     if !named {

@@ -139,8 +139,8 @@ pub(super) struct Gate<'a> {
 
 impl<'a> Gate<'a> {
     /// `plain`: how many bytes came in until now. `all`: how many will come, if that is known.
-    /// `writes_back`: the write-back begins early. Pods that use the content at once need not wait
-    /// for the disk, and on a fast link the write-back takes processor time from the transfer.
+    /// `writes_back`: the write-back begins early, for a caller that waits for its end. It takes
+    /// processor time from the transfer.
     pub(super) fn new(
         inner: &'a Arc<Inner>,
         plain: &'a dyn Fn() -> u64,
