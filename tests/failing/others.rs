@@ -1,6 +1,16 @@
 //! One of several operations fails; the others continue unaffected. Their order is random, so half
 //! of them fail.
 
+use std::sync::atomic::AtomicU64;
+
+use baggageclaim::archive;
+use baggageclaim::archive::toc::Table;
+use baggageclaim::engine::claims::ReceiveClaim;
+use baggageclaim::engine::{LayerPlace, Opened, ReceiveLayer};
+use baggageclaim::model::Sha256;
+use common::layers;
+
+use super::held::Held;
 use super::*;
 
 const HALF: usize = 4;
@@ -267,5 +277,50 @@ async fn a_mount_of_a_claim_that_fails_is_not_recorded() {
     let staged = pods.staging(&claim);
     let unstaged = pods.engine.unmount_claim(claim.id.as_str(), &staged, true);
     unstaged.await.expect("unstaged");
+    pods.finish().await;
+}
+
+/// The table is on the disk, and the job that placed it has not noted that yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_uses_the_layers_of_a_snapshot_as_soon_as_that_can_be_opened() {
+    let _mine = my_turn().await;
+    let lab = require_lab!(OVERLAY.1);
+    let pods = pods_on(lab).await;
+    let claim = pods.create("claim").await;
+    pods.write(&claim, "file", "content").await;
+    let held = Held::at(Point::TablePlaced);
+    let snapshot = pods.snapshot("snapshot", &claim).await;
+    let (engine, id) = (pods.engine.clone(), snapshot.id.clone());
+    // It has no table before another node asks for it.
+    drop(engine.open_snapshot(&id).expect("asked"));
+    held.comes().await;
+    let received = layers::apart(move || {
+        let Ok(Opened::Open(open)) = engine.open_snapshot(&id) else {
+            panic!("it has its table");
+        };
+        let [layer] = &open.layers[..] else {
+            panic!("it has one layer");
+        };
+        let layer = ReceiveLayer {
+            digest: Sha256(layer.table.digest().sha256),
+            bytes: layer.table.bytes(),
+        };
+        let request = ReceiveClaim {
+            claim: CreateClaim {
+                source: Some(ClaimSource::Snapshot(id)),
+                ..request("clone")
+            },
+            layers: vec![layer],
+            view: open.snapshot.view,
+            size: open.snapshot.size,
+        };
+        let make = |_: usize, _: &LayerPlace<'_>| -> archive::Result<Arc<Table>> {
+            panic!("the layer is here");
+        };
+        engine.receive_claim(request, &AtomicU64::new(0), make, || Ok(()))
+    });
+    let clone = received.await.expect("received");
+    assert_eq!(clone.layers, snapshot.layers);
+    held.goes_on();
     pods.finish().await;
 }

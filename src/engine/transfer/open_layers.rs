@@ -185,5 +185,7 @@ fn open_layer(inner: &Inner, layer: LayerId) -> Result<Option<OpenLayer>> {
     let content = dir.open_beneath(layout::FS);
     let content = content.context("open a layer's content")?;
     let holder = Holder::new(Arc::clone(&table), &content).context("open a layer's content")?;
+    // The job that placed the table may not have come to this yet.
+    inner.collector.tables.insert(layer, digest);
     Ok(Some(OpenLayer { table, holder }))
 }
