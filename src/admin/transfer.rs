@@ -258,8 +258,9 @@ pub(super) async fn import(
     };
     let feeding = feed(parts, bytes, closing.clone());
     let imported = {
-        let (engine, progress) = (engine.clone(), progress.clone());
-        async move { engine.import(request, input, progress).await }
+        let (engine, progress, caller) = (engine.clone(), progress.clone(), sender.clone());
+        let is_wanted = move || !caller.is_closed();
+        async move { engine.import(request, input, progress, is_wanted).await }
     };
     let finished = async move {
         tokio::pin!(imported, feeding);

@@ -1,5 +1,9 @@
 //! Files with several names, and the path under which each was packed.
 //!
+//! A pod may delete a file while its volume is packed, and the filesystem gives the inode to a new
+//! one. So size and time belong to what identifies a file. A file that changes between its names is
+//! packed once for each.
+//!
 //! In memory up to a bound, then in a temporary file (redb, without a name, a small cache). A file
 //! is forgotten when all its names were seen.
 
@@ -17,8 +21,8 @@ const MOST: usize = 16_384;
 /// How much of the temporary file is.
 const CACHE: usize = 4 << 20;
 
-/// Device and inode.
-type Identity = (u64, u64);
+/// Device, inode, size, and the time of the last change of its content: seconds, nanoseconds.
+type Identity = (u64, u64, u64, i64, u64);
 
 const TABLE: TableDefinition<'_, Identity, &[u8]> = TableDefinition::new("links");
 
@@ -55,7 +59,7 @@ impl<'a> Links<'a> {
         if names < 2 {
             return Ok(None);
         }
-        let file = (stat.st_dev, stat.st_ino);
+        let file = identity(stat);
         let first = self.find(file)?;
         if first.is_none() {
             self.insert(file, path, names)?;
@@ -111,6 +115,22 @@ impl<'a> Links<'a> {
     }
 }
 
+#[allow(
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::unnecessary_cast,
+    reason = "the fields' types differ between architectures; each is only compared"
+)]
+fn identity(stat: &Stat) -> Identity {
+    (
+        stat.st_dev,
+        stat.st_ino,
+        stat.st_size as u64,
+        stat.st_mtime as i64,
+        stat.st_mtime_nsec as u64,
+    )
+}
+
 fn create(dir: &Dir) -> Result<Database> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, ".", flags, Mode::from_raw_mode(0o600))
@@ -129,6 +149,32 @@ fn spill(error: impl Into<redb::Error>) -> Error {
 mod tests {
     use super::*;
 
+    fn number(device: u64, inode: u64) -> Identity {
+        (device, inode, 0, 0, 0)
+    }
+
+    #[test]
+    fn a_new_file_with_the_inode_of_a_deleted_one_is_not_a_name_of_that() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        std::fs::write(folder.path().join("file"), "content").expect("write");
+        std::fs::hard_link(folder.path().join("file"), folder.path().join("name")).expect("link");
+        let old = dir.stat("file").expect("stat");
+        for most in [1, 7] {
+            let mut links = Links::holding(most, &dir);
+            let mut first = |path: &[u8], stat: &Stat| links.first_path(path, stat).expect("found");
+            assert_eq!(first(b"old", &old), None);
+            let [mut longer, mut later] = [old; 2];
+            longer.st_size += 1;
+            later.st_mtime_nsec ^= 1;
+            for (new, path) in [(&longer, &b"longer"[..]), (&later, b"later")] {
+                assert_eq!(first(path, new), None);
+                assert_eq!(first(b"again", new).as_deref(), Some(path));
+            }
+            assert_eq!(first(b"name", &old).as_deref(), Some(&b"old"[..]));
+        }
+    }
+
     #[test]
     fn a_file_is_found_by_its_first_path_whether_it_is_in_memory_or_not() {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -136,20 +182,20 @@ mod tests {
         for most in [1, 7, 1000] {
             let mut links = Links::holding(most, &dir);
             for inode in 0..200_u64 {
-                assert_eq!(links.find((1, inode)).expect("find"), None);
+                assert_eq!(links.find(number(1, inode)).expect("find"), None);
                 let path = format!("path/of/{inode}");
                 links
-                    .insert((1, inode), path.as_bytes(), 3)
+                    .insert(number(1, inode), path.as_bytes(), 3)
                     .expect("insert");
                 assert!(links.memory.len() <= most);
             }
             for _ in 0..2 {
                 for inode in 0..200_u64 {
                     let path = format!("path/of/{inode}").into_bytes();
-                    assert_eq!(links.find((1, inode)).expect("find"), Some(path));
+                    assert_eq!(links.find(number(1, inode)).expect("find"), Some(path));
                 }
             }
-            assert_eq!(links.find((2, 0)).expect("find"), None);
+            assert_eq!(links.find(number(2, 0)).expect("find"), None);
             assert_eq!(links.file.is_some(), most < 200);
         }
         assert!(dir.entries().expect("entries").is_empty(), "it has no name");

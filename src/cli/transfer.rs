@@ -11,10 +11,13 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -24,7 +27,7 @@ use super::human::{bytes, counted, took};
 use super::namespace::Namespace;
 use super::progress::{Bar, Done as Far};
 use super::show::Thing;
-use crate::model::{Reference, Sha256};
+use crate::model::{Reference, Sha256, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 use crate::{admin as socket, config};
@@ -136,6 +139,11 @@ pub(super) enum Failure {
     InterruptedFile,
     #[error("interrupted; nothing was imported")]
     InterruptedImport,
+    #[error(
+        "interrupted when the driver had the whole archive, so it may be imported: \
+         `baggageclaim artifacts -n {0}` shows it"
+    )]
+    InterruptedLate(Tenant),
     #[error("the driver ended before the archive was complete; its log says why")]
     Incomplete,
 }
@@ -145,9 +153,14 @@ pub(super) async fn export(flags: Export) -> Done {
     let format = flags.format.unwrap_or_else(|| Format::of(&flags.output));
     let mut client = socket::connect(&flags.pool.pool).await?;
     let (source, what) = find(&mut client, &flags).await?;
-    // Signals are handled from here on: from here on there is a file to remove.
+    let pipe = Output::pipe(&flags.output)?;
+    // Signals are handled from here on: from here on there is a file to remove. A pipe that waits
+    // for its reader is opened before, so that a signal ends that.
     let interrupted = interrupted()?;
-    let output = Output::open(&flags.output, flags.force)?;
+    let output = match pipe {
+        Some(pipe) => pipe,
+        None => Output::temporary(&flags.output, flags.force)?,
+    };
     let is_stdout = matches!(output.sink, Sink::Stdout);
     let mut bar = Bar::new(None);
     bar.say(&format!("exporting {what}"));
@@ -304,11 +317,8 @@ enum Sink {
 }
 
 impl Output {
-    fn open(path: &Path, force: bool) -> Result<Self, Failure> {
-        let write = |source| Failure::Write {
-            path: path.to_owned(),
-            source,
-        };
+    /// Standard output, or the pipe or device that is there.
+    fn pipe(path: &Path) -> Result<Option<Self>, Failure> {
         let opened = |sink| Self {
             path: path.to_owned(),
             sink,
@@ -318,15 +328,29 @@ impl Output {
                 let hint = "give a file with -o, or a pipe";
                 return Err(Failure::Terminal("stdout", hint));
             }
-            return Ok(opened(Sink::Stdout));
+            return Ok(Some(opened(Sink::Stdout)));
         }
+        let there = std::fs::metadata(path).map(|there| there.file_type());
+        if !there.is_ok_and(|there| there.is_fifo() || there.is_char_device()) {
+            return Ok(None);
+        }
+        let file = File::options().write(true).open(path);
+        let file = file.map_err(|source| Failure::Write {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Some(opened(Sink::AsItIs(file))))
+    }
+
+    /// A file that gets this name when it is complete.
+    fn temporary(path: &Path, force: bool) -> Result<Self, Failure> {
+        let write = |source| Failure::Write {
+            path: path.to_owned(),
+            source,
+        };
         match std::fs::metadata(path) {
             Ok(there) if there.is_file() && !force => {
                 return Err(Failure::Exists(path.to_owned()));
-            }
-            Ok(there) if there.file_type().is_fifo() || there.file_type().is_char_device() => {
-                let file = File::options().write(true).open(path).map_err(write)?;
-                return Ok(opened(Sink::AsItIs(file)));
             }
             Ok(there) if there.is_dir() => {
                 return Err(write(ErrorKind::IsADirectory.into()));
@@ -341,11 +365,14 @@ impl Output {
         hidden.push(format!(".{}.part", std::process::id()));
         let temporary = path.with_file_name(hidden);
         let file = File::create_new(&temporary).map_err(write)?;
-        Ok(opened(Sink::Temporary {
-            file,
-            path: temporary,
-            replaces: force,
-        }))
+        Ok(Self {
+            path: path.to_owned(),
+            sink: Sink::Temporary {
+                file,
+                path: temporary,
+                replaces: force,
+            },
+        })
     }
 
     /// What is written to.
@@ -376,19 +403,27 @@ impl Output {
         else {
             return Ok(());
         };
-        let flags = if *replaces {
-            RenameFlags::empty()
-        } else {
-            RenameFlags::NOREPLACE
-        };
         let named = file.sync_all().and_then(|()| {
-            let renamed = rustix::fs::renameat_with(CWD, path, CWD, &self.path, flags);
-            renamed.map_err(io::Error::from)
+            let named = if *replaces {
+                rustix::fs::rename(path, &self.path)
+            } else {
+                name_new(path, &self.path)
+            };
+            named.map_err(io::Error::from)
         });
         named.map_err(|source| match source.kind() {
             ErrorKind::AlreadyExists => Failure::Exists(self.path.clone()),
             _ => self.failed(source),
         })
+    }
+}
+
+/// Gives a file its name if nothing has it. The file may keep its old name, too.
+fn name_new(old: &Path, new: &Path) -> Result<(), Errno> {
+    match rustix::fs::renameat_with(CWD, old, CWD, new, RenameFlags::NOREPLACE) {
+        // NFS and some FUSE filesystems cannot rename without replacing. They can link.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rustix::fs::link(old, new),
+        renamed => renamed,
     }
 }
 
@@ -450,9 +485,22 @@ pub(super) async fn import(flags: Import) -> Done {
     let mut bar = Bar::new(size);
     let name = printable(&flags.reference);
     bar.say(&format!("importing {name} of namespace {tenant}"));
+    let is_sent = Arc::new(AtomicBool::new(false));
+    let source = Source {
+        file,
+        path: &flags.file,
+        is_sent: Arc::clone(&is_sent),
+    };
     let end = tokio::select! {
-        end = send(&mut client, head, file, &flags.file, &mut bar) => end?,
-        () = interrupted()? => return Err(Failure::InterruptedImport.into()),
+        end = send(&mut client, head, source, &mut bar) => end?,
+        () = interrupted()? => {
+            let why = if is_sent.load(Ordering::Acquire) {
+                Failure::InterruptedLate(tenant.clone())
+            } else {
+                Failure::InterruptedImport
+            };
+            return Err(why.into());
+        }
     };
     if end.left_out > 0 {
         bar.say(&format!(
@@ -504,19 +552,31 @@ fn input(path: &Path) -> Result<(File, Option<u64>), Failure> {
     Ok((file, about.is_file().then_some(about.len())))
 }
 
+/// The archive that is imported.
+struct Source<'a> {
+    file: File,
+    path: &'a Path,
+    /// The driver may have all of it.
+    is_sent: Arc<AtomicBool>,
+}
+
 /// Sends an archive; what became of it.
 async fn send(
     client: &mut socket::Client,
     head: admin::ImportHead,
-    file: File,
-    path: &Path,
+    source: Source<'_>,
     bar: &mut Bar,
 ) -> Result<admin::ImportEnd, answer::Failure> {
+    let Source {
+        file,
+        path,
+        is_sent,
+    } = source;
     let (parts, outgoing) = mpsc::channel(WAITING);
     let (end, ended) = oneshot::channel();
     let read = move || {
         // Where it ends without the last part, the driver knows that it is incomplete.
-        let _told = end.send(read_all(file, head, &parts));
+        let _told = end.send(read_all(file, head, &parts, &is_sent));
     };
     let thread = std::thread::Builder::new().name("read".to_owned());
     let failed = |source| Failure::Read {
@@ -554,6 +614,7 @@ fn read_all(
     mut file: File,
     head: admin::ImportHead,
     parts: &mpsc::Sender<admin::ImportPart>,
+    is_sent: &AtomicBool,
 ) -> io::Result<()> {
     let send = |part| parts.blocking_send(part).is_ok();
     let mut taken = send(admin::ImportPart {
@@ -567,6 +628,9 @@ fn read_all(
             read => read?,
         };
         data.truncate(read);
+        if read == 0 {
+            is_sent.store(true, Ordering::Release);
+        }
         taken = send(admin::ImportPart {
             end: data.is_empty(),
             data,

@@ -494,14 +494,18 @@ impl Engine {
     ///
     /// `input` must return an error when its other end is gone. It must not wait any longer once
     /// `progress` says that the archive is refused ([`Progress::has_failed`]).
+    ///
+    /// `is_wanted` is asked once, right before the artifact gets its name. If its caller is gone by
+    /// then, nothing is imported.
     pub async fn import(
         &self,
         request: ImportRequest,
         input: impl Read + Send + 'static,
         progress: Arc<Progress>,
+        is_wanted: impl Fn() -> bool + Send + 'static,
     ) -> Result<Imported> {
         self.inner.refuse_degraded()?;
-        transfer::import(&self.inner, request, input, progress).await
+        transfer::import(&self.inner, request, input, progress, is_wanted).await
     }
 
     /// Commits an earlier artifact of a name once more; returns the id of the new one. `base`: the

@@ -417,8 +417,8 @@ fn copy_attributes(from: &PathFd, to: &PathFd, stat: &Stat, marks: Marks) -> Res
     Ok(())
 }
 
-/// Files with several names. A directory in the copy's root holds each one under its old inode
-/// number until all its names were met. So any number of names can be linked, however far apart. (A
+/// Files with several names. A directory in the copy's root holds each one under what identifies
+/// it, until all its names were met. So any number of names can be linked, however far apart. (A
 /// descriptor or a table entry per file would take unbounded memory.)
 struct Links {
     root: Dir,
@@ -488,9 +488,12 @@ impl Links {
     }
 }
 
-/// The name of a kept file. A btrfs subvolume has a device number of its own.
+/// The name of a kept file. A btrfs subvolume has a device number of its own. A new file may get
+/// the inode of one that a pod deletes meanwhile, so size and time tell them apart.
 fn kept(stat: &Stat) -> String {
-    format!("{}-{}", stat.st_dev, stat.st_ino)
+    let (device, inode, size) = (stat.st_dev, stat.st_ino, stat.st_size);
+    let (seconds, nanoseconds) = (stat.st_mtime, stat.st_mtime_nsec);
+    format!("{device}-{inode}-{size}-{seconds}-{nanoseconds}")
 }
 
 #[cfg(test)]
@@ -531,6 +534,29 @@ mod tests {
                 .expect("mtime")
         };
         assert_eq!(mtime("from"), mtime("to"));
+    }
+
+    #[test]
+    fn a_new_file_with_the_inode_of_a_deleted_one_is_not_a_name_of_that() {
+        let (folder, from, to) = two();
+        let path = folder.path();
+        fs::write(path.join("from/a"), b"content").expect("write");
+        fs::hard_link(path.join("from/a"), path.join("outside")).expect("link");
+        let old = from.stat("a").expect("stat");
+        fs::write(path.join("to/a"), b"content").expect("write");
+        let mut links = Links::new(&from, &to).expect("links");
+        let entries = from.entries().expect("entries");
+        links.first(&old, &to, &entries[0]).expect("kept");
+        let [mut longer, mut later] = [old; 2];
+        longer.st_size += 1;
+        later.st_mtime_nsec ^= 1;
+        fs::remove_file(path.join("to/a")).expect("removed");
+        for other in [&longer, &later] {
+            assert!(!links.again(other, &to, &entries[0]).expect("looked"));
+        }
+        assert!(links.again(&old, &to, &entries[0]).expect("linked"));
+        links.finish().expect("finished");
+        assert_eq!(fs::read(path.join("to/a")).expect("read"), b"content");
     }
 
     #[test]

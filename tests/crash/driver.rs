@@ -533,7 +533,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 base: None,
             };
             let file = std::fs::File::open(file).expect("the archive");
-            let imported = engine.import(request, file, Arc::default()).await;
+            let imported = engine.import(request, file, Arc::default(), || true).await;
             Ok(imported.map_err(said)?.named.into())
         }
         Call::Receive { reference, layers } => {

@@ -142,7 +142,7 @@ async fn content_that_is_put_under_a_cleared_name_keeps_it_though_the_tier_is_sl
                 base,
             };
             let file = File::open(&archive).expect("open");
-            let imported = engine.import(request, file, <_>::default()).await;
+            let imported = engine.import(request, file, <_>::default(), || true).await;
             imported.expect("imported").artifact
         } else {
             let made = engine.rollback(name.clone(), good, base, None).await;

@@ -73,5 +73,8 @@ pub(super) async fn import(bench: &Bench, archive: &Path) -> Result<Imported, Er
         base: None,
     };
     let file = fs::File::open(archive).expect("open");
-    bench.engine.import(request, file, <_>::default()).await
+    bench
+        .engine
+        .import(request, file, <_>::default(), || true)
+        .await
 }

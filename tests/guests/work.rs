@@ -328,7 +328,9 @@ impl<'a> Work<'a> {
         };
         let input = Cursor::new(archive);
         self.tell(Fact::Importing(name.clone()));
-        self.engine.import(request, input, Arc::default()).await?;
+        self.engine
+            .import(request, input, Arc::default(), || true)
+            .await?;
         self.tell(Fact::Sealed(name.clone()));
         self.outputs.push(name);
         Ok(())

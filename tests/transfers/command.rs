@@ -14,6 +14,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::bench::names;
@@ -305,6 +306,74 @@ async fn what_cannot_be_done_is_said_and_leaves_nothing() {
     driver.ends();
 }
 
+/// As on NFS.
+#[tokio::test]
+async fn a_filesystem_that_cannot_rename_without_replacing_takes_an_archive() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return crate::common::skip("strace is not there");
+    }
+    let lab = require_lab!(Fs::Ext4);
+    let (driver, _kubelet) = Driver::ready(&lab, "overlay").await;
+    let archive = large(&lab, 1 << 10);
+    let reference = ["--as", "artifact/a", "-n", "ci"];
+    driver.answer(&[&["import", path(&archive)][..], &reference].concat());
+    let directory = lab.dir("exports");
+    let file = directory.join("a.tar");
+    let export = || {
+        let mut strace = Command::new("strace");
+        strace
+            .args([
+                "-f",
+                "-qq",
+                "-o",
+                "/dev/null",
+                "-e",
+                "inject=renameat2:error=EINVAL",
+            ])
+            .arg(env!("CARGO_BIN_EXE_baggageclaim"))
+            .args(["export", "artifact/a", "-n", "ci", "-o", path(&file)])
+            .env("BAGGAGECLAIM_POOL", &driver.pool);
+        strace.output().expect("strace runs")
+    };
+    let first = export();
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    tar(&["-tf", path(&file)]);
+    let second = export();
+    let told = text(&second.stderr);
+    assert!(told.contains("exists already"), "{told}");
+    assert_eq!(names(&directory), ["a.tar"]);
+    driver.ends();
+}
+
+/// The number of the system call.
+const OPENAT: u32 = if cfg!(target_arch = "x86_64") {
+    257
+} else {
+    56
+};
+
+#[tokio::test]
+async fn an_export_that_waits_for_the_reader_of_its_pipe_can_be_interrupted() {
+    let lab = require_lab!(Fs::Ext4);
+    let (driver, _kubelet) = Driver::ready(&lab, "overlay").await;
+    let archive = large(&lab, 1 << 10);
+    let reference = ["--as", "artifact/a", "-n", "ci"];
+    driver.answer(&[&["import", path(&archive)][..], &reference].concat());
+    let fifo = lab.path().join("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).expect("mkfifo");
+    let mut export = driver.verb(&["export", "artifact/a", "-n", "ci", "-o", path(&fifo)]);
+    let mut export = export.stderr(Stdio::null()).spawn().expect("it runs");
+    let call = format!("/proc/{}/syscall", export.id());
+    let openat = format!("{} ", OPENAT);
+    until("it waits", || {
+        fs::read_to_string(&call).is_ok_and(|call| call.starts_with(&openat))
+    });
+    kill_process(Pid::from_child(&export), Signal::INT).expect("kill");
+    let status = export.wait().expect("wait");
+    assert!(!status.success(), "{status}");
+    driver.ends();
+}
+
 /// An archive that takes a while: one file of so many bytes without a pattern.
 fn large(lab: &Lab, bytes: usize) -> PathBuf {
     let from = lab.dir("large");
@@ -365,6 +434,39 @@ async fn an_import_that_is_interrupted_leaves_nothing() {
         assert_eq!(driver.artifacts(), [""; 0]);
         driver.ends();
     }
+}
+
+/// The driver does not see the end of the archive before it sees that its sender is gone, or it
+/// does. The message does not promise either.
+#[tokio::test]
+async fn an_import_that_is_interrupted_after_its_last_byte_says_that_it_may_be_done() {
+    let lab = require_lab!(Fs::Ext4);
+    let (driver, _kubelet) = Driver::ready(&lab, "overlay").await;
+    let archive = large(&lab, 32 << 10);
+    let (mut import, mut pipe) = half_imported(&driver, &archive);
+    driver.signal(Signal::STOP);
+    let whole = fs::read(&archive).expect("read");
+    pipe.write_all(&whole[whole.len() / 2..]).expect("it reads");
+    drop(pipe);
+    let threads = PathBuf::from(format!("/proc/{}/task", import.id()));
+    until("all is read", || {
+        let mut threads = names(&threads).into_iter();
+        !threads.any(|id| {
+            let name = fs::read_to_string(format!("/proc/{}/task/{id}/comm", import.id()));
+            name.is_ok_and(|name| name == "read\n")
+        })
+    });
+    kill_process(Pid::from_child(&import), Signal::INT).expect("kill");
+    assert_eq!(import.wait().expect("wait").code(), Some(1));
+    let told = said(&mut import);
+    let hint = "`baggageclaim artifacts -n ci` shows it";
+    assert!(told.contains(hint), "{told}");
+    driver.signal(Signal::CONT);
+    until("it is whole or absent", || {
+        names(&driver.pool.join("incoming")).is_empty()
+    });
+    driver.left_nothing(driver.artifacts().len(), "a late interrupt");
+    driver.ends();
 }
 
 #[tokio::test]

@@ -74,7 +74,10 @@ pub(crate) async fn import(
     request: ImportRequest,
     archive: impl Read + Send + 'static,
 ) -> Result<Imported, Error> {
-    bench.engine.import(request, archive, Arc::default()).await
+    bench
+        .engine
+        .import(request, archive, Arc::default(), || true)
+        .await
 }
 
 /// What a fork of it shows.
@@ -260,10 +263,11 @@ async fn of_two_imports_of_a_resource_cache_the_first_that_is_done_wins() {
         let name = "resource-cache/r";
         let engine = bench.engine.clone();
         let waiting = Waits(told, Cursor::new(slow));
-        let slow =
-            tokio::spawn(
-                async move { engine.import(request(name), waiting, Arc::default()).await },
-            );
+        let slow = tokio::spawn(async move {
+            engine
+                .import(request(name), waiting, Arc::default(), || true)
+                .await
+        });
         let incoming = bench.pool().join("incoming");
         eventually("it has begun", || !names(&incoming).is_empty()).await;
         let fast = import(&bench, request(name), Cursor::new(fast)).await;
@@ -276,6 +280,29 @@ async fn of_two_imports_of_a_resource_cache_the_first_that_is_done_wins() {
         assert_left(&bench, 2, "two imports").await;
         bench.finish().await;
     }
+}
+
+/// The archive is whole, and its caller does not wait any more.
+#[tokio::test]
+async fn what_is_not_wanted_any_more_is_not_imported() {
+    let bench = bench!(Ground::ALL[0]);
+    let archive = Cursor::new(some_archive(&bench, "late").await);
+    let request = request("resource-cache/r");
+    let imported = bench
+        .engine
+        .import(request, archive, Arc::default(), || false)
+        .await;
+    let Err(Error::Archive {
+        source: archive::Error::Read(gone),
+        ..
+    }) = imported
+    else {
+        panic!("{imported:?}");
+    };
+    assert_eq!(gone.kind(), io::ErrorKind::ConnectionAborted);
+    assert!(bench.artifact("resource-cache/r").is_none());
+    assert_left(&bench, 1, "an import that is not wanted").await;
+    bench.finish().await;
 }
 
 #[tokio::test]

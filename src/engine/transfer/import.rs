@@ -15,7 +15,7 @@
 //! That is the order of a seal (`commit`) and of a merge (`flatten`). The rules of names are those
 //! of commits: a resource cache keeps its first content, all else has the newest.
 
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,9 +78,10 @@ pub(in crate::engine) async fn import(
     request: ImportRequest,
     input: impl Read + Send + 'static,
     progress: Arc<Progress>,
+    is_wanted: impl Fn() -> bool + Send + 'static,
 ) -> Result<Imported> {
     let job = move |inner: &Arc<Inner>| {
-        let imported = import_now(inner, &request, input, &progress);
+        let imported = import_now(inner, &request, input, &progress, is_wanted);
         if let Err(Error::Full(_)) = imported {
             // The space that it needed was asked for while it ran.
             inner.ask_for_room(0);
@@ -95,6 +96,7 @@ fn import_now(
     request: &ImportRequest,
     input: impl Read + Send,
     progress: &Progress,
+    is_wanted: impl Fn() -> bool,
 ) -> Result<Imported> {
     let fence = {
         let state = inner.state.lock();
@@ -127,6 +129,9 @@ fn import_now(
         if fence < state.fences.least(&request.name()) {
             return Err(Error::Cleared(request.name()));
         }
+        if !is_wanted() {
+            return Err(abandoned());
+        }
         Ok(artifact.clone())
     };
     let named = half::enter(inner, vec![half], began, described)?;
@@ -143,6 +148,15 @@ fn import_now(
         unpacked,
         named,
     })
+}
+
+/// The caller sent the whole archive, and went away before it was imported.
+fn abandoned() -> Error {
+    let gone = io::Error::new(ErrorKind::ConnectionAborted, "the caller is gone");
+    Error::Archive {
+        operation: "import the archive",
+        source: archive::Error::Read(gone),
+    }
 }
 
 /// An import that would come to nothing need not begin.
