@@ -30,6 +30,8 @@ pub(super) struct Catalog {
     /// begin in one way.
     keys: KeyIndex<(Timestamp, ArtifactId)>,
     usage: HashMap<LayerId, Usage>,
+    /// Layers that are gone, and whose sizes the index still has.
+    gone: Vec<LayerId>,
     /// Artifacts that were used since the index was last told when, and since when it does not
     /// know.
     used: HashMap<ArtifactId, Timestamp>,
@@ -192,8 +194,17 @@ impl Catalog {
         self.usage.insert(layer, usage);
     }
 
+    /// The layer goes; its size.
     pub(super) fn forget_usage(&mut self, layer: &LayerId) -> Option<Usage> {
-        self.usage.remove(layer)
+        let usage = self.usage.remove(layer)?;
+        self.gone.push(*layer);
+        Some(usage)
+    }
+
+    /// The layers that are gone, and whose sizes the index still has; from here on it counts as
+    /// told.
+    pub(super) fn take_gone(&mut self) -> Vec<LayerId> {
+        std::mem::take(&mut self.gone)
     }
 }
 

@@ -160,6 +160,7 @@ use pool::boot_id;
 use recover::Recovered;
 use shared::Inner;
 use threads::Pool;
+use transaction::Transaction;
 
 /// One pool, in the care of this process. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
@@ -181,7 +182,13 @@ async fn take_up(
         }
         writeback_failure::note_unnoted(inner);
         if !recovered.changes.is_empty() {
-            inner.transact(&recovered.changes).result()?;
+            match inner.transact(&recovered.changes) {
+                // Each start finds the same changes. A pod that filled the disk can only end if
+                // the driver starts.
+                Transaction::RolledBack(error @ Error::Full(_)) => tracing::warn!(%error,
+                    "the index keeps entries of what is gone until a start that finds space"),
+                transaction => transaction.result()?,
+            }
             failpoint::point(failpoint::Point::RecoverIndexed);
         }
         let _made_later_if_not_now = inner.keep_reserve();
@@ -446,7 +453,7 @@ impl Engine {
         let job = |inner: &Arc<Inner>| {
             // After the last deletion and merge: written before, a deleted entry would come back.
             let _one_at_a_time = inner.collector.lock();
-            let mut uses = transaction::last_uses(inner);
+            let mut uses = transaction::unwritten(inner);
             uses.extend(claims::maintenance::uses(inner));
             if let Err(error) = inner.transact(&uses).result() {
                 tracing::warn!(%error,

@@ -62,12 +62,8 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
     };
     tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason,
         "pool opened");
-    let index = if needs_index(Some(&dirs.layers), Some(&dirs.volumes))? {
-        Index::open_existing(&dirs.root)
-    } else {
-        Index::open(&dirs.root)
-    };
-    let (index, mut contents) = index.map_err(of_pool)?;
+    let needs_index = needs_index(Some(&dirs.layers), Some(&dirs.volumes))?;
+    let (index, mut contents) = open_index(&dirs, needs_index).map_err(of_pool)?;
     if is_new {
         contents.fences = Fences::of_new_pool();
     }
@@ -202,6 +198,24 @@ fn choose_backend(
         );
     }
     (second, lost)
+}
+
+/// Opens the index. That writes to its file, for which btrfs needs space.
+fn open_index(dirs: &PoolDirs, is_needed: bool) -> store::Result<(Index, Contents)> {
+    let open = || {
+        if is_needed {
+            Index::open_existing(&dirs.root)
+        } else {
+            Index::open(&dirs.root)
+        }
+    };
+    match open() {
+        Err(error) if error.is_full() => {
+            free_some(dirs);
+            open()
+        }
+        opened => opened,
+    }
 }
 
 /// Frees the reserve, which exists for that. If that is not enough, it frees some of the garbage.

@@ -21,7 +21,7 @@ use super::remove::remove;
 use super::shared::{Inner, SHARE};
 use super::space::is_nearly_full;
 use super::threads::Pool;
-use super::transaction::last_uses;
+use super::transaction::unwritten;
 use super::types::Reaped;
 use super::{budgets, flatten, purge, transfer, unpublish};
 use crate::model::{Candidate, garbage};
@@ -316,7 +316,7 @@ fn remember_uses(inner: &Inner) -> Result<usize> {
     if since.is_none_or(|since| since.after(inner.config.uses_unwritten) > now) {
         return Ok(0);
     }
-    let uses = last_uses(inner);
+    let uses = unwritten(inner);
     if !uses.is_empty() {
         inner.transact(&uses).result()?;
     }

@@ -404,6 +404,7 @@ fn recover_pending(
             continue;
         }
         let chosen = chosen(inner, key, &record, state)?;
+        retain_if_read(inner, &record, state, recovered)?;
         let mut volume = Volume::found(record, TO_BE_SEALED, outcome_of(&dir)?);
         volume.due = due_of(&dir)?;
         if let Some(due) = volume.due {
@@ -463,10 +464,7 @@ fn recover_trash(
         let name = Path::new(&name);
         match look(&inner.dirs.trash, name)? {
             Found::Volume(_, record) if is_of_this_boot(inner, &record) => {
-                if let Some(layer) = still_read(inner, &record)? {
-                    let layers = record.layers.iter().copied().chain([layer]);
-                    state.volumes.retain(layer, layers.collect());
-                    recovered.read.push((layer, record.layers));
+                if retain_if_read(inner, &record, state, recovered)? {
                     continue;
                 }
                 let volume = Volume::found(*record, TO_BE_DISCARDED, None);
@@ -489,8 +487,25 @@ fn recover_trash(
     Ok(())
 }
 
-/// The layer of a sealed volume that a process still reads; its intent stays in the trash until
-/// then. The layers below it must stay, whatever happens to the artifact.
+/// Keeps the layers of a volume that a process still reads, although its content is a layer already,
+/// and its intent stays in the trash until then. Returns whether one does.
+fn retain_if_read(
+    inner: &Inner,
+    record: &VolumeRecord,
+    state: &mut State,
+    recovered: &mut Recovered,
+) -> Result<bool> {
+    let Some(layer) = still_read(inner, record)? else {
+        return Ok(false);
+    };
+    let layers = record.layers.iter().copied().chain([layer]);
+    state.volumes.retain(layer, layers.collect());
+    recovered.read.push((layer, record.layers.clone()));
+    Ok(true)
+}
+
+/// The layer of a sealed volume that a process still reads. The layers below it must stay, whatever
+/// happens to the artifact.
 fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
     let Some(plan) = &record.seal else {
         return Ok(None);

@@ -53,7 +53,6 @@ pub(super) fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> 
             }
         }
     }
-    changes.extend(layers.iter().copied().map(Change::RemoveLayer));
     if let Err(error) = inner.transact(&changes).result() {
         // The index still has them, so they are still there.
         let mut state = inner.state.lock();

@@ -158,11 +158,16 @@ pub(super) async fn await_index(inner: Arc<Inner>) {
     inner.lifetime.ask_for_restart();
 }
 
-/// When artifacts were last used, for the index: written along with something else, if there is
-/// something else before long.
-pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
-    let uses = inner.state.lock().catalog.take_unwritten_uses();
-    uses.into_iter().map(Change::PutArtifact).collect()
+/// What the index has to hear sometime: when artifacts were last used, and which layers are gone. It
+/// is written along with something else, if there is something else before long.
+pub(super) fn unwritten(inner: &Inner) -> Vec<Change> {
+    let (uses, gone) = {
+        let catalog = &mut inner.state.lock().catalog;
+        (catalog.take_unwritten_uses(), catalog.take_gone())
+    };
+    let uses = uses.into_iter().map(Change::PutArtifact);
+    uses.chain(gone.into_iter().map(Change::RemoveLayer))
+        .collect()
 }
 
 #[cfg(test)]

@@ -143,8 +143,10 @@ pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
         taint_claims(inner);
         point(Point::WritebackFailureMarked);
         failure.unfinished = false;
-        store::record_writeback_failure(root, &failure)
-            .context("write the record of a write-back error")?;
+        let written = inner.with_reserve(|| store::record_writeback_failure(root, &failure));
+        if let Err(error) = written {
+            tracing::warn!(%error, "the next start marks the volumes as damaged once more");
+        }
     }
     Ok(())
 }

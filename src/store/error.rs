@@ -101,7 +101,7 @@ impl Error {
         matches!(self, Self::Unsure { .. })
     }
 
-    /// Whether the disk is full, or was and the database has refused writes since.
+    /// Whether the disk is full.
     #[must_use]
     pub fn is_full(&self) -> bool {
         const ENOSPC: i32 = nix::errno::Errno::ENOSPC as i32;
@@ -109,7 +109,6 @@ impl Error {
         match self {
             Self::System(error) => error.is_full(),
             Self::Database { source, .. } | Self::Unsure { source, .. } => match &**source {
-                redb::Error::PreviousIo => true,
                 redb::Error::Io(error) => matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT)),
                 _ => false,
             },

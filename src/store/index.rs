@@ -8,12 +8,12 @@ use std::io::Read;
 
 use parking_lot::Mutex;
 use redb::{Database, StorageBackend};
-use rustix::fs::{Advice, OFlags};
+use rustix::fs::{Advice, IFlags, OFlags};
 
 use super::error::{Error, Result};
 use super::index_file::IndexFile;
 use super::tables::{
-    self, Change, Contents, FORMAT, OLDEST_FORMAT, WRITING, format, last_transaction, write,
+    self, Change, Contents, FORMAT, OLDEST_FORMAT, format, last_transaction, write,
 };
 use crate::model::layout;
 use crate::sys::{self, Dir, Errno};
@@ -149,8 +149,11 @@ impl Index {
         if opened.closed {
             return Err(Error::Closed);
         }
+        if opened.database.is_none() {
+            opened.reopen(&self.root)?;
+        }
         let Some(database) = &opened.database else {
-            return Err(Error::database(WRITING, redb::Error::PreviousIo));
+            return Err(Error::Closed);
         };
         let number = random_number();
         match write(database, changes, number) {
@@ -176,7 +179,11 @@ impl Index {
                 }
                 Err(error.nothing_written())
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                // After a failed call the database refuses all others, whatever the disk says then.
+                opened.database = None;
+                Err(error)
+            }
         }
     }
 
@@ -188,7 +195,7 @@ impl Index {
         drop(opened.database.take());
     }
 
-    /// Reopens the database, for example after a full disk. Until then every commit fails.
+    /// Reopens the database, for example after a full disk.
     pub fn reopen(&self) -> Result<()> {
         self.opened.lock().reopen(&self.root)
     }
@@ -247,6 +254,15 @@ fn create(root: &Dir, name: &str) -> Result<Database> {
     open_file(root, name, OFlags::RDWR | OFlags::CREATE)
 }
 
+/// Has btrfs overwrite this new file in place, as other filesystems do. Otherwise each write needs
+/// free space, also when the database is only opened. redb has checksums of its own.
+fn write_in_place(root: &Dir, file: &File) {
+    let is_btrfs = root.space().is_ok_and(|it| it.magic == sys::Space::BTRFS);
+    if is_btrfs && let Err(error) = rustix::fs::ioctl_setflags(file, IFlags::NOCOW) {
+        tracing::warn!(%error, "the index cannot be written in place; it needs free space");
+    }
+}
+
 fn open_database(root: &Dir) -> Result<Database> {
     open_file(root, layout::INDEX, OFlags::RDWR)
 }
@@ -259,6 +275,9 @@ fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
         0
     };
     let file = File::from(root.open_file_beneath(name, flags, mode)?);
+    if flags.contains(OFlags::CREATE) {
+        write_in_place(root, &file);
+    }
     read_from_disk(root, &file)?;
     redb::Builder::new()
         .set_cache_size(CACHE_BYTES)
@@ -446,6 +465,23 @@ mod tests {
         }
         let (_, contents) = Index::open(&root).expect("no process has it open");
         assert!(contents.artifacts.is_empty());
+    }
+
+    #[test]
+    fn an_index_that_could_not_be_reopened_is_opened_by_the_next_commit() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        let (index, _) = Index::open(&root).expect("made");
+        // As after a failed write on a disk that then refused to open it, too.
+        index.opened.lock().database = None;
+        let aside = folder.path().join("aside");
+        std::fs::rename(folder.path().join(layout::INDEX), &aside).expect("renamed");
+        let error = index.commit(&put(1)).expect_err("it is not there");
+        assert!(!error.is_full() && !error.is_unsure(), "{error}");
+        std::fs::rename(&aside, folder.path().join(layout::INDEX)).expect("renamed");
+        index.commit(&put(2)).expect("committed");
+        let contents = Index::read_only(&root).expect("read");
+        assert_eq!(contents.artifacts, [artifact(2)]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use baggageclaim::store::{Change, Index};
 use baggageclaim::sys::Dir;
 
 use super::bench::{ALL, BTRFS, Bench, OVERLAY, again, request, say};
+use super::common::bench::eventually;
 use super::common::kernel_is;
 
 const MIB: u64 = 1 << 20;
@@ -708,4 +709,35 @@ async fn ten_thousand_claims_are_paged_while_others_come_and_go() {
     bench.engine.shutdown().await;
     drop(bench.engine);
     assert!(bench.lab.close().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_index_forgets_the_layers_of_a_deleted_snapshot() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let pool = Dir::open(&bench.config.pool).expect("the pool");
+    let measured = || {
+        let contents = Index::read_only(&pool).expect("read");
+        let layers = contents.layers.into_iter().map(|(layer, _)| layer);
+        layers.collect::<BTreeSet<_>>()
+    };
+    let snapshot = async |name: &str| {
+        let claim = bench.create(name).await;
+        bench.write(&claim, "file", name).await;
+        let snapshot = bench.snapshot(name, &claim).await;
+        bench.delete(claim.id.as_str()).await;
+        snapshot
+    };
+    let first = snapshot("first").await;
+    let layers = |snapshot: &Snapshot| snapshot.layers.iter().copied().collect();
+    eventually("it is measured", || measured() == layers(&first)).await;
+    let deleted = bench.engine.delete_snapshot(first.id.as_str()).await;
+    deleted.expect("deleted");
+    let second = snapshot("second").await;
+    eventually("the other one is, and no more", || {
+        measured() == layers(&second)
+    })
+    .await;
+    bench.finish().await;
 }

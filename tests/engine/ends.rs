@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use baggageclaim::engine::Engine;
 use baggageclaim::model::{Outcome, Timestamp};
@@ -106,12 +107,38 @@ async fn what_somebody_still_reads_stays() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_somebody_reads_of_a_sealed_volume_stays() {
-    for restarted in [false, true] {
+    for restarted in [Restarted::Never, Restarted::Sealed, Restarted::InTheSeal] {
         read_of_a_sealed_volume(restarted).await;
     }
 }
 
-async fn read_of_a_sealed_volume(restarted: bool) {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Restarted {
+    Never,
+    /// When all is done but the reader.
+    Sealed,
+    /// When the content is a layer, and the index does not have it.
+    InTheSeal,
+}
+
+/// Takes a seal back to where its content has just become a layer. `index`: as it was before.
+fn unseal(pool: &Path, index: &Path) {
+    fs::copy(index, pool.join("index.redb")).expect("copy");
+    let trash = pool.join("trash");
+    let intents = names(&trash).into_iter().map(|name| trash.join(name));
+    let intent = intents.filter(|it| it.join("volume.json").exists());
+    let [intent] = &intent.collect::<Vec<_>>()[..] else {
+        panic!("one intent is kept for the reader");
+    };
+    let record = fs::read(intent.join("volume.json")).expect("read");
+    let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+    let layer = record["seal"]["layer"].as_str().expect("a layer");
+    let layer_dir = pool.join("layers").join(layer);
+    fs::rename(layer_dir.join("layer.json"), layer_dir.join("sealing.json")).expect("rename");
+    fs::rename(intent, pool.join("pending").join(layer)).expect("rename");
+}
+
+async fn read_of_a_sealed_volume(restarted: Restarted) {
     let mut bench = require_bench!();
     bench
         .step("a", OUTPUT, |target| {
@@ -122,6 +149,12 @@ async fn read_of_a_sealed_volume(restarted: bool) {
     bench
         .step("t1", task, |target| {
             fs::write(target.join("f"), "one").expect("write");
+        })
+        .await;
+    let aside = bench.lab.path().join("aside");
+    bench = bench
+        .restart_after(|pool| {
+            fs::copy(pool.join("index.redb"), &aside).expect("copy");
         })
         .await;
     let (target, _) = bench.publish("p", "t2", task).await;
@@ -136,8 +169,19 @@ async fn read_of_a_sealed_volume(restarted: bool) {
     .await;
     eventually("it has left", || bench.row("t2").is_none()).await;
     bench.engine.reap().await.expect("reap");
-    if restarted {
-        bench = bench.restart().await;
+    match restarted {
+        Restarted::Never => {}
+        Restarted::Sealed => bench = bench.restart().await,
+        Restarted::InTheSeal => {
+            bench = bench.restart_after(|pool| unseal(pool, &aside)).await;
+            eventually("it is sealed again", || {
+                let row = bench.artifact("task-cache/k");
+                row.is_some_and(|row| row.durable && row.layers == 2)
+            })
+            .await;
+            eventually("it has left again", || bench.row("t2").is_none()).await;
+            bench.engine.reap().await.expect("reap");
+        }
     }
     let (tenant, name) = (
         "ci".parse().expect("label"),

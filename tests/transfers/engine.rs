@@ -468,6 +468,32 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
     }
 }
 
+/// ext4 answers ENOSPC, and is not full.
+#[tokio::test]
+async fn a_filesystem_that_cannot_hold_an_attribute_is_not_taken_for_full() {
+    let (other, bench) = (
+        bench!(Ground(Ground::ALL[0].0, Fs::XfsReflink)),
+        bench!(Ground(Ground::ALL[0].0, Fs::Ext4)),
+    );
+    let output = [("type", "output"), ("name", "some")];
+    let write = |root: &Path| {
+        let file = root.join("file");
+        fs::write(&file, "content").expect("write");
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&file, "user.large", &[7; 5000], flags).expect("setxattr");
+    };
+    other.step("maker", &output, write).await;
+    let (archive, _) = exported(&other, "artifact/some", Codec::Plain).await;
+    let imported = import(&bench, request("artifact/some"), Cursor::new(archive)).await;
+    let error = imported.expect_err("it does not fit");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    let told = error.to_string();
+    assert!(told.contains("setxattr") && told.contains("file"), "{told}");
+    assert_left(&bench, 0, "an attribute that is too large").await;
+    other.finish().await;
+    bench.finish().await;
+}
+
 /// A pool above its watermark takes an import, and goes on evicting.
 #[tokio::test]
 async fn an_import_comes_in_while_the_pool_is_nearly_full() {

@@ -13,8 +13,8 @@ use baggageclaim::engine::{
 use baggageclaim::model::{ArtifactId, Name, Outcome, Sha256, Sharing, Timestamp};
 
 use crate::common::bench::{Bench, Ground, NEVER, names, waits};
-use crate::common::{Fs, assert_same, layers, tree};
-use crate::engine::{MIB, assert_left, bench, shown, small};
+use crate::common::{Fs, Lab, assert_same, layers, tree};
+use crate::engine::{MIB, assert_left, bench, shown};
 use crate::tables::tables;
 
 pub(crate) const CACHE: [(&str, &str); 2] = [("type", "task-cache"), ("key", "k")];
@@ -428,10 +428,16 @@ async fn the_first_writer_keeps_a_resource_cache() {
 #[tokio::test]
 async fn a_full_disk_stops_what_comes_and_unused_caches_go_for_it() {
     let source = bench!(OVERLAY);
-    let other = match small(Ground(OVERLAY.0, Fs::Ext4)).await {
-        Ok(other) => other,
+    let other = match Lab::try_sized(Fs::Ext4, 320 * MIB) {
+        Ok(lab) => lab,
         Err(reason) => return crate::common::skip(&reason),
     };
+    let other = Bench::with(other, |config| {
+        config.backend = Some(OVERLAY.0);
+        config.high_watermark = 100;
+        config.low_watermark = 50;
+    })
+    .await;
     let output = [("type", "output"), ("name", "large")];
     let noise = |root: &Path| {
         for number in 0..20 {
@@ -448,6 +454,22 @@ async fn a_full_disk_stops_what_comes_and_unused_caches_go_for_it() {
     let honest = request(&open, 1);
     let mut dishonest = honest.clone();
     dishonest.layers[0].bytes = 0;
+    // No cache goes for what cannot fit.
+    let little = |root: &Path| fs::write(root.join("x"), vec![1; 8 << 20]).expect("write");
+    other.step("little", &CACHE, little).await;
+    other.engine.reap().await.expect("it is measured");
+    let refused = receive_but(&other, &open, honest.clone(), None).await;
+    let is_full = matches!(refused, Err(ReceiveError::Engine(Error::Full(_))));
+    assert!(is_full, "{refused:?}");
+    other.engine.reap().await.expect("reap");
+    assert!(other.artifact(NAME).is_some(), "it stays");
+    let (tenant, name) = (
+        "ci".parse().expect("a label"),
+        NAME.parse().expect("a name"),
+    );
+    let destroyed = other.engine.destroy(&tenant, &name).await;
+    destroyed.expect("destroyed");
+    other.engine.reap().await.expect("reap");
     for request in [honest.clone(), dishonest] {
         let refused = receive_but(&other, &open, request, None).await;
         let is_full = matches!(refused, Err(ReceiveError::Engine(Error::Full(_))));

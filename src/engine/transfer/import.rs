@@ -82,9 +82,8 @@ pub(in crate::engine) async fn import(
 ) -> Result<Imported> {
     let job = move |inner: &Arc<Inner>| {
         let imported = import_now(inner, &request, input, &progress, is_wanted);
-        if let Err(Error::Full(_)) = imported {
-            // The space that it needed was asked for while it ran.
-            inner.ask_for_room(0);
+        if let Err(error) = &imported {
+            space::ask_for_some(inner, error);
         }
         imported
     };
@@ -211,9 +210,24 @@ fn receive(
     let writes_back = true;
     let gate = Gate::new(inner, &plain, None, writes_back);
     let unpacked = archive::unpack(input, &root, how, progress, &|| gate.stops());
-    match gate.why() {
-        Some(error) => Err(error),
-        None => unpacked.context("unpack the archive"),
+    unpacked.or_else(|error| match (gate.why(), error) {
+        (Some(error), _) => Err(error),
+        (None, archive::Error::System(error)) if error.is_full() => {
+            let limited = || limited(&error);
+            Err(space::shortage(inner).unwrap_or_else(limited))
+        }
+        (None, error) => Err(error).context("unpack the archive"),
+    })
+}
+
+/// The disk has space. ext4, for one, answers ENOSPC for more than 4 KiB of attributes of a file.
+fn limited(error: &sys::Error) -> Error {
+    Error::Unsupported {
+        what: "the import of this archive".to_owned(),
+        why: format!(
+            "{error}, and the pool has space; its filesystem limits something else, such as the \
+             attributes of a file"
+        ),
     }
 }
 

@@ -45,9 +45,8 @@ pub(in crate::engine) fn finish<T, E>(
     inner: &Inner,
     received: Result<T, ReceiveError<E>>,
 ) -> Result<T, ReceiveError<E>> {
-    if let Err(ReceiveError::Engine(Error::Full(_))) = received {
-        // The space that it needed was asked for while it ran.
-        inner.ask_for_room(0);
+    if let Err(ReceiveError::Engine(error)) = &received {
+        space::ask_for_some(inner, error);
     }
     // A reused layer may have lost its last artifact meanwhile, or the name its old content.
     inner.wake_reaper();

@@ -79,6 +79,14 @@ fn ask_beside(inner: &Inner, needs: u64, stays_free: fn(&Space) -> u64) -> Resul
     }
 }
 
+/// Has unused caches evicted after a transfer that failed because the disk was full. Where it knew
+/// how many bytes it needed, it has asked for them; caches do not go for what cannot fit.
+pub(super) fn ask_for_some(inner: &Inner, failed: &Error) {
+    if matches!(failed, Error::Full(shortage) if shortage.needs == 0) {
+        inner.ask_for_room(0);
+    }
+}
+
 /// The error of a transfer that failed where the pool has no space or no inodes left; `None`: it
 /// has some.
 pub(in crate::engine) fn shortage(inner: &Inner) -> Option<Error> {
