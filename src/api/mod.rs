@@ -86,7 +86,55 @@ pub fn definitions_text() -> String {
 
 #[cfg(test)]
 mod tests {
+    use kube::CustomResourceExt;
+    use kube::core::object::HasStatus;
+    use serde::Serialize;
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
     use super::*;
+
+    /// The fields of a schema that an object lacks, and those of the objects within it.
+    fn lacking(schema: &Value, object: &Value) -> Vec<String> {
+        let (Some(fields), Some(object)) = (schema["properties"].as_object(), object.as_object())
+        else {
+            return Vec::new();
+        };
+        let within = fields.iter().flat_map(|(name, schema)| {
+            let Some(value) = object.get(name) else {
+                return vec![name.clone()];
+            };
+            let within = lacking(schema, value).into_iter();
+            within.map(|field| format!("{name}.{field}")).collect()
+        });
+        within.collect()
+    }
+
+    /// A merge patch keeps each field that it does not write.
+    fn writes_all_fields<K>(barest: Value)
+    where
+        K: CustomResourceExt + HasStatus<Status: Serialize + DeserializeOwned>,
+    {
+        let status: K::Status = serde_json::from_value(barest).expect("a status");
+        let written = serde_json::to_value(status).expect("JSON");
+        let definition = serde_json::to_value(K::crd()).expect("JSON");
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let schema = &schema["properties"]["status"];
+        assert!(schema["properties"].is_object(), "{schema}");
+        let lacking = lacking(schema, &written);
+        assert!(lacking.is_empty(), "{} lacks {lacking:?}", K::crd_name());
+    }
+
+    #[test]
+    fn a_status_leaves_nothing_of_the_one_that_it_is_merged_into() {
+        let answer = json!({"observedGeneration": 1, "phase": "Ready", "pool": "p"});
+        writes_all_fields::<Volume>(answer.clone());
+        writes_all_fields::<Snapshot>(answer);
+        let peer = json!({"address": "10.0.0.1:1", "key": "sha256:1"});
+        writes_all_fields::<Pool>(json!({"pool": "p", "peer": peer}));
+        writes_all_fields::<Cache>(json!({"newest": {"at": "2026-11-25T17:00:00Z"}}));
+        writes_all_fields::<Rollback>(json!({}));
+    }
 
     #[test]
     fn the_definitions_in_deploy_are_those_of_the_types() {

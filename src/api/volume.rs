@@ -8,7 +8,7 @@
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::phase::{Phase, Refusal, Wanted, is_node_gone};
 
@@ -134,6 +134,25 @@ pub struct Mutable {
     pub ttl_seconds: Option<i64>,
 }
 
+/// Writes a parameter that is absent as null.
+fn with_nulls<S: Serializer>(mutable: &Mutable, to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct WithNulls {
+        size_limit: Option<i64>,
+        ttl_seconds: Option<i64>,
+    }
+    let Mutable {
+        size_limit,
+        ttl_seconds,
+    } = *mutable;
+    let all = WithNulls {
+        size_limit,
+        ttl_seconds,
+    };
+    all.serialize(to)
+}
+
 /// What a volume is a clone of.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct Source {
@@ -179,7 +198,10 @@ pub struct VolumeStatus {
     #[serde(default)]
     pub capacity: i64,
     /// The parameters that apply now
-    #[serde(default)]
+    // Without one it is written as null: else a merge would keep the last one. The default in the
+    // definition has no nulls.
+    #[serde(default, serialize_with = "with_nulls")]
+    #[schemars(extend("default" = {}))]
     pub mutable: Mutable,
     /// Why the node could not do what `spec` of that generation says, or why the data is Lost
     #[serde(default)]

@@ -225,30 +225,17 @@ async fn grow_and_modify(plane: &ControlPlane, client: &mut calls::Client, clone
         .expect("grown")
         .into_inner();
     assert_eq!(grown.capacity_bytes, 2 << 20);
-    let mut huge = larger;
+    let mut huge = larger.clone();
     huge.capacity_range = Some(csi::CapacityRange {
         required_bytes: 1 << 60,
         limit_bytes: 0,
     });
     let refused = client
-        .controller_expand_volume(huge)
+        .controller_expand_volume(huge.clone())
         .await
         .expect_err("too large");
     assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
-    let changed = csi::ControllerModifyVolumeRequest {
-        volume_id: clone.to_owned(),
-        mutable_parameters: [("ttl".to_owned(), "7d".to_owned())].into(),
-        ..Default::default()
-    };
-    client
-        .controller_modify_volume(changed)
-        .await
-        .expect("changed");
-    let seen = volumes(plane).await;
-    let seen = seen
-        .iter()
-        .find(|volume| volume.spec.name == "clone")
-        .expect("there");
+    let seen = with_ttl(plane, client, clone, "7d").await;
     let status = seen.status.as_ref().expect("known");
     assert_eq!(
         (status.capacity, seen.spec.capacity),
@@ -256,6 +243,39 @@ async fn grow_and_modify(plane: &ControlPlane, client: &mut calls::Client, clone
         "the refused size is taken back"
     );
     assert_eq!(status.mutable.ttl_seconds, Some(7 * 24 * 3600));
+    // A ttl that was taken away does not come back: it would delete the data.
+    let seen = with_ttl(plane, client, clone, "never").await;
+    assert_eq!(seen.status.expect("known").mutable.ttl_seconds, None);
+    let grown = client.controller_expand_volume(larger).await;
+    grown.expect("as large as before");
+    let refused = client.controller_expand_volume(huge).await;
+    refused.expect_err("too large");
+    let seen = volume_of_clone(plane).await;
+    assert_eq!(seen.spec.mutable.ttl_seconds, None);
+    assert_eq!(seen.status.expect("known").mutable.ttl_seconds, None);
+}
+
+async fn volume_of_clone(plane: &ControlPlane) -> Volume {
+    let all = volumes(plane).await.into_iter();
+    let mut clones = all.filter(|volume| volume.spec.name == "clone");
+    clones.next().expect("there")
+}
+
+/// Gives the clone a ttl, and returns its object.
+async fn with_ttl(
+    plane: &ControlPlane,
+    client: &mut calls::Client,
+    clone: &str,
+    ttl: &str,
+) -> Volume {
+    let changed = csi::ControllerModifyVolumeRequest {
+        volume_id: clone.to_owned(),
+        mutable_parameters: [("ttl".to_owned(), ttl.to_owned())].into(),
+        ..Default::default()
+    };
+    let changed = client.controller_modify_volume(changed).await;
+    changed.expect("changed");
+    volume_of_clone(plane).await
 }
 
 /// The tables that people see name the node, the state and the source.

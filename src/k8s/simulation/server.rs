@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::{Value, json};
+
 use crate::api::{OrphanSnapshot, OrphanVolume, Phase, Refusal, Snapshot, Volume, Wanted};
 use crate::k8s::claims::order::Order;
 
@@ -77,6 +79,25 @@ fn name<K: Kind>(object: &K) -> String {
     object.meta().name.clone().expect("a name")
 }
 
+/// Applies a merge patch (RFC 7386), as the API server does: null deletes a field, and a field that
+/// the patch does not name stays.
+fn merge(object: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *object = patch.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = json!({});
+    }
+    for (name, value) in patch {
+        if value.is_null() {
+            object.as_object_mut().expect("an object").remove(name);
+        } else {
+            merge(&mut object[name], value);
+        }
+    }
+}
+
 impl Server {
     fn put<K: Kind>(&mut self, mut object: K) {
         self.version += 1;
@@ -113,11 +134,14 @@ impl Server {
         true
     }
 
-    /// Writes the status of an object, unless it was changed.
+    /// Writes the status of an object as a merge patch, unless it was changed.
     pub(super) fn report<K: Kind>(&mut self, read: &K, write: impl FnOnce(&mut K)) {
         if let Some(mut object) = self.unchanged(read) {
+            let mut merged = json!(object);
             write(&mut object);
-            self.put(object);
+            let patch = json!({ "status": json!(object)["status"] });
+            merge(&mut merged, &patch);
+            self.put::<K>(serde_json::from_value(merged).expect("an object of the kind"));
         }
     }
 
