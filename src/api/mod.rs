@@ -134,6 +134,7 @@ mod tests {
         writes_all_fields::<Pool>(json!({"pool": "p", "peer": peer}));
         writes_all_fields::<Cache>(json!({"newest": {"at": "2026-11-25T17:00:00Z"}}));
         writes_all_fields::<Rollback>(json!({}));
+        writes_all_fields::<CachePolicy>(json!({}));
     }
 
     #[test]

@@ -185,19 +185,20 @@ pub enum LabelOperator {
 }
 
 /// What the controller says of a policy.
+// A merge keeps what is not written. So what is not known is written as null.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CachePolicyStatus {
     /// What the namespace keeps on all nodes
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub used: Option<Used>,
     /// What its names show in the shared tier, if it has a sharedBudget
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub shared_used: Option<Used>,
     /// `RulesValid`: whether all rules and size limits have effect. `Valid`: whether the budgets
     /// and ttl have. `OverBudget`: whether content in use exceeds a budget. `SharedOverBudget`:
     /// whether recent content exceeds the sharedBudget
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<PolicyCondition>,
