@@ -21,6 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::distribution::roster::{Controller, Members as _};
 use crate::k8s::claims::{Cluster, Setup};
 use crate::k8s::mirror::Mirror;
+use crate::model::Tenant;
 use crate::server::{self, Drain, Exited, Part, Routes, Socket};
 use crate::shared::{self, Periodic, Store, Times, Url};
 use crate::telemetry::metrics::{Registry, Rpcs};
@@ -248,10 +249,15 @@ fn collect(url: &Url, hub: Option<&Served>) -> Result<Periodic, Error> {
     let catalog = hub.map_or_else(shared::Catalog::default, |served| {
         let catalog = served.hub.handle();
         let (fences, uses) = (catalog.clone(), catalog.clone());
+        let uses = move |tenant: &Tenant| {
+            let found = uses.knows_all().then(|| uses.uses(tenant));
+            // Nodes may have gone meanwhile.
+            found.filter(|_| uses.knows_all())
+        };
         shared::Catalog {
             is_known: Box::new(move || catalog.knows_fences() && !catalog.is_incomplete()),
             fences: Box::new(move || fences.fences()),
-            uses: Box::new(move |tenant| uses.uses(tenant)),
+            uses: Box::new(uses),
         }
     });
     Periodic::start(store, catalog).map_err(Error::Collector)

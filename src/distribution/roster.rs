@@ -161,6 +161,6 @@ impl Members for NoNode {
     }
 
     fn expected(&self) -> Option<BTreeSet<String>> {
-        None
+        Some(BTreeSet::new())
     }
 }

@@ -42,6 +42,12 @@ impl Handle {
         !self.0.state.lock().streams.is_empty()
     }
 
+    /// Whether what all nodes have is known.
+    #[must_use]
+    pub fn knows_all(&self) -> bool {
+        self.has_nodes() && !self.is_incomplete()
+    }
+
     /// Some caches of a namespace or of all: those after `after`.
     #[must_use]
     pub fn caches(&self, tenant: Option<&Tenant>, after: Option<NameHash>) -> Part {

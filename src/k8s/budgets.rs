@@ -188,7 +188,6 @@ impl Keeper {
             known.kept = tier.and_then(|tier| tier.kept(tenant));
         }
         self.figures.set(&known);
-        let is_incomplete = self.catalog.is_incomplete();
         written.retain(|uid, _| {
             let mut policies = policies.iter();
             policies.any(|policy| policy.metadata.uid.as_ref() == Some(uid))
@@ -196,7 +195,7 @@ impl Keeper {
         let mut news = Vec::new();
         for policy in &policies {
             let known = tenant(policy).and_then(|tenant| known.get(&tenant));
-            let status = known.and_then(|known| self.news(policy, known, is_incomplete, written));
+            let status = known.and_then(|known| self.news(policy, known, written));
             news.extend(status.map(|status| (Arc::clone(policy), status)));
         }
         for policy in conditions::write_all(client, news).await {
@@ -212,12 +211,11 @@ impl Keeper {
         &self,
         policy: &CachePolicy,
         known: &NamespaceUse,
-        is_incomplete: bool,
         written: &Written,
     ) -> Option<CachePolicyStatus> {
         let now = conditions::now();
         let mut status = status_of(policy, known, self.tier.is_some(), &now);
-        if !is_incomplete {
+        if self.catalog.knows_all() {
             tell_used(policy, &mut status, known, &now);
         }
         let uid = policy.uid().unwrap_or_default();
@@ -407,9 +405,12 @@ fn is_news(old: Option<&CachePolicyStatus>, new: &CachePolicyStatus) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::stream;
     use serde_json::json;
 
     use super::*;
+    use crate::distribution::roster::NoNode;
+    use crate::server::Drain;
     use crate::telemetry::metrics;
 
     const NOW: &str = "2026-11-25T17:00:00Z";
@@ -598,6 +599,35 @@ mod tests {
         policy.metadata.generation = Some(2);
         let unknown = told(&policy, None, LATER);
         assert!(is_news(policy.status.as_ref(), &unknown));
+    }
+
+    #[tokio::test]
+    async fn a_controller_without_nodes_does_not_say_what_is_used() {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let hub = hub::Hub::open(address, Arc::new(NoNode), hub::USAGE).await;
+        let hub = hub.expect("a port");
+        let keeper = Keeper {
+            policies: Watched::over(stream::pending()).0,
+            catalog: hub.handle(),
+            every: hub::USAGE,
+            figures: Figures::default(),
+            tier: None,
+        };
+        tokio::spawn(hub.serve(Drain::new(hub::USAGE)));
+        let complete = async {
+            while keeper.catalog.is_incomplete() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let complete = tokio::time::timeout(Duration::from_secs(30), complete).await;
+        complete.expect("no node is awaited");
+        let mut policy = policy(json!({"budget": {"storage": "1Gi"}}));
+        let known = NamespaceUse::default();
+        let mut status = status_of(&policy, &known, false, NOW);
+        status.used = Some(used_of(20 << 20, 500));
+        policy.status = Some(status);
+        // Another controller has the nodes, and has written this.
+        assert_eq!(keeper.news(&policy, &known, &Written::new()), None);
     }
 
     #[test]

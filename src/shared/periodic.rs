@@ -51,14 +51,17 @@ const INTERVALS: Intervals = Intervals {
     look: LOOK,
 };
 
+/// Finds when the names of a tenant were used last.
+type FindUses = Box<dyn Fn(&Tenant) -> Option<Uses> + Send>;
+
 /// What a cluster knows of its names, at the moment of each question. By default nothing.
 pub struct Catalog {
-    /// Whether it knows them, so far as it can. Nothing is collected before that.
+    /// Whether it knows them, so far as it can. Nothing is collected before that is so once.
     pub is_known: Box<dyn Fn() -> bool + Send>,
     /// What was cleared.
     pub fences: Box<dyn Fn() -> Fences + Send>,
-    /// When the names of a tenant were used last.
-    pub uses: Box<dyn Fn(&Tenant) -> Uses + Send>,
+    /// When the names of a tenant were used last. `None`: not known now, and no budget is kept.
+    pub uses: FindUses,
 }
 
 impl Default for Catalog {
@@ -66,7 +69,7 @@ impl Default for Catalog {
         Self {
             is_known: Box::new(|| true),
             fences: Box::new(Fences::default),
-            uses: Box::new(|_| Uses::default()),
+            uses: Box::new(|_| Some(Uses::default())),
         }
     }
 }
@@ -370,16 +373,23 @@ impl Job {
     /// `None`: it is not due.
     fn collect(&self, tenant: &Tenant) -> Result<Option<Collected>> {
         let now = now();
-        if !self.budgets.is_due(tenant, &self.intervals) && self.was_collected(tenant, now)? {
+        let is_due = self.budgets.is_due(tenant, &self.intervals);
+        if !is_due && self.was_collected(tenant, now)? {
+            return Ok(None);
+        }
+        // Names in use would look unused without the uses. Garbage goes all the same.
+        let budget = self.budgets.get(tenant);
+        let uses = budget.and_then(|_| (self.catalog.uses)(tenant));
+        let budget = budget.filter(|_| uses.is_some());
+        if is_due && budget.is_none() && self.was_collected(tenant, now)? {
             return Ok(None);
         }
         let id = fresh_id();
         let stop = || self.budgets.is_stopped();
-        let budget = self.budgets.get(tenant);
         let collector = Collector {
             budget,
             fences: (self.catalog.fences)(),
-            uses: budget.map_or_else(Uses::default, |_| (self.catalog.uses)(tenant)),
+            uses: uses.unwrap_or_default(),
             ..Collector::new(&self.store, tenant, id)
         };
         let done = collector.run(now, &stop);
@@ -539,6 +549,46 @@ mod tests {
         eventually("all went", || has(&tenants[0], 0));
         budgets.set(BTreeMap::new());
         assert_eq!(budgets.kept(&tenants[0]), None);
+    }
+
+    #[test]
+    fn no_budget_is_kept_while_the_uses_are_not_known() {
+        let (directory, _runtime, store) = empty_tier();
+        let ci: Tenant = "ci".parse().expect("a label");
+        commit(
+            &store,
+            directory.path(),
+            &ci,
+            &["task-cache/a", "task-cache/b"],
+        );
+        let known = Arc::new(AtomicBool::new(false));
+        let is_known = Arc::clone(&known);
+        let (asked, asks) = std::sync::mpsc::channel();
+        let catalog = Catalog {
+            uses: Box::new(move |_| {
+                // The test may have ended.
+                let _gone = asked.send(());
+                is_known.load(Ordering::Relaxed).then(Uses::default)
+            }),
+            ..Catalog::default()
+        };
+        let collector = Periodic::every(store, TICKS, catalog).expect("a thread");
+        let (figures, budgets) = (&collector.figures, collector.budgets());
+        eventually("garbage goes", || value(&figures.collections) == 1);
+        let budget = Budget {
+            bytes: None,
+            artifacts: Some(1),
+        };
+        budgets.set([(ci.clone(), budget)].into());
+        for _ in 0..3 {
+            let asked = asks.recv_timeout(Duration::from_secs(60));
+            asked.expect("it asks");
+        }
+        let counts = || (value(&figures.collections), value(&figures.evicted));
+        assert_eq!((counts(), budgets.kept(&ci)), ((1, 0), None));
+        known.store(true, Ordering::Relaxed);
+        eventually("it is kept", || counts() == (2, 1));
+        assert_eq!(budgets.kept(&ci).map(|kept| kept.artifacts), Some(1));
     }
 
     #[test]

@@ -128,10 +128,8 @@ impl Keeper {
             return Some(Vec::new());
         }
         let catalog = &self.mirror.catalog;
-        // Without a node, another controller may have them all.
-        let is_known = || catalog.has_nodes() && !catalog.is_incomplete();
         let (mut listed, mut after) = (Vec::new(), None);
-        if !is_known() {
+        if !catalog.knows_all() {
             return None;
         }
         loop {
@@ -144,7 +142,7 @@ impl Keeper {
             }
             tokio::task::yield_now().await;
         }
-        is_known().then_some(listed)
+        catalog.knows_all().then_some(listed)
     }
 
     async fn write(&mut self, write: Write) -> Result<(), kube::Error> {
