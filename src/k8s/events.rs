@@ -2,10 +2,13 @@
 //!
 //! Events are few and bounded. Notices for one pod and reason within a moment become one event. A
 //! repeated event is counted, like kubelet's. The rate is limited. Events are dropped if the API
-//! server refuses them, if it is away for an hour, or if too many wait (the oldest first). Events
-//! of hits are dropped before all others. No caller waits for an event.
+//! server refuses them, if it takes none of them for an hour, or if too many wait (the oldest
+//! first). Events of hits are dropped before all others. No caller waits for an event.
+//!
+//! The API server may answer with an error that passes, such as that of an admission webhook of one
+//! namespace. Then only the events of that namespace wait. If it does not answer, all wait.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use kube::Client;
@@ -17,7 +20,7 @@ use super::pod::cut;
 use super::pod_event::PodEvent;
 use crate::engine::notice::Notice;
 use crate::link::Backoff;
-use crate::model::DRIVER_NAME;
+use crate::model::{DRIVER_NAME, Tenant};
 
 /// The most waiting events.
 pub(super) const MOST_WAITING: usize = 1024;
@@ -32,8 +35,9 @@ const OLDEST: Duration = Duration::from_secs(60 * 60);
 const BURST: u32 = 50;
 /// … and then one per this interval.
 const ONE_EVERY: Duration = Duration::from_millis(200);
-/// The timeout of a request.
-const ANSWER: Duration = Duration::from_secs(10);
+/// The timeout of a request. An admission webhook has 10 seconds by default, and after them the API
+/// server answers.
+const ANSWER: Duration = Duration::from_secs(12);
 /// The most notes in one event. It counts further ones.
 const MOST_NOTES: usize = 8;
 /// The number of sent texts to remember, so that a repeated one is counted.
@@ -78,6 +82,8 @@ struct Queue {
     /// When the rate limit allows the next event. It lies in the past by the unused burst.
     free: Instant,
     not_before: Instant,
+    /// The namespaces whose last event was answered with an error, and when the next may be sent.
+    paused: HashMap<Tenant, (Backoff, Instant)>,
     dropped: u64,
 }
 
@@ -87,6 +93,7 @@ impl Queue {
             waiting: VecDeque::new(),
             free: now,
             not_before: now,
+            paused: HashMap::new(),
             dropped: 0,
         }
     }
@@ -106,13 +113,17 @@ impl Queue {
             return;
         }
         // The metrics count the hits.
-        if pod_event.gives_way && self.waiting.len() >= MOST_BEFORE_HIT {
-            return;
+        if pod_event.gives_way {
+            let others = self.waiting.iter().filter(|it| !self.is_paused(it));
+            if others.count() >= MOST_BEFORE_HIT {
+                return;
+            }
         }
         if self.waiting.len() >= MOST_WAITING {
-            let mut waiting = self.waiting.iter();
-            let hit = waiting.position(|waiting| waiting.pod_event.gives_way);
-            self.waiting.remove(hit.unwrap_or(0));
+            let first = |which: &dyn Fn(&Waiting) -> bool| self.waiting.iter().position(which);
+            let hit = first(&|it| it.pod_event.gives_way);
+            let least = hit.or_else(|| first(&|it| self.is_paused(it)));
+            self.waiting.remove(least.unwrap_or(0));
             self.dropped += 1;
         }
         self.waiting.push_back(Waiting {
@@ -123,27 +134,54 @@ impl Queue {
         });
     }
 
+    fn is_paused(&self, waiting: &Waiting) -> bool {
+        self.paused.contains_key(&waiting.pod_event.tenant)
+    }
+
+    /// When an event may be sent, as far as its namespace is concerned.
+    fn ready(&self, waiting: &Waiting) -> Instant {
+        let gathered = waiting.since + GATHER;
+        let paused = self.paused.get(&waiting.pod_event.tenant);
+        paused.map_or(gathered, |(_, until)| gathered.max(*until))
+    }
+
     /// When to send the next event; `None` if none waits.
     fn due(&self) -> Option<Instant> {
-        let gathered = self.waiting.front()?.since + GATHER;
-        Some(gathered.max(self.not_before).max(self.free))
+        let ready = self.waiting.iter().map(|waiting| self.ready(waiting));
+        Some(ready.min()?.max(self.not_before).max(self.free))
     }
 
     /// The next event that is not too old.
     fn take(&mut self, now: Instant) -> Option<Waiting> {
-        while let Some(next) = self.waiting.pop_front() {
-            if now.saturating_duration_since(next.since) < OLDEST {
-                let at_once = ONE_EVERY * (BURST - 1);
-                let free = self.free.max(now.checked_sub(at_once).unwrap_or(self.free));
-                self.free = free + ONE_EVERY;
-                return Some(next);
-            }
-            self.dropped += 1;
-        }
-        None
+        let before = self.waiting.len();
+        let is_new = |it: &Waiting| now.saturating_duration_since(it.since) < OLDEST;
+        self.waiting.retain(is_new);
+        self.dropped += u64::try_from(before - self.waiting.len()).unwrap_or(u64::MAX);
+        let waiting = self.waiting.iter().enumerate();
+        let (next, _) = waiting.min_by_key(|(_, waiting)| self.ready(waiting))?;
+        let at_once = ONE_EVERY * (BURST - 1);
+        let free = self.free.max(now.checked_sub(at_once).unwrap_or(self.free));
+        self.free = free + ONE_EVERY;
+        self.waiting.remove(next)
     }
 
-    /// Puts an event back for a later attempt.
+    /// Puts an event back that was answered with an error. Its namespace waits.
+    fn pause(&mut self, waiting: Waiting, now: Instant) {
+        // By then its events are too old.
+        let is_over = |until: Instant| now.saturating_duration_since(until) >= OLDEST;
+        self.paused.retain(|_, (_, until)| !is_over(*until));
+        let paused = self.paused.entry(waiting.pod_event.tenant.clone());
+        let (backoff, until) = paused.or_insert_with(|| (Backoff::default(), now));
+        *until = now + backoff.after_failure(now);
+        self.waiting.push_back(waiting);
+    }
+
+    /// An event of this namespace was sent, or dropped.
+    fn resume(&mut self, tenant: &Tenant) {
+        self.paused.remove(tenant);
+    }
+
+    /// Puts an event back for a later attempt. All wait.
     fn put_back(&mut self, waiting: Waiting, not_before: Instant) {
         self.not_before = not_before;
         self.waiting.push_front(waiting);
@@ -174,16 +212,19 @@ pub(super) async fn say(
             pod_event = next(&mut pod_events) => queue.add(pod_event, Instant::now()),
             () = until(due) => {
                 let Some(waiting) = queue.take(Instant::now()) else { continue };
-                if let Delivery::Later = tell(&mut recorders, &waiting).await {
-                    let now = Instant::now();
-                    queue.put_back(waiting, now + backoff.after_failure(now));
+                let delivery = tell(&mut recorders, &waiting).await;
+                let now = Instant::now();
+                match delivery {
+                    Delivery::Once => queue.resume(&waiting.pod_event.tenant),
+                    Delivery::Answered => queue.pause(waiting, now),
+                    Delivery::Later => queue.put_back(waiting, now + backoff.after_failure(now)),
                 }
             }
         }
         if queue.dropped > dropped {
             tracing::warn!(
                 events = queue.dropped - dropped,
-                "events on pods were dropped: the API server did not answer for too long"
+                "events on pods were dropped: the API server did not take them for too long"
             );
             dropped = queue.dropped;
         }
@@ -252,7 +293,11 @@ impl Recorders {
 }
 
 enum Delivery {
+    /// It was sent, or dropped.
     Once,
+    /// The API server answered with an error that may pass.
+    Answered,
+    /// It did not answer, or does not know the driver.
     Later,
 }
 
@@ -275,8 +320,11 @@ async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Delivery {
             "the API server refused an event; it is dropped");
         return Delivery::Once;
     }
-    tracing::debug!(%error, "an event could not be sent; retrying");
-    Delivery::Later
+    tracing::debug!(tenant = %pod_event.tenant, %error, "an event could not be sent; retrying");
+    match &error {
+        kube::Error::Api(status) if status.code != 401 => Delivery::Answered,
+        _ => Delivery::Later,
+    }
 }
 
 /// Whether the API server processed the request and refused it.
@@ -291,7 +339,14 @@ fn is_final(error: &kube::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+    use tokio::sync::watch;
+
     use super::*;
+    use crate::k8s::client::client_of;
+    use crate::k8s::outcomes::PodOutcomes;
     use crate::model::Pod;
 
     fn pod_event(pod: &str, reason: &'static str, note: &str) -> PodEvent {
@@ -410,6 +465,83 @@ mod tests {
             queue.dropped,
             1 + u64::try_from(MOST_WAITING - 1).expect("small")
         );
+    }
+
+    #[tokio::test]
+    async fn a_namespace_whose_events_are_answered_with_an_error_holds_up_no_other() {
+        let (seen, mut posts) = mpsc::unbounded_channel();
+        let client = client_of(move |request| {
+            let path = request.uri().path();
+            let is_bad = path.contains("/namespaces/bad/");
+            // The test may have ended.
+            let _gone = seen.send(if is_bad { "bad" } else { "ci" });
+            if is_bad {
+                let message = "failed calling webhook";
+                return Some((
+                    500,
+                    json!({"status": "Failure", "code": 500, "message": message}),
+                ));
+            }
+            Some((201, json!({"metadata": {}, "eventTime": null})))
+        });
+        let config = Config {
+            node: "node-1".to_owned(),
+            kubeconfig: None,
+            look_again: Duration::from_secs(1),
+            watched: watch::Sender::new(true),
+            answers: watch::Sender::new(true),
+            known: Arc::new(PodOutcomes::default()),
+        };
+        let (_notices, mut no_notices) = mpsc::channel(1);
+        let (send, pod_events) = mpsc::channel(MOST_WAITING);
+        let of = |tenant: &str, pod: usize| PodEvent {
+            tenant: tenant.parse().expect("a label"),
+            ..pod_event(&format!("{tenant}{pod}"), "Committed", "x")
+        };
+        let (bad, good) = (20, 3);
+        for pod in 0..bad {
+            send.try_send(of("bad", pod)).expect("room");
+        }
+        for pod in 0..good {
+            send.try_send(of("ci", pod)).expect("room");
+        }
+        let saying = say(&config, client, &mut no_notices, pod_events, || 0);
+        let mut order = Vec::new();
+        let heard = async {
+            let is_all = |order: &[&str]| order.iter().filter(|it| **it == "ci").count() == good;
+            while !is_all(&order) {
+                order.extend(posts.recv().await);
+            }
+        };
+        tokio::select! {
+            () = saying => {}
+            heard = tokio::time::timeout(Duration::from_secs(10), heard) => {
+                heard.expect("the others are sent");
+            }
+        }
+        assert!(
+            order.len() < good + bad,
+            "a namespace is tried at its own pace"
+        );
+        assert_eq!(order[0], "bad", "it was the first one");
+    }
+
+    #[test]
+    fn an_event_that_was_answered_with_an_error_goes_after_those_of_its_namespace() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        for pod in ["a", "b"] {
+            queue.add(pod_event(pod, "Committed", "x"), now);
+        }
+        let first = queue.take(now).expect("one waits");
+        queue.pause(first, now);
+        let due = queue.due().expect("they wait");
+        assert!(due > now && due < now + Duration::from_secs(1));
+        let second = queue.take(due).expect("one waits");
+        assert_eq!(second.pod_event.pod.name, "b");
+        queue.resume(&second.pod_event.tenant);
+        assert_eq!(queue.due(), Some(now + GATHER));
+        assert_eq!(queue.take(due).expect("one waits").pod_event.pod.name, "a");
     }
 
     #[test]
