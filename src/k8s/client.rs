@@ -2,8 +2,8 @@
 //! kubeconfig that runs a program for credentials: the driver executes no program. A person's own
 //! kubeconfig may do that, as with kubectl.
 //!
-//! Also what an answer of the API server says, the parameters of a deletion by uid, and
-//! conditional writes.
+//! Also what an answer of the API server says, the parameters of a deletion by uid, conditional
+//! writes, and the length of watches.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,25 @@ use std::time::{Duration, Instant};
 
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::link::Backoff;
+
+/// The longest time for which the API server is asked to watch. A connection can die without a sign,
+/// and until the watch should have ended, that looks like no news. Less than the API server's
+/// history under load (75 s), so a watch that died can resume at its last version.
+pub(super) const LONGEST_WATCH: Duration = Duration::from_secs(60);
+
+/// The configuration of a watch of kube-runtime, which gives up a silent one 5 seconds after
+/// [`LONGEST_WATCH`]. It begins the next one at the last version.
+pub(super) fn watch_config() -> watcher::Config {
+    let seconds = u32::try_from(LONGEST_WATCH.as_secs()).unwrap_or(u32::MAX);
+    watcher::Config::default().timeout(seconds)
+}
 
 /// The parameters that delete the object with this uid only, in any version.
 pub(super) fn deletion_of(uid: Option<String>) -> DeleteParams {
@@ -127,9 +140,9 @@ async fn try_connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
         }
     };
     config.connect_timeout = Some(Duration::from_secs(5));
-    // Without a limit, a request that is not answered never ends. The API server ends a watch
-    // earlier, after 290 seconds.
-    config.read_timeout = Some(Duration::from_secs(300));
+    // Without a limit, a request that is not answered never ends, such as the list or the start of a
+    // watch. The API server ends all others after 60 seconds, and a watch after `LONGEST_WATCH`.
+    config.read_timeout = Some(Duration::from_secs(90));
     // Callers retry and need the error. With retries in the client, an API server that is
     // overloaded (429) would look for minutes like one that does not answer.
     config.default_retry = false;

@@ -97,7 +97,7 @@ pub fn watch(
     let work = async move {
         let client = client::connect(kubeconfig.as_deref()).await;
         let maps: Api<ConfigMap> = Api::default_namespaced(client);
-        let only = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
+        let only = client::watch_config().fields(&format!("metadata.name={NAME}"));
         let events = watcher(maps, only).default_backoff().touched_objects();
         let follow = events.for_each(|event| {
             match event {

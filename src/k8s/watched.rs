@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::client::has_code;
+use super::client::{has_code, watch_config};
 
 /// How many objects of a list are in memory as the API server has them. An object has up to
 /// 1.5 MiB.
@@ -179,8 +179,7 @@ pub(super) fn quiet_events<K>(
 where
     K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static,
 {
-    let config = watcher::Config::default().page_size(PAGE);
-    let events = watcher(all, config).default_backoff();
+    let events = watcher(all, watch_config().page_size(PAGE)).default_backoff();
     // Nothing reads who wrote which field, and that is half of an object.
     events.modify(|object| object.meta_mut().managed_fields = None)
 }
@@ -245,6 +244,24 @@ mod tests {
         assert_eq!(meta.annotations, None);
         assert_eq!(meta.owner_references, None);
         assert_eq!(meta.managed_fields, None);
+    }
+
+    #[tokio::test]
+    async fn a_watch_is_short_so_that_a_silent_one_is_noticed() {
+        let (send, mut watches) = mpsc::unbounded_channel();
+        let client = client_of(move |request| {
+            if !is_watch(request) {
+                return Some((200, list_of(&json!([]))));
+            }
+            // The test may have ended.
+            let _gone = send.send(request.uri().to_string());
+            None
+        });
+        let (_caches, fill) = Watched::<Cache>::open(client, "Caches");
+        tokio::spawn(fill);
+        let watch = tokio::time::timeout(Duration::from_secs(30), watches.recv());
+        let watch = watch.await.expect("it begins").expect("a watch");
+        assert!(watch.contains("timeoutSeconds=60"), "{watch}");
     }
 
     #[tokio::test]

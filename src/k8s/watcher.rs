@@ -28,14 +28,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::io::StreamReader;
 
+use super::client::LONGEST_WATCH;
 use super::pod::cut;
 use crate::link::Backoff;
 
-/// The timeout of a list and of a watch's start, and the length of a watch, in rounds. It is less
-/// than the API server's history under load (75 s), so a watch that died can resume.
+/// The timeout of a list and of a watch's start, and the length of a watch, in rounds.
 const ROUNDS: u32 = 6;
 const SHORTEST: Duration = Duration::from_secs(3);
-const LONGEST: Duration = Duration::from_secs(60);
 /// How much later than requested an API server may end a watch.
 const LATE: Duration = Duration::from_secs(5);
 /// The catch-up time: how long a new watch gets to report earlier events, which the API server has
@@ -134,7 +133,9 @@ impl Watch {
             pods: Api::all(client.clone()),
             somewhere: Api::namespaced(client.clone(), "default"),
             selector: format!("spec.nodeName={node}"),
-            limit: look_again.saturating_mul(ROUNDS).clamp(SHORTEST, LONGEST),
+            limit: look_again
+                .saturating_mul(ROUNDS)
+                .clamp(SHORTEST, LONGEST_WATCH),
             doubted,
             told,
             backoff: Backoff::default(),

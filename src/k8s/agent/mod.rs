@@ -87,7 +87,7 @@ async fn work(
         tokio::time::sleep(TRY_AGAIN).await;
     };
     let name = node.id.as_str().to_owned();
-    let selector = watcher::Config::default().fields(&format!("spec.nodeName={name}"));
+    let selector = client::watch_config().fields(&format!("spec.nodeName={name}"));
     let volumes = Controller::<Volume>::new(Api::all(client.clone()), selector.clone());
     let snapshots = Controller::<Snapshot>::new(Api::all(client.clone()), selector);
     let seen = pool::Seen {
@@ -154,6 +154,8 @@ impl Agent {
 enum Error {
     #[error("the API server: {0}")]
     Api(#[from] kube::Error),
+    #[error("the API server: no answer within {0:?}")]
+    Silent(Duration),
     #[error("{}", message_of(.0))]
     Engine(#[from] engine::Error),
 }

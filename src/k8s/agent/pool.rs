@@ -30,6 +30,8 @@ const LOOK: Duration = Duration::from_secs(3);
 const LOOK_AT_POOL: Duration = Duration::from_secs(15);
 /// The time between two reports otherwise. Each makes the `Pool` again if it was deleted.
 const REPORT: Duration = Duration::from_secs(60);
+/// How long a report may take. Until it ends, no other problem of the pool is reported.
+const WRITE: Duration = Duration::from_secs(30);
 /// The steps in which the free space is reported.
 const STEPS: u64 = 16;
 /// How many orphans of a kind are named at a time. Each report names the next ones, so that those
@@ -107,7 +109,9 @@ pub(super) async fn publish(
                     && takes_changes(before) == takes_changes(&status)
             });
             if is_due || !is_known {
-                write(&pools, node.id.as_str(), &status).await?;
+                let writing = write(&pools, node.id.as_str(), &status);
+                let written_in_time = tokio::time::timeout(WRITE, writing).await;
+                written_in_time.map_err(|_| Error::Silent(WRITE))??;
                 written = Some((status, Instant::now()));
             }
             Ok::<_, Error>(())

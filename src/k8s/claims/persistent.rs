@@ -23,6 +23,7 @@ use tonic::Code;
 use super::decide::{Candidate, refusal};
 use super::objects::{failed, first_page, page_after};
 use crate::engine::Result;
+use crate::k8s::client::watch_config;
 use crate::model::{DRIVER_NAME, NODE_LABEL};
 
 /// How long the API server has for a page. The client's own limit is minutes.
@@ -140,7 +141,7 @@ impl Persistent {
         &self,
         writer: Writer<ApiVolume>,
     ) -> impl Stream<Item = watcher::Result<ApiVolume>> + Send + 'static {
-        let events = watcher(self.api.clone(), watcher::Config::default());
+        let events = watcher(self.api.clone(), watch_config());
         let events = events.default_backoff();
         // Nothing reads who wrote which field, nor the rest of the metadata.
         let events = events.modify(|volume| {
