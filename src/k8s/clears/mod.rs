@@ -8,6 +8,7 @@
 //! | `fencer` | reads and makes the `Fence` objects |
 //! | `ended` | clears namespaces that have ended, each once |
 //! | `births` | whether content is from before its namespace was made |
+//! | `pace` | the pauses between two looks |
 //! | `tenants` | finds content of deleted namespaces in the shared tier |
 //!
 //! It needs `get`, `list`, `watch`, `create` and `delete` on `fences`; `get`, `list`, `watch` and
@@ -18,6 +19,7 @@ mod ended;
 mod fencer;
 mod fences;
 mod orders;
+mod pace;
 mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +37,7 @@ use super::mirror::{self, Mirror};
 use super::watched::{self, Namespaces, Watched};
 use crate::api;
 use crate::hub::{self, ClearOrder};
+use crate::link::Backoff;
 use crate::model::Tenant;
 use crate::shared::{self, Store};
 use births::{birth, births, is_older};
@@ -42,15 +45,13 @@ use ended::Ended;
 use fencer::Fencer;
 use fences::may_go;
 use orders::{Deleted, enlist_all, obey_all};
+use pace::{AGAIN, LOOK, pause_after};
 use tenants::Tenants;
 
 pub(in crate::k8s) use births::{ApiTime, api_time};
 pub(in crate::k8s) use fences::{Error, failed};
 pub(in crate::k8s) use orders::do_all;
 
-/// How often the controller looks without a change, and at most, however many changes there are.
-const LOOK: Duration = Duration::from_secs(60);
-const AGAIN: Duration = Duration::from_secs(1);
 /// How many old fences are deleted at once.
 const MOST_DELETED: usize = 100;
 /// How many namespaces are cleared in one look because content is older than they.
@@ -134,6 +135,7 @@ impl Keeper {
     async fn run(mut self, mut fences: watch::Receiver<()>) {
         let mut namespaces = self.namespaces.changes();
         let mut owed = self.fencer.catalog.owed_changes();
+        let mut backoff = Backoff::default();
         loop {
             fences.mark_unchanged();
             namespaces.mark_unchanged();
@@ -141,15 +143,15 @@ impl Keeper {
             let again = tokio::time::sleep(AGAIN);
             let done = self.step().await;
             again.await;
-            if let Err(error) = done {
+            if let Err(error) = &done {
                 tracing::warn!(%error, "names could not be cleared in the cluster yet; retrying");
-                continue;
             }
+            let pause = pause_after(&done, &mut backoff);
             tokio::select! {
                 _ = fences.changed() => {}
                 _ = namespaces.changed() => {}
                 _ = owed.changed() => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }

@@ -16,15 +16,14 @@ use tokio::sync::mpsc;
 
 use super::fencer::Fencer;
 use super::fences::{Error, failed};
+use super::pace::{AGAIN, pause_after};
 use crate::api::{CLEAR, Cache};
 use crate::hub::ClearOrder;
 use crate::k8s::client::patch_as_read;
 use crate::k8s::watched::{Namespaces, Watched};
+use crate::link::Backoff;
 use crate::model::Coverage;
 
-/// How often deleted objects are looked at without a change, and the pause after a failure.
-const LOOK: Duration = Duration::from_secs(60);
-const AGAIN: Duration = Duration::from_secs(1);
 /// The pause between two looks.
 const MOMENT: Duration = Duration::from_millis(100);
 /// How many Caches of a namespace are cleared at once, and how long another one then waits.
@@ -98,20 +97,21 @@ impl Deleted {
     /// Runs until it is dropped.
     pub(super) async fn run(&self) {
         let (mut caches, mut namespaces) = (self.caches.changes(), self.namespaces.changes());
+        let mut backoff = Backoff::default();
         loop {
             caches.mark_unchanged();
             namespaces.mark_unchanged();
-            if let Err(error) = self.look().await {
+            let done = self.look().await;
+            if let Err(error) = &done {
                 tracing::warn!(%error, "names could not be cleared in the cluster yet; retrying");
-                tokio::time::sleep(AGAIN).await;
-                continue;
             }
+            let pause = pause_after(&done, &mut backoff);
             // Each change of any Cache ends the wait below.
-            tokio::time::sleep(MOMENT).await;
+            tokio::time::sleep(if done.is_ok() { MOMENT } else { AGAIN }).await;
             tokio::select! {
                 _ = caches.changed() => {}
                 _ = namespaces.changed() => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
@@ -260,7 +260,7 @@ impl Done {
 /// Gives each `Cache` its finalizer, until it is dropped. A user can make thousands of them at
 /// once, so no clear waits for this.
 pub(super) async fn enlist_all(client: Client, caches: Watched<Cache>) {
-    let mut changes = caches.changes();
+    let (mut changes, mut backoff) = (caches.changes(), Backoff::default());
     loop {
         changes.mark_unchanged();
         let new = caches
@@ -269,15 +269,15 @@ pub(super) async fn enlist_all(client: Client, caches: Watched<Cache>) {
             .filter(|cache| needs_finalizer(cache));
         let client = &client;
         let enlisted = new.map(|cache| async move { enlist(client, &cache).await });
-        if let Err(error) = do_all(enlisted).await {
+        let done = do_all(enlisted).await;
+        if let Err(error) = &done {
             tracing::warn!(%error, "the deletion of a Cache would clear nothing yet; retrying");
-            tokio::time::sleep(AGAIN).await;
-            continue;
         }
-        tokio::time::sleep(MOMENT).await;
+        let pause = pause_after(&done, &mut backoff);
+        tokio::time::sleep(if done.is_ok() { MOMENT } else { AGAIN }).await;
         tokio::select! {
             _ = changes.changed() => {}
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
 }
