@@ -566,7 +566,7 @@ fn writers_are_noticed_where_the_backend_promises_it(bench: &Bench) {
         .expect("freeze");
     assert_eq!(matches!(answer, Freeze::Busy(_)), overlay);
     // If holders are unknown, the files are checked.
-    assert_eq!(bench.backend.knows_holders(), overlay);
+    assert_eq!(bench.backend.stacks(), overlay);
     let written = || bench.backend.writers(&volume.dir, &|| false);
     assert_eq!(written().expect("writers"), !overlay);
     file.write_all(b"the last word").expect("write");

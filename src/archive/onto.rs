@@ -9,7 +9,7 @@ use super::error::Result;
 use super::marks::LayerMarks;
 use super::progress::Progress;
 use super::unpack::{Unpack, Unpacked, unpack_layer};
-use crate::sys::{Dir, Errno};
+use crate::sys::{self, Dir};
 use crate::tree::{self, Stop};
 
 /// Unpacks one layer onto `tree`, a snapshot or copy of all that is below it: the tree is then what
@@ -26,12 +26,7 @@ pub fn unpack_onto(
     stop: Stop<'_>,
 ) -> Result<Unpacked> {
     // A name that no archive can guess: the directory must not be a part of the layer.
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| {
-        let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-        tree.error("getrandom", "", errno)
-    })?;
-    let name = format!(".layer-{:032x}", u128::from_le_bytes(random));
+    let name = format!(".layer-{:032x}", sys::random());
     let times = tree::times_of(&tree.stat_self()?);
     tree.create_dir(&name, 0o700)?;
     // The new layer's root begins as a copy of this one.

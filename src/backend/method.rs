@@ -68,12 +68,6 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         self.freeze(volume, pin)
     }
 
-    /// Whether `in_use` and `freeze` know a volume's holders; if not, `writers` is asked before a
-    /// seal. Only a union filesystem has a superblock of its own for each volume, and stacks.
-    fn knows_holders(&self) -> bool {
-        self.stacks()
-    }
-
     /// Whether a process has a file that [`Backend::seal`] would take open or mapped for writing.
     /// Walks up to the first such file. [`Error::Refused`]: sealing would fail anyway.
     fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
@@ -117,6 +111,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit>;
 
     /// Whether a layer holds only its difference from its parents, so that an artifact is a stack.
+    /// Then each volume has a superblock of its own, and `in_use` and `freeze` know its holders.
+    /// Elsewhere `writers` is asked before a seal.
     fn stacks(&self) -> bool {
         false
     }

@@ -2,12 +2,11 @@
 //! not read, so that the answer, its time and all messages are those of missing content.
 
 use crate::model::{CacheKey, Name, Reference};
+use crate::sys;
 
-/// A key that nothing has. Without randomness it is one that nothing is likely to have.
+/// A key that nothing has.
 pub(super) fn none_key() -> CacheKey {
-    let mut random = [0; 16];
-    let _ = getrandom::fill(&mut random);
-    let key = format!("none-{:032x}", u128::from_ne_bytes(random)).parse();
+    let key = format!("none-{:032x}", sys::random()).parse();
     key.expect("digits after a word")
 }
 

@@ -195,7 +195,7 @@ pub(super) async fn until_unwritten(
     key: LayerId,
     record: &VolumeRecord,
 ) -> std::result::Result<bool, NotCommitted> {
-    if inner.backend.knows_holders() {
+    if inner.backend.stacks() {
         return Ok(false);
     }
     let (mut failures, mut looks) = (0, 0);

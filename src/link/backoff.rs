@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::sys;
+
 /// Exponential back-off with jitter, so that the nodes of a cluster do not retry all at once.
 #[derive(Debug)]
 pub struct Backoff {
@@ -46,10 +48,8 @@ impl Backoff {
 
 /// A random number from 0 to below 1.
 fn spread() -> f64 {
-    let mut byte = [0];
-    // Without randomness there is no jitter, but retries go on.
-    let _ = getrandom::fill(&mut byte);
-    f64::from(byte[0]) / 256.0
+    let [byte] = sys::random_bytes();
+    f64::from(byte) / 256.0
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use rustls::sign::CertifiedKey;
 use sha2::{Digest as _, Sha256 as Hasher};
 
 use crate::model::Sha256;
+use crate::sys;
 
 /// The name of a public key.
 #[must_use]
@@ -132,10 +133,8 @@ fn generate() -> Result<Vec<u8>, String> {
 
 /// Makes the file whole or not at all: a second process may read it the next moment.
 fn create(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut random = [0; 8];
-    getrandom::fill(&mut random)?;
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{:016x}", u64::from_le_bytes(random)));
+    temporary.push(format!(".{:032x}", sys::random()));
     let temporary = PathBuf::from(temporary);
     let mut options = OpenOptions::new();
     let written = options

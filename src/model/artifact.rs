@@ -129,7 +129,7 @@ impl Sharing {
     clippy::trivially_copy_pass_by_ref,
     reason = "the signature is serde's"
 )]
-pub(super) fn is_false(value: &bool) -> bool {
+pub(crate) fn is_false(value: &bool) -> bool {
     !value
 }
 
@@ -137,7 +137,7 @@ pub(super) fn is_false(value: &bool) -> bool {
     clippy::trivially_copy_pass_by_ref,
     reason = "the signature is serde's"
 )]
-pub(super) fn is_zero(value: &u64) -> bool {
+pub(crate) fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 

@@ -29,6 +29,7 @@ pub use artifact::{
     Artifact, Candidate, Digests, FLATTEN_ABOVE_LAYERS, LayerRecord, Maker, Sharing, evict,
     flatten_plan, garbage, takes_name,
 };
+pub(crate) use artifact::{is_false, is_zero};
 pub use attributes::{
     AttributeError, Commit, DEFAULT_OUTPUT_TTL, Freshness, KUBELET, Keep, Share, VolumeKind,
     VolumeSpec,

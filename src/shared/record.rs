@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256 as Hasher};
 
 use super::error::{Error, Result};
-use crate::model::{ArtifactId, LayerId, Maker, Reference, Sha256, Tenant, Timestamp};
+use crate::model::{
+    ArtifactId, LayerId, Maker, Reference, Sha256, Tenant, Timestamp, is_false, is_zero,
+};
 use crate::sys;
 
 /// The format that this version reads and writes.
@@ -26,22 +28,6 @@ pub type ObjectId = LayerId;
 #[must_use]
 pub fn fresh_id() -> ObjectId {
     ObjectId::from_bits(sys::random())
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-fn is_false(value: &bool) -> bool {
-    !*value
 }
 
 /// What a name shows.

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use crate::backend::error::Result;
 use crate::backend::types::Limit;
 use crate::model::layout::{LAYERS, TOP, VOLUMES};
-use crate::sys::{self, Dir, Errno, Xattrs as _};
+use crate::sys::{self, Dir, Xattrs as _};
 
 /// The project of a volume's directory, in decimal. An attribute is as durable as the directory's
 /// name, whereas a file without fsync may be empty after a power cut.
@@ -156,9 +156,7 @@ fn why_no_quota(pool: &Dir) -> Option<String> {
 /// A random project without content or limit. (A layer keeps its volume's project for life.)
 fn unused(volume: &Dir) -> Result<u32> {
     loop {
-        let mut bytes = [0; 4];
-        getrandom::fill(&mut bytes).map_err(|_| volume.error("getrandom", "", Errno::EIO))?;
-        let project = u32::from_ne_bytes(bytes);
+        let project = u32::from_ne_bytes(sys::random_bytes());
         let is_free = match volume.project_usage(project) {
             Ok(usage) => (usage.inodes, usage.limit) == (0, 0),
             // The quota file has no entry for it.
