@@ -364,7 +364,7 @@ async fn an_export_that_waits_for_the_reader_of_its_pipe_can_be_interrupted() {
     let mut export = driver.verb(&["export", "artifact/a", "-n", "ci", "-o", path(&fifo)]);
     let mut export = export.stderr(Stdio::null()).spawn().expect("it runs");
     let call = format!("/proc/{}/syscall", export.id());
-    let openat = format!("{} ", OPENAT);
+    let openat = format!("{OPENAT} ");
     until("it waits", || {
         fs::read_to_string(&call).is_ok_and(|call| call.starts_with(&openat))
     });
