@@ -3,11 +3,12 @@
 //! of collectors.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 
 use super::budget::{Budget, RECENT, Shown, TierUse};
+use super::clock::Since;
 use super::commit::check_format;
 use super::decide::{self, GRACE, LIST_WITHIN, NameVerdict, Seen, Verdict};
 use super::error::{Error, Result};
@@ -236,12 +237,11 @@ impl<'a> Collector<'a> {
         done: &mut Collected,
         stop: Stop<'_>,
     ) -> Result<Lists> {
-        let begun = Instant::now();
+        let begun = Since::now();
         let lists = self.lists(keys, clock, done, stop)?;
         if begun.elapsed() > LIST_WITHIN {
-            return Err(Error::Late {
-                object: keys.base().to_owned(),
-            });
+            let object = keys.base().to_owned();
+            return Err(Error::Late { object });
         }
         Ok(lists)
     }
