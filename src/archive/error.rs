@@ -40,6 +40,12 @@ pub enum Error {
         /// The file, relative to the tree's root.
         path: String,
     },
+    /// A file of a sealed layer is not what the layer's table says.
+    #[error("{path} is damaged: its content is not what the table of its layer says")]
+    Damaged {
+        /// The file, relative to the layer's root.
+        path: String,
+    },
     /// The archive ends too early.
     #[error("the archive is incomplete: it ends after {at} bytes, before its end mark")]
     Truncated {

@@ -13,8 +13,9 @@ use super::decide::loses_name;
 use super::health::{Access, say};
 use super::pace::Pace;
 use super::types::Moving;
+use crate::archive;
 use crate::engine::notice::What;
-use crate::engine::{self, OpenArtifact};
+use crate::engine::{self, OpenArtifact, OpenLayer};
 use crate::model::{Artifact, Sha256, Sharing, Timestamp};
 use crate::shared::{
     Commit, Committed, Error, Keys, LayerRef, NameRecord, ObjectId, Publication, Upload, decide,
@@ -274,11 +275,53 @@ impl Uploader {
                 found
             } else {
                 let store = self.context.store();
-                upload(store, &keys, (&layer.table, &layer.holder), id, how, stop)?
+                let uploaded = upload(store, &keys, (&layer.table, &layer.holder), id, how, stop);
+                uploaded.or_else(|error| self.refuse_damage(&open.artifact, layer, error))?
             };
             layers.push(layer);
         }
         Ok(layers)
+    }
+
+    /// Marks the artifact, and all others that stack this layer, if the upload found that the layer
+    /// is damaged on this node: it would fail each time. Returns why it ends.
+    fn refuse_damage<T>(
+        &self,
+        artifact: &Artifact,
+        layer: &OpenLayer,
+        error: Error,
+    ) -> Result<T, Error> {
+        let is_damage = matches!(
+            error,
+            Error::Layer(archive::Error::Damaged { .. } | archive::Error::Shrunk { .. })
+        );
+        if !is_damage {
+            return Err(error);
+        }
+        let layer = Sha256(layer.table.digest().sha256);
+        tracing::error!(
+            tenant = %artifact.tenant, reference = %artifact.reference, artifact = %artifact.id,
+            %layer, %error,
+            "this artifact is damaged on this node; neither peers nor the shared tier get it any \
+             more. Volumes on this node still start from it: if the disk is at fault, delete it \
+             with `baggageclaim destroy`"
+        );
+        let marked = self.context.engine.mark_damaged(artifact.id, layer);
+        match self.context.block_on(marked) {
+            Ok(marked) => {
+                for other in marked.iter().filter(|it| **it != artifact.id) {
+                    tracing::error!(artifact = %other, %layer,
+                        "this artifact has the damaged layer, too: neither peers nor the shared \
+                         tier get it any more");
+                }
+                Err(Error::Stopped)
+            }
+            Err(failed) => {
+                tracing::warn!(artifact = %artifact.id, error = %failed,
+                    "the damage could not be recorded");
+                Err(error)
+            }
+        }
     }
 
     /// Writes the answer into the index. The name goes first: once the refusal is in the index, the

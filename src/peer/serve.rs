@@ -430,6 +430,8 @@ impl Sending {
                 let packing = Packing {
                     level: LEVEL,
                     is_awaited: &|| self.is_awaited(),
+                    // The peer does.
+                    verifies: false,
                 };
                 let all = &mut |_| Ok(true);
                 let sent = layer.holder.send(wants, &mut out, packing, all, &stop);

@@ -88,6 +88,7 @@ fn of_archive(error: &archive::Error) -> Code {
         archive::Error::Stalled { .. } => Code::DeadlineExceeded,
         archive::Error::System(_)
         | archive::Error::Tree(_)
+        | archive::Error::Damaged { .. }
         | archive::Error::Incomplete { .. }
         | archive::Error::Spill(_)
         | archive::Error::Cut => Code::Internal,

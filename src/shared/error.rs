@@ -340,6 +340,7 @@ pub(super) fn is_of_the_source(error: &archive::Error) -> bool {
             | Layer::Write(_)
             | Layer::Unpackable { .. }
             | Layer::Shrunk { .. }
+            | Layer::Damaged { .. }
     )
 }
 

@@ -50,8 +50,9 @@ impl Default for Upload<'_> {
     }
 }
 
-/// Writes the layer of this holder, whose table this is, as the object `id`. A failed upload leaves
-/// no object. A killed process may leave parts, which a lifecycle rule of the bucket removes.
+/// Writes the layer of this holder, whose table this is, as the object `id`. Verifies each piece:
+/// [`archive::Error::Damaged`]. A failed upload leaves no object. A killed process may leave parts,
+/// which a lifecycle rule of the bucket removes.
 pub fn upload(
     store: &Store,
     keys: &Keys,
@@ -80,8 +81,13 @@ pub fn upload(
         count: table.files(),
     };
     let mut has = |_| Ok(true);
+    // Readers refuse damage, but they cannot tell it to this node.
+    let packing = Packing {
+        verifies: true,
+        ..Packing::at(how.level)
+    };
     holder
-        .send(&[all], &mut out, Packing::at(how.level), &mut has, stop)
+        .send(&[all], &mut out, packing, &mut has, stop)
         .map_err(ours)?;
     let (mut parts, frames, tail) = out.into_parts();
     let index = Index::new(frames);

@@ -300,11 +300,13 @@ fn frames_that_are_awaited_are_not_compressed() {
     let stored = Packing {
         level: 1,
         is_awaited: &|| true,
+        verifies: false,
     };
     let count = Cell::new(0);
     let half = Packing {
         level: 1,
         is_awaited: &|| count.replace(count.get() + 1) % 2 == 0,
+        verifies: true,
     };
     let packed = held.send(&[ALL], 1).len();
     let [stored, half] = [stored, half].map(|packing| held.send_packed(&[ALL], packing));

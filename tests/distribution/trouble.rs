@@ -296,7 +296,7 @@ async fn what_a_person_must_mend_for_one_tenant_or_object_stops_no_other_uploads
 }
 
 /// The files below a directory.
-fn files(dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).expect("list");
     let mut found = Vec::new();
     for entry in entries {

@@ -1,6 +1,7 @@
 //! The queue of uploads, and many callers of one fetch.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use crate::common::bench::{NEVER, eventually};
 use crate::common::random::Random;
 use crate::failing::{Fault, Op};
 use crate::nodes::{INPUT, Node, OUTPUT, Shared, TASK, require, text, two_nodes, write};
+use crate::trouble::files;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_publishes_of_one_artifact_are_one_fetch() {
@@ -191,6 +193,46 @@ async fn an_upload_ends_when_a_newer_commit_takes_the_name() {
     }
     a.finish().await;
     b.finish().await;
+}
+
+/// Otherwise each reader would refuse it, and each upload would bring the damage again.
+#[tokio::test(flavor = "multi_thread")]
+async fn content_that_is_damaged_on_this_node_does_not_reach_the_tier() {
+    let tier = Shared::file();
+    let holds = Arc::new(AtomicBool::new(true));
+    let hold = Arc::clone(&holds);
+    let store = tier.failing(move |op, path| {
+        let is_layer = op == Op::Put && path.contains("/layers/");
+        if is_layer && hold.load(Ordering::SeqCst) {
+            return Fault::Status(500);
+        }
+        Fault::None
+    });
+    let a = require!(Node::new(&store).await);
+    a.commit("o", &OUTPUT, "good").await;
+    a.commit("t", &TASK, "whole").await;
+    let artifact = || a.bench.artifact("task-cache/go").expect("it is there");
+    let has_table = || artifact().tables.iter().all(Option::is_some);
+    eventually("its table is made", has_table).await;
+    let layers = files(&a.bench.pool().join("layers"));
+    let is_it = |file: &&PathBuf| fs::read(file).is_ok_and(|it| it == b"whole");
+    let file = layers.iter().find(is_it).expect("it is there");
+    // Its length does not change.
+    fs::write(file, "whale").expect("write");
+    holds.store(false, Ordering::SeqCst);
+    a.shared().await;
+    assert!(artifact().sharing.damaged, "{:?}", artifact().sharing);
+    assert_eq!(tier.record("task-cache/go"), None);
+    assert!(tier.record("artifact/built").is_some());
+    assert_eq!(files(&tier.files.join("v1/ci/layers")).len(), 1);
+    // It is not tried again, and volumes of this node start from it.
+    assert_eq!(a.distribution.metrics().uploads, 1);
+    assert_eq!(a.sees("look", &TASK).await, text("whale"));
+    // A new commit over it has the damaged layer, too.
+    a.commit("t-2", &TASK, "again").await;
+    a.shared().await;
+    assert_eq!(tier.record("task-cache/go"), None);
+    a.finish().await;
 }
 
 /// A node makes outputs of these names, each with its name in it, and uploads them.

@@ -5,10 +5,12 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
+
 use super::super::error::{Error, Result, shown};
 use super::super::walk::{guarded, open_file};
 use super::compress::{Buffers, Compressing};
-use super::piece::{CHUNK, ZEROS, pieces};
+use super::piece::{CHUNK, Sha256Sum, ZEROS, pieces};
 use super::record::{self, Frame, Offer, State};
 use super::row::Kind;
 use super::stored::store;
@@ -42,7 +44,7 @@ pub enum Want {
     },
 }
 
-/// How frames are compressed.
+/// How frames are made.
 #[derive(Clone, Copy)]
 pub struct Packing<'a> {
     /// The level of zstd.
@@ -50,14 +52,21 @@ pub struct Packing<'a> {
     /// Whether the destination waits for bytes at this moment. Then the next frame is not
     /// compressed: compressing it would take longer than sending it.
     pub is_awaited: &'a dyn Fn() -> bool,
+    /// Whether each piece is compared with its digest before it is sent: [`Error::Damaged`]. Not
+    /// needed where the destination verifies and reports damage.
+    pub verifies: bool,
 }
 
 impl Packing<'_> {
-    /// All frames are compressed at this level.
+    /// All frames are compressed at this level, and not verified.
     #[must_use]
     pub const fn at(level: i32) -> Self {
         let is_awaited = &|| false;
-        Self { level, is_awaited }
+        Self {
+            level,
+            is_awaited,
+            verifies: false,
+        }
     }
 }
 
@@ -114,6 +123,7 @@ impl Holder {
                 out,
                 compressing: Compressing::new(scope, packing.level),
                 is_awaited: packing.is_awaited,
+                verifies: packing.verifies,
                 frame: None,
                 buffers: Buffers::default(),
                 frames: 0,
@@ -136,6 +146,7 @@ struct Sender<'a, W> {
     out: W,
     compressing: Compressing,
     is_awaited: &'a dyn Fn() -> bool,
+    verifies: bool,
     /// The frame that is being filled: its first file and offset, and the file that may be next.
     frame: Option<(u64, u64, u64)>,
     buffers: Buffers,
@@ -176,8 +187,8 @@ impl<W: Write> Sender<'_, W> {
         let first_piece = self.cursor.piece();
         let mut file = None;
         for piece in from / CHUNK..pieces(size).min(to.div_ceil(CHUNK)) {
-            let zeros = self.cursor.digest(piece)? == ZEROS;
-            if zeros {
+            let digest = self.cursor.digest(piece)?;
+            if digest == ZEROS {
                 continue;
             }
             if !(self.has)(first_piece + piece)? {
@@ -197,7 +208,8 @@ impl<W: Write> Sender<'_, W> {
             if self.frame.is_none() {
                 self.frame = Some((index, offset, index));
             }
-            self.read(file.as_ref().expect("it was opened"), offset, length)?;
+            let file = file.as_ref().expect("it was opened");
+            self.read(file, offset, length, &digest)?;
             if !small || self.buffers.plain.len() >= LEAST_FRAME {
                 self.close()?;
             }
@@ -233,7 +245,14 @@ impl<W: Write> Sender<'_, W> {
         }
     }
 
-    fn read(&mut self, file: &OpenFile, offset: u64, length: u64) -> Result<()> {
+    /// Reads a piece into the frame that is being filled.
+    fn read(
+        &mut self,
+        file: &OpenFile,
+        offset: u64,
+        length: u64,
+        digest: &Sha256Sum,
+    ) -> Result<()> {
         let begin = self.buffers.plain.len();
         let length = usize::try_from(length).expect("at most 4 MiB");
         self.buffers.plain.resize(begin + length, 0);
@@ -249,6 +268,11 @@ impl<W: Write> Sender<'_, W> {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(sys::Error::new("pread", file.subject(), errno).into()),
             }
+        }
+        let piece = &self.buffers.plain[begin..];
+        if self.verifies && Sha256Sum::from(Sha256::digest(piece)) != *digest {
+            let path = shown(self.cursor.path());
+            return Err(Error::Damaged { path });
         }
         Ok(())
     }
