@@ -246,9 +246,11 @@ pub(super) enum UploadRetry {
 pub(super) fn setback(error: &Error) -> UploadRetry {
     match error {
         Error::Late { .. } => UploadRetry::Again,
-        Error::Away { .. } | Error::Full { .. } | Error::Conflict { .. } | Error::Leased { .. } => {
-            UploadRetry::Storage
-        }
+        Error::Away { .. }
+        | Error::Stalled { .. }
+        | Error::Full { .. }
+        | Error::Conflict { .. }
+        | Error::Leased { .. } => UploadRetry::Storage,
         Error::SlowDown { .. } => UploadRetry::Busy,
         Error::Permanent { .. } => UploadRetry::Permanent,
         Error::Missing { .. }

@@ -94,8 +94,8 @@ impl Drop for Ends<'_> {
 
 type Failure = ReceiveError<Error>;
 
-/// Fetches one layer from these sources. A transfer that fails is taken up where it ended. `note`
-/// hears of each attempt.
+/// Fetches one layer from these sources. A transfer that fails is taken up where it ended, unless
+/// the tier hangs. `note` hears of each attempt.
 pub(super) fn fetch_layer(
     context: &Context,
     sources: &[&dyn Source],
@@ -112,6 +112,8 @@ pub(super) fn fetch_layer(
         note(&fetched);
         match fetched {
             Ok(fetched) => return Ok(fetched.table),
+            // It was tried twice. This fetch has a place that others of its namespace wait for.
+            Err(error @ Error::Stalled { .. }) => return Err(error),
             Err(error) if error.is_temporary() && left > 0 && !stop() => {
                 left -= 1;
                 tracing::debug!(%error, ?pause, "resuming a fetch after a pause");

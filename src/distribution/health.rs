@@ -68,6 +68,7 @@ impl Health {
                 error @ (Error::Permanent { .. }
                 | Error::Full { .. }
                 | Error::Away { .. }
+                | Error::Stalled { .. }
                 | Error::SlowDown { .. }),
             ) => self.failed(tenant, access, error),
             // The content of the tier is wrong; the storage works.

@@ -29,6 +29,15 @@ pub enum Error {
         /// The cause.
         cause: String,
     },
+    /// A read got nothing for as long as one waits for the next bytes. It holds a thread for so
+    /// long, so the callers give up sooner than after other errors.
+    #[error(
+        "{object} cannot be reached: no answer in time; the operation can be tried again later"
+    )]
+    Stalled {
+        /// The object.
+        object: String,
+    },
     /// The storage has no space, or its owner no quota.
     #[error(
         "{object} cannot be written, the shared tier is full: {cause}; raise the quota, or make \
@@ -128,6 +137,7 @@ impl Error {
         matches!(
             self,
             Self::Away { .. }
+                | Self::Stalled { .. }
                 | Self::SlowDown { .. }
                 | Self::Full { .. }
                 | Self::Conflict { .. }
@@ -163,6 +173,11 @@ impl Error {
     pub(super) fn away(object: impl ToString, cause: impl ToString) -> Self {
         let (object, cause) = (object.to_string(), cause.to_string());
         Self::Away { object, cause }
+    }
+
+    pub(super) fn stalled(object: impl Into<String>) -> Self {
+        let object = object.into();
+        Self::Stalled { object }
     }
 
     /// Translates an error of the crate about `object`.

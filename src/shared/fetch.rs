@@ -216,6 +216,7 @@ impl Job<'_> {
                 Ok(_) => {
                     return Err(Error::corrupt(object(), "it lacks some of its content"));
                 }
+                Err(error @ Error::Stalled { .. }) => return Err(error),
                 Err(error) if error.is_temporary() && is_last && left > 0 => left -= 1,
                 Err(error) => return Err(error),
             }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::TryStreamExt as _;
 use hyper::body::Bytes;
 use object_store::path::Path;
 use object_store::{
@@ -18,6 +18,7 @@ use object_store::{
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio::time::timeout;
 
 use super::client::Client;
 use super::decide::PUBLISH_WITHIN;
@@ -31,7 +32,7 @@ pub struct Times {
     pub request: Duration,
     /// A part of an upload with its answer, or the next part of a list.
     pub transfer: Duration,
-    /// How often a download that was cut is taken up again without any new byte.
+    /// How often a download that was cut is taken up again without new bytes. If it hangs: once.
     pub retries: u32,
     /// The pause before that.
     pub pause: Duration,
@@ -161,10 +162,8 @@ impl Store {
         most: Duration,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
-        let answer = self
-            .runtime
-            .block_on(async { tokio::time::timeout(most, request).await });
-        match answer {
+        let answer = async { timeout(most, request).await };
+        match self.runtime.block_on(answer) {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(Error::of_store(&self.shown(key), &error)),
             Err(_) => Err(Error::away(self.shown(key), "no answer in time")),
@@ -248,22 +247,17 @@ impl Store {
                 return Ok(());
             }
             let reads = keys.iter().map(|key| async move {
-                let limit = self.times.request;
                 let request = async { self.client.get()?.get(&self.path(key)).await };
                 let shown = self.shown(key);
-                let answer = match tokio::time::timeout(limit, request).await {
-                    Err(_) => return Some(Err(Error::away(shown, "no answer in time"))),
-                    Ok(Err(object_store::Error::NotFound { .. })) => return None,
-                    Ok(Err(error)) => return Some(Err(Error::of_store(&shown, &error))),
-                    Ok(Ok(answer)) => answer,
+                let answer = match self.soon(&shown, request).await {
+                    Err(Error::Missing { .. }) => return None,
+                    Err(error) => return Some(Err(error)),
+                    Ok(answer) => answer,
                 };
                 if answer.meta.size > most {
                     return Some(Err(Error::corrupt(shown, "it is too large")));
                 }
-                match tokio::time::timeout(limit, answer.bytes()).await {
-                    Err(_) => Some(Err(Error::away(shown, "no answer in time"))),
-                    Ok(bytes) => Some(bytes.map_err(|error| Error::of_store(&shown, &error))),
-                }
+                Some(self.soon(&shown, answer.bytes()).await)
             });
             let answers = self.runtime.block_on(futures_util::future::join_all(reads));
             for (key, answer) in keys.iter().zip(answers) {
@@ -274,19 +268,52 @@ impl Store {
         }
     }
 
-    /// Reads a part of an object into memory.
+    /// Reads a part of an object into memory. If nothing comes for a while, it begins once more.
     pub(super) fn range(&self, key: &str, range: Range<u64>) -> Result<Bytes> {
-        let path = self.path(key);
-        let wanted = range.end - range.start;
-        let request = async { self.client.get()?.get_range(&path, range).await };
-        let bytes = self.wait(key, self.times.transfer, request)?;
-        if bytes.len() as u64 != wanted {
-            return Err(Error::corrupt(
-                self.shown(key),
-                "it is shorter than it should be",
-            ));
+        let (path, object) = (self.path(key), self.shown(key));
+        let whole = async || {
+            let mut pieces = self.ask(&path, &object, range.clone()).await?.into_stream();
+            let mut bytes = Vec::new();
+            while let Some(piece) = self.soon(&object, pieces.try_next()).await? {
+                bytes.extend(piece);
+            }
+            Ok(Bytes::from(bytes))
+        };
+        let within = self.times.transfer;
+        let late = |_| Err(Error::away(&object, "no answer in time"));
+        let read = || {
+            let read = async { timeout(within, whole()).await };
+            self.runtime.block_on(read).unwrap_or_else(late)
+        };
+        let bytes = match read() {
+            Err(Error::Stalled { .. }) => read()?,
+            bytes => bytes?,
+        };
+        if bytes.len() as u64 != range.end - range.start {
+            return Err(Error::corrupt(object, "it is shorter than it should be"));
         }
         Ok(bytes)
+    }
+
+    /// Asks for a part of an object.
+    async fn ask(&self, path: &Path, object: &str, range: Range<u64>) -> Result<GetResult> {
+        let options = GetOptions {
+            range: Some(range.into()),
+            ..GetOptions::default()
+        };
+        let request = async { self.client.get()?.get_opts(path, options).await };
+        self.soon(object, request).await
+    }
+
+    /// Waits for the answer to a request, or for the next bytes of a download.
+    async fn soon<T>(
+        &self,
+        object: &str,
+        next: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        let next = timeout(self.times.request, next).await;
+        let next = next.map_err(|_| Error::stalled(object))?;
+        next.map_err(|error| Error::of_store(object, &error))
     }
 
     /// Writes an object that must not exist. [`Error::Conflict`]: it does.
@@ -366,8 +393,8 @@ impl Store {
         let failed = |error| Error::of_store(&self.shown(prefix), &error);
         let mut items = self.client.get().map_err(failed)?.list(Some(&path));
         loop {
-            let next = async { items.next().await.transpose() };
-            let Some(meta) = self.wait(prefix, self.times.transfer, next)? else {
+            let next = self.wait(prefix, self.times.transfer, items.try_next());
+            let Some(meta) = next? else {
                 return Ok(());
             };
             let Some(parts) = meta.location.prefix_match(&self.prefix) else {
@@ -526,6 +553,9 @@ impl Job {
             if self.range.start > before {
                 left = self.store.times.retries;
             }
+            if matches!(error, Error::Stalled { .. }) {
+                left = left.min(1);
+            }
             if left == 0 || !error.is_temporary() {
                 let _gone = self.sender.send(Err(error));
                 return;
@@ -537,32 +567,18 @@ impl Job {
 
     /// Sends what comes. [`Error::Stopped`]: the reader is gone.
     async fn attempt(&mut self) -> Result<()> {
-        let most = self.store.times.request;
-        let object = self.object.clone();
-        let late = |_| Error::away(&object, "no answer in time");
-        let failed = |error| Error::of_store(&object, &error);
         if self.range.is_empty() {
             return Ok(());
         }
-        let options = GetOptions {
-            range: Some(self.range.clone().into()),
-            ..GetOptions::default()
-        };
-        let request = async { self.store.client.get()?.get_opts(&self.path, options).await };
-        let answer = tokio::time::timeout(most, request)
-            .await
-            .map_err(late)?
-            .map_err(failed)?;
-        let mut stream = answer.into_stream();
+        let (store, object) = (&self.store, &self.object);
+        let answer = store.ask(&self.path, object, self.range.clone()).await?;
+        let mut pieces = answer.into_stream();
         while !self.range.is_empty() {
-            let next = tokio::time::timeout(most, stream.next())
-                .await
-                .map_err(late)?;
-            let Some(piece) = next.transpose().map_err(failed)? else {
-                return Err(Error::away(&object, "it ended before its end"));
+            let next = store.soon(object, pieces.try_next()).await?;
+            let Some(mut piece) = next else {
+                return Err(Error::away(object, "it ended before its end"));
             };
             let wanted = self.range.end - self.range.start;
-            let mut piece = piece;
             if piece.len() as u64 > wanted {
                 piece.truncate(usize::try_from(wanted).expect("it is less than a length"));
             }

@@ -301,6 +301,46 @@ async fn content_of_one_namespace_comes_while_another_one_has_taken_its_fetches(
     b.finish().await;
 }
 
+/// A pod of the same namespace needs content that comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn fetches_that_hang_give_their_places_back() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    let names = ["o-0", "o-1", "o-2", "o-3"];
+    share_outputs(&a, &names).await;
+    share_outputs(&a, &["comes"]).await;
+    let comes = a.bench.artifact("artifact/comes").expect("it is there");
+    let digest = comes.tables[0].expect("it has a table").to_string();
+    let digest = digest.trim_start_matches("sha256:").to_owned();
+    let held = Arc::new(AtomicBool::new(true));
+    let holds = Arc::clone(&held);
+    let store = tier.failing(move |op, path| {
+        let is_layer = op == Op::Get && path.contains("/layers/");
+        if is_layer && !path.contains(&digest) && holds.load(Ordering::SeqCst) {
+            return Fault::Slow(NEVER * 10);
+        }
+        Fault::None
+    });
+    let b = require!(Node::new(&store).await);
+    let inputs = publish_inputs(&b, &names);
+    let other = async {
+        let all = || b.distribution.fetching().len() == names.len();
+        eventually("all places are taken", all).await;
+        let began = Instant::now();
+        publish_inputs(&b, &["comes"]).await;
+        held.store(false, Ordering::SeqCst);
+        // Each of them waits two times for 3 s.
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(15), "{took:?}");
+    };
+    tokio::join!(inputs, other);
+    eventually("all have come", || b.fetches() == 5).await;
+    end_inputs(&b, &names).await;
+    end_inputs(&b, &["comes"]).await;
+    a.finish().await;
+    b.finish().await;
+}
+
 /// A node fetches four artifacts of a namespace at once, and a step ends while another pod waits
 /// for its turn.
 #[tokio::test(flavor = "multi_thread")]

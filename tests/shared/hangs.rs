@@ -1,6 +1,8 @@
-//! Connections to the real server that hang in the middle: the client gives up what travels on them
-//! in time, and closes them.
+//! Connections to the real server that hang in the middle, and a storage that stays silent: the
+//! client gives up what travels on them in time, and closes them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::shared::{Error, Publication, Store, Times, usage};
@@ -9,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::common::{Fs, assert_same, require_lab};
+use crate::failing::{Failing, Fault, Op};
 use crate::server::store_at;
 use crate::tier::{TIMES, Tier, bucket, down, hold, id, never, shown, small_parts, tenant};
 use crate::trips::{large, upload};
@@ -117,4 +120,37 @@ fn a_download_that_hangs_is_taken_up_again_before_a_part_would_be_given_up() {
     down(&lab, &[&bucket(&store)], &layer, &into).expect("fetch");
     assert!(began.elapsed() < times.transfer, "{:?}", began.elapsed());
     assert_same(&shown(&original), &shown(&into.join("fs")));
+}
+
+/// The tier hangs at the first read, or after the table has come.
+#[test]
+fn a_download_that_stays_silent_is_given_up_after_its_second_try() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let layer = upload(&tier, &hold(&lab, &large(&lab)));
+    let times = Times {
+        request: Duration::from_secs(1),
+        transfer: Duration::from_secs(60),
+        retries: 3,
+        ..TIMES
+    };
+    for well in [0, 1] {
+        let asked = Arc::new(AtomicU64::new(0));
+        let asks = Arc::clone(&asked);
+        let plan = move |op, path: &str| match op {
+            Op::Get if path.contains("/layers/") && asks.fetch_add(1, Ordering::SeqCst) >= well => {
+                Fault::Slow(Duration::from_secs(3600))
+            }
+            _ => Fault::None,
+        };
+        let failing = Failing::new(Arc::clone(&tier.objects), plan);
+        let handle = tier.runtime.handle().clone();
+        let store = Store::new(Arc::new(failing), "", "test://silent", handle, times);
+        let failed = down(&lab, &[&bucket(&store)], &layer, &lab.dir("down"));
+        assert!(matches!(failed, Err(Error::Stalled { .. })), "{failed:?}");
+        // Three ranges travel at once.
+        let most = if well == 0 { 2 } else { 1 + 2 * 3 };
+        let asked = asked.load(Ordering::SeqCst);
+        assert!((2..=most).contains(&asked), "{asked} requests");
+    }
 }
