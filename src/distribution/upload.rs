@@ -16,7 +16,7 @@ use super::types::Moving;
 use crate::archive;
 use crate::engine::notice::What;
 use crate::engine::{self, OpenArtifact, OpenLayer};
-use crate::model::{Artifact, Sha256, Sharing, Timestamp};
+use crate::model::{Artifact, LayerId, Sha256, Sharing, Timestamp};
 use crate::shared::{
     Commit, Committed, Error, Keys, LayerRef, NameRecord, ObjectId, Publication, Upload, decide,
     fresh_id, look, now, upload,
@@ -163,6 +163,16 @@ impl Uploader {
         }
     }
 
+    /// Whether the layer still belongs to the content of the artifact's name: to the artifact, or to
+    /// a newer commit that stacks it. So each upload that a newer commit replaces leaves that with
+    /// less to upload. Otherwise commits that come faster than they are uploaded would each begin
+    /// from zero.
+    fn is_wanted(&self, artifact: &Artifact, layer: &LayerId) -> bool {
+        let engine = &self.context.engine;
+        let layers = engine.layers_of(&artifact.tenant, &artifact.reference);
+        self.has_name(artifact) || layers.contains(layer)
+    }
+
     /// Whether the artifact's name still points at it. A newer commit is uploaded instead.
     fn has_name(&self, artifact: &Artifact) -> bool {
         let local = self
@@ -199,10 +209,10 @@ impl Uploader {
         }
         let looked = Cell::new(Instant::now());
         let is_gone = Cell::new(false);
-        let stop = || {
+        let stop = |layer: &LayerId| {
             if looked.get().elapsed() >= LOOK {
                 looked.set(Instant::now());
-                is_gone.set(!self.has_name(artifact));
+                is_gone.set(!self.is_wanted(artifact, layer));
             }
             is_gone.get() || self.context.is_stopping()
         };
@@ -245,7 +255,7 @@ impl Uploader {
         id: ObjectId,
         open: &OpenArtifact,
         running: &Running,
-        stop: &dyn Fn() -> bool,
+        stop: &dyn Fn(&LayerId) -> bool,
     ) -> Result<Vec<LayerRef>, Error> {
         let mut found = Vec::with_capacity(open.layers.len());
         for layer in &open.layers {
@@ -270,12 +280,13 @@ impl Uploader {
         };
         let keys = Keys::new(&open.artifact.tenant);
         let mut layers = Vec::with_capacity(found.len());
-        for (layer, found) in open.layers.iter().zip(found) {
+        let ids = &open.artifact.layers;
+        for ((layer, id_here), found) in open.layers.iter().zip(ids).zip(found) {
             let layer = if let Some(found) = found {
                 found
             } else {
-                let store = self.context.store();
-                let uploaded = upload(store, &keys, (&layer.table, &layer.holder), id, how, stop);
+                let (store, stop) = (self.context.store(), || stop(id_here));
+                let uploaded = upload(store, &keys, (&layer.table, &layer.holder), id, how, &stop);
                 uploaded.or_else(|error| self.refuse_damage(&open.artifact, layer, error))?
             };
             layers.push(layer);

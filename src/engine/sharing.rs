@@ -42,6 +42,15 @@ impl Engine {
         owner.map(LocalArtifact::of)
     }
 
+    /// The layers of the content on this node that a name points at.
+    #[must_use]
+    pub fn layers_of(&self, tenant: &Tenant, reference: &Reference) -> Vec<LayerId> {
+        let (tenant, reference) = (tenant.clone(), reference.clone());
+        let state = self.inner.state.lock();
+        let owner = state.catalog.owner(&Name { tenant, reference });
+        owner.map_or(Vec::new(), |sealed| sealed.artifact.layers.clone())
+    }
+
     /// The name and the content of the newest commit on this node of all task caches whose key
     /// begins so.
     #[must_use]

@@ -1,5 +1,6 @@
 //! The queue of uploads, and many callers of one fetch.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::engine::{ArtifactRow, ContentSource};
 use baggageclaim::model::Outcome;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 
 use crate::common::bench::{NEVER, eventually};
 use crate::common::random::Random;
@@ -152,17 +154,22 @@ async fn the_oldest_and_the_newest_are_uploaded_in_turn() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_ends_when_a_newer_commit_takes_the_name() {
+async fn an_upload_ends_when_a_newer_commit_takes_the_name_and_leaves_it_the_layers() {
     // Commits over commits need conditional writes.
     let tier = require!(Shared::s3());
     let holds = Arc::new(AtomicBool::new(true));
     let (hold, manifests) = (Arc::clone(&holds), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&manifests);
+    let layers = Arc::new(Mutex::new(BTreeSet::new()));
+    let seen = Arc::clone(&layers);
     let store = tier.failing(move |op, path| {
         if op == Op::Put && path.contains("/manifests/") {
             counted.fetch_add(1, Ordering::SeqCst);
         }
         let is_layer = op == Op::Put && path.contains("/layers/");
+        if is_layer {
+            seen.lock().insert(path.to_owned());
+        }
         if is_layer && hold.load(Ordering::SeqCst) {
             return Fault::Slow(Duration::from_millis(600));
         }
@@ -178,6 +185,7 @@ async fn an_upload_ends_when_a_newer_commit_takes_the_name() {
     holds.store(false, Ordering::SeqCst);
     a.shared().await;
     assert_eq!(manifests.load(Ordering::SeqCst), 1, "the first was skipped");
+    assert_eq!(layers.lock().len(), 2, "{layers:?}: each is uploaded once");
     let b = require!(Node::new(&tier.store).await);
     assert_eq!(b.sees("t", &TASK).await, text("second"));
     // Ten generations over it: each uploads one layer.

@@ -204,7 +204,7 @@ fn a_tier_that_stalls_within_a_layer_meets_the_limit_and_what_came_stays() {
         cut.store(first, Ordering::Relaxed);
         let error = down(&lab, &[&bucket(&store)], &layer, &into).expect_err("it stalls");
         assert!(error.is_temporary(), "{first}: {error:?}");
-        assert!(matches!(error, Error::Away { .. }), "{first}: {error:?}");
+        assert!(matches!(error, Error::Stalled { .. }), "{first}: {error:?}");
         let files = fs::read_dir(into.join("fs")).map_or(0, Iterator::count);
         fetched = files;
         if files > 0 {
