@@ -741,6 +741,10 @@ async fn a_lost_write_is_acted_upon_by_the_next_start_if_not_by_this_one() {
     };
     let base = pods.create("base").await;
     pods.write(&base, "file", "text").await;
+    // Made after the error that a start could not act upon, too.
+    let later = pods.create("later").await;
+    pods.write(&later, "file", "text").await;
+    assert!(later.created > base.created);
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot");
     let failure = WritebackFailure {
         boot: boot.trim().to_owned(),
@@ -752,6 +756,7 @@ async fn a_lost_write_is_acted_upon_by_the_next_start_if_not_by_this_one() {
     let pods = pods.restart().await;
     let taken = bench::again(|| pods.engine.create_snapshot("t", base.id.as_str())).await;
     assert!(matches!(taken, Err(Error::ClaimInUse { .. })), "{taken:?}");
+    pods.snapshot("of-later", &later).await;
     let done = store::read_writeback_failure(&root, &failure.boot).expect("read");
     assert!(done.is_some_and(|failure| !failure.unfinished));
     drop(root);

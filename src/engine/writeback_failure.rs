@@ -58,7 +58,7 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         // they are.
         return;
     }
-    taint_claims(inner);
+    taint_claims(inner, failure.until);
     point(Point::WritebackFailureMarked);
     failure.unfinished = false;
     if let Err(error) = store::record_writeback_failure(&inner.dirs.root, &failure) {
@@ -140,7 +140,7 @@ pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
     let failure = store::read_writeback_failure(root, inner.boot())
         .context("read the record of a write-back error")?;
     if let Some(mut failure) = failure.filter(|failure| failure.unfinished) {
-        taint_claims(inner);
+        taint_claims(inner, failure.until);
         point(Point::WritebackFailureMarked);
         failure.unfinished = false;
         let written = inner.with_reserve(|| store::record_writeback_failure(root, &failure));
@@ -171,12 +171,16 @@ impl Inner {
 /// Marks persistent volumes as damaged after a write-back error: their private content may have
 /// lost bytes. Pods can still use it, but it is not snapshotted or cloned. The mark is in the
 /// volumes' directories, because these outlive the boot.
-fn taint_claims(inner: &Inner) {
+fn taint_claims(inner: &Inner, until: Timestamp) {
     let claims: Vec<VolumeId> = {
         let state = inner.state.lock();
         // Content that was on the disk before is intact.
         let synced = state.write_back.synced();
-        let whole = |held: &VolumeEntry| synced.is_some_and(|time| held.is_idle_since(time));
+        let whole = |held: &VolumeEntry| {
+            // A start may act upon an error that an earlier one could not finish.
+            let is_later = held.claim.created > until;
+            is_later || synced.is_some_and(|time| held.is_idle_since(time))
+        };
         let claims = state
             .claims
             .entries()

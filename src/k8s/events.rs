@@ -113,9 +113,10 @@ impl Queue {
             return;
         }
         // The metrics count the hits.
+        let is_paused = self.paused.contains_key(&pod_event.tenant);
         if pod_event.gives_way {
             let others = self.waiting.iter().filter(|it| !self.is_paused(it));
-            if others.count() >= MOST_BEFORE_HIT {
+            if is_paused || others.count() >= MOST_BEFORE_HIT {
                 return;
             }
         }
@@ -322,7 +323,10 @@ async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Delivery {
     }
     tracing::debug!(tenant = %pod_event.tenant, %error, "an event could not be sent; retrying");
     match &error {
-        kube::Error::Api(status) if status.code != 401 => Delivery::Answered,
+        // It does not know the driver, or something between is in the way. A 429 may be about one
+        // namespace (EventRateLimit).
+        kube::Error::Api(status) if matches!(status.code, 401 | 503 | 504) => Delivery::Later,
+        kube::Error::Api(_) => Delivery::Answered,
         _ => Delivery::Later,
     }
 }
@@ -535,6 +539,8 @@ mod tests {
         }
         let first = queue.take(now).expect("one waits");
         queue.pause(first, now);
+        queue.add(pod_event("c", "Forked", "x"), now);
+        assert_eq!(queue.waiting.len(), 2, "no hit waits");
         let due = queue.due().expect("they wait");
         assert!(due > now && due < now + Duration::from_secs(1));
         let second = queue.take(due).expect("one waits");

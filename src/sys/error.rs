@@ -65,6 +65,13 @@ impl Error {
         matches!(self.errno, Errno::ENOSPC | Errno::EDQUOT) && self.limit().is_none()
     }
 
+    /// Whether the call sets an extended attribute. A filesystem may have too little space for it in
+    /// the file's inode, and enough on the disk.
+    #[must_use]
+    pub fn sets_attribute(&self) -> bool {
+        self.call == "setxattr"
+    }
+
     /// Whether a name could not be opened as a directory because it is none, or is a mount point.
     #[must_use]
     pub fn is_no_directory(&self) -> bool {

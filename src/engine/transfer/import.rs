@@ -212,7 +212,7 @@ fn receive(
     let unpacked = archive::unpack(input, &root, how, progress, &|| gate.stops());
     unpacked.or_else(|error| match (gate.why(), error) {
         (Some(error), _) => Err(error),
-        (None, archive::Error::System(error)) if error.is_full() => {
+        (None, archive::Error::System(error)) if error.is_full() && error.sets_attribute() => {
             let limited = || limited(&error);
             Err(space::shortage(inner).unwrap_or_else(limited))
         }
@@ -225,8 +225,7 @@ fn limited(error: &sys::Error) -> Error {
     Error::Unsupported {
         what: "the import of this archive".to_owned(),
         why: format!(
-            "{error}, and the pool has space; its filesystem limits something else, such as the \
-             attributes of a file"
+            "{error}, and the pool has space: its filesystem limits the attributes of a file"
         ),
     }
 }
