@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::rows::Now;
 use super::show::Thing;
-use super::{shared, transfer};
+use super::{archive_file, shared};
 use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
@@ -98,7 +98,7 @@ pub(super) enum Failure {
     #[error("{0}")]
     Demo(Box<dyn std::error::Error>),
     #[error(transparent)]
-    Transfer(#[from] transfer::Failure),
+    Transfer(#[from] archive_file::Failure),
     #[error(transparent)]
     Shared(#[from] shared::Failure),
     #[error(transparent)]
@@ -129,7 +129,7 @@ impl Failure {
         ExitCode::from(match self {
             Self::Usage(_)
             | Self::Log(telemetry::Error::Filter { .. })
-            | Self::Transfer(transfer::Failure::Terminal { .. })
+            | Self::Transfer(archive_file::Failure::Terminal { .. })
             | Self::Shared(shared::Failure::Url(_)) => USAGE,
             Self::NoDriver(_) | Self::NoAnswer => NO_DRIVER,
             _ => FAILED,

@@ -2,6 +2,7 @@
 //! A verb asks the driver through the admin socket and shows the answer; the driver does the work.
 
 mod answer;
+mod archive_file;
 mod cluster;
 mod generations;
 mod human;

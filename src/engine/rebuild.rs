@@ -58,8 +58,9 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
             artifacts.insert(artifact.id, artifact);
         }
     }
-    // The old index may still say what was cleared.
-    let fences = Index::read_only(&dirs.root).map_or_else(|_| Fences::default(), |old| old.fences);
+    // The old index may still say what was cleared. An interrupted rebuild has moved it.
+    let old = Index::read_only(&dirs.root).or_else(|_| Index::read_replaced(&dirs.root));
+    let fences = old.map_or_else(|_| Fences::default(), |old| old.fences);
     let is_cleared = |artifact: &Artifact| artifact.fence < fences.least(&artifact.name());
     let mut holders: HashMap<Name, &Artifact> = HashMap::new();
     for artifact in artifacts.values().filter(|artifact| !is_cleared(artifact)) {

@@ -53,25 +53,30 @@ fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
     }
 }
 
-/// Returns the findings that two comparisons have in common, with a round of the collector in
-/// between. Volumes change between the looks at memory and at the disk. A finding from such a
-/// change is in one comparison only.
+/// Compares again if something is found, after a round of the collector.
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
-    let mut found = check(inner).await?;
+    let mut found = compare(inner).await?;
     if !found.is_empty() {
         // What else failed in it is the collector's to tell, and it went on after that.
         if let Err(Error::ShuttingDown) = reap::reap(inner).await {
             return Err(Error::ShuttingDown);
         }
-        let again = check(inner).await?;
+        let again = compare(inner).await?;
+        found.retain(|finding| again.contains(finding));
+    }
+    Ok(found.into_iter().collect())
+}
+
+/// Returns the findings that two comparisons have in common. Volumes change between the looks at
+/// memory, the mount table and the disk. A finding from such a change is in one comparison only.
+pub(super) async fn compare(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
+    let check = || inner.run(Pool::Walks, |inner| fsck::check(inner));
+    let mut found = check().await?;
+    if !found.is_empty() {
+        let again = check().await?;
         found.retain(|finding| again.contains(finding));
     }
     Ok(found)
-}
-
-async fn check(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
-    let found = inner.run(Pool::Walks, |inner| fsck::check(inner)).await?;
-    Ok(found.into_iter().collect())
 }
 
 /// Says each finding that is new once. One that went and comes back is new.

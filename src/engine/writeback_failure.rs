@@ -14,7 +14,7 @@ use super::notice::NotCommitted;
 use super::pending::trash_pending;
 use super::shared::Inner;
 use super::target::Target;
-use crate::model::{ArtifactId, LayerId, VolumeId, VolumeRecord, layout};
+use crate::model::{ArtifactId, LayerId, Timestamp, VolumeId, VolumeRecord, layout};
 use crate::store::{self, WritebackFailure};
 use crate::sys::Errno;
 

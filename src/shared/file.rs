@@ -106,8 +106,9 @@ async fn with_lock<T: Send + 'static>(
 ) -> Result<T> {
     let lock = lock(root).await?;
     let change = tokio::spawn(async move {
-        let _lock = lock;
-        change.await
+        let changed = change.await;
+        apart(move || drop(lock)).await?;
+        changed
     });
     change.await.unwrap_or_else(|error| Err(error.into()))
 }
@@ -166,6 +167,15 @@ fn etag(bytes: &[u8]) -> String {
     format!("\"{}\"", sha256(bytes))
 }
 
+/// Makes a call that may wait for the server of the directory, which may be away.
+async fn apart<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    let called = sys::on_thread("file-tier", call).await;
+    called.map_err(|error| Error::Generic {
+        store: "file",
+        source: Box::new(error),
+    })
+}
+
 fn generic(error: &sys::Error) -> Error {
     let kind: std::io::Error = error.errno().into();
     Error::Generic {
@@ -191,7 +201,7 @@ impl ObjectStore for Directory {
         let (root, inner) = (Arc::clone(&self.root), self.inner.clone());
         let location = location.clone();
         let put = async move {
-            close_to_others(&root)?;
+            apart(move || close_to_others(&root)).await??;
             put_locked(&inner, &location, payload, options).await
         };
         with_lock(&self.root, put).await

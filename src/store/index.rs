@@ -49,8 +49,8 @@ impl<'a> NewIndex<'a> {
     /// Renames the old index, if it exists.
     pub fn clear_place(&self) -> Result<()> {
         if Index::exists(self.root)? {
-            let old = format!("{}.old", layout::INDEX);
-            self.root.rename_over(layout::INDEX, self.root, &old)?;
+            self.root
+                .rename_over(layout::INDEX, self.root, replaced())?;
         }
         Ok(())
     }
@@ -60,6 +60,11 @@ impl<'a> NewIndex<'a> {
         self.root.rename(&self.name, self.root, layout::INDEX)?;
         Ok(self.root.sync()?)
     }
+}
+
+/// The name of an index that a rebuilt one replaced.
+fn replaced() -> String {
+    format!("{}.old", layout::INDEX)
 }
 
 /// The database, if it is open.
@@ -127,7 +132,16 @@ impl Index {
 
     /// Reads a pool's index, even after an unclean shutdown, without changing the file.
     pub fn read_only(root: &Dir) -> Result<Contents> {
-        let file = File::from(root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?);
+        Self::read_file(root, layout::INDEX)
+    }
+
+    /// The same of an index that a rebuilt one replaces: a rebuild may have ended in between.
+    pub fn read_replaced(root: &Dir) -> Result<Contents> {
+        Self::read_file(root, &replaced())
+    }
+
+    fn read_file(root: &Dir, name: &str) -> Result<Contents> {
+        let file = File::from(root.open_file_beneath(name, OFlags::RDONLY, 0)?);
         guarded(root, || {
             let database = copy_of(root, file)?;
             match format(&database)? {

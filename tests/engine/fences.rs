@@ -311,6 +311,16 @@ async fn what_an_older_version_committed_after_a_clear_is_gone_at_the_next_start
         .await;
     assert!(bench.artifact("task-cache/k").is_none());
     assert_eq!(bench.engine.fences().newest(), 7);
+    // Nor one that is rebuilt after a rebuild that was interrupted between its renames.
+    let bench = bench
+        .restart_after(|pool| {
+            let (index, old) = (pool.join("index.redb"), pool.join("index.redb.old"));
+            fs::rename(index, old).expect("renamed");
+            Engine::rebuild_index(pool).expect("rebuilt");
+        })
+        .await;
+    assert!(bench.artifact("task-cache/k").is_none());
+    assert_eq!(bench.engine.fences().newest(), 7);
     for volume in ["reader", "fork"] {
         bench.outcome(volume, Outcome::Succeeded).await;
         bench.unpublish(volume).await;
