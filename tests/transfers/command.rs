@@ -574,7 +574,9 @@ async fn an_export_whose_reader_goes_away_or_that_is_interrupted_leaves_nothing(
         driver.ends();
         assert_eq!(names(&incoming), [""; 0]);
         drop(pipe);
-        assert_eq!(export.wait().expect("wait").code(), Some(1));
+        // The driver's last word may come before its end, or not.
+        let status = export.wait().expect("wait");
+        assert!(matches!(status.code(), Some(1 | 3)), "{status}");
     }
 }
 
