@@ -253,6 +253,10 @@ impl<W: Write> Sender<'_, W> {
         length: u64,
         digest: &Sha256Sum,
     ) -> Result<()> {
+        // A file may have any number of pieces.
+        if (self.stop)() {
+            return Err(Error::Stopped);
+        }
         let begin = self.buffers.plain.len();
         let length = usize::try_from(length).expect("at most 4 MiB");
         self.buffers.plain.resize(begin + length, 0);
