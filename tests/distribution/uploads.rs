@@ -32,6 +32,7 @@ async fn a_hundred_publishes_of_one_artifact_are_one_fetch() {
         }
     });
     join_all(publishes).await;
+    eventually("the fetch ends", || b.fetches() > 0).await;
     let metrics = b.distribution.metrics();
     let fetched = metrics.fetches.from(ContentSource::Shared);
     assert_eq!((fetched.artifacts, fetched.failures), (1, 0));

@@ -30,7 +30,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, RwLock, mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::common::bench::{Bench, Ground, NEVER};
+use crate::common::bench::{Bench, Ground, NEVER, eventually};
 
 pub(crate) const OUTPUT: [(&str, &str); 2] = [("type", "output"), ("name", "built")];
 pub(crate) const INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
@@ -302,6 +302,13 @@ impl Node {
 
     pub(crate) fn figures(&self) -> PeerFigures {
         self.distribution.metrics().peers.expect("it has peers")
+    }
+
+    /// Waits until so many fetches have ended: a pod uses content before that.
+    pub(crate) async fn has_fetched(&self, source: ContentSource, count: u64) {
+        let what = format!("{source:?}: {count} fetches end");
+        eventually(&what, || self.fetches(source).artifacts >= count).await;
+        assert_eq!(self.fetches(source).artifacts, count, "{source:?}");
     }
 
     pub(crate) fn fetches(&self, source: ContentSource) -> Fetched {

@@ -288,6 +288,7 @@ async fn a_fetch_that_is_given_up_goes_on_and_the_next_pod_joins_it() {
             break;
         }
     }
+    b.has_fetched(ContentSource::Peer, 1).await;
     let fetches = b.fetches(ContentSource::Peer);
     assert_eq!((fetches.artifacts, fetches.failures), (1, 0));
     a.finish().await;

@@ -37,6 +37,7 @@ async fn content_here_asks_no_peer_and_content_of_one_other_node_comes() {
         assert_eq!(b.sees(&format!("{kind}-again"), read).await, text(kind));
         assert_eq!(b.figures().questions, asked, "{kind}: a peer was asked");
     }
+    b.has_fetched(ContentSource::Peer, 3).await;
     let fetched = b.fetches(ContentSource::Peer);
     assert_eq!((fetched.artifacts, fetched.failures), (3, 0));
     assert_eq!(fetched.bytes, bytes_of_all_types());
@@ -247,7 +248,7 @@ async fn a_hundred_pods_of_one_artifact_are_one_fetch() {
     .await;
     let names: Vec<String> = (0..100).map(|number| format!("pod{number}")).collect();
     join_all(names.iter().map(|name| b.publish(name, &INPUT))).await;
-    assert_eq!(b.fetches(ContentSource::Peer).artifacts, 1);
+    b.has_fetched(ContentSource::Peer, 1).await;
     let received = b.figures().received_bytes;
     assert!(received < 2 << 20, "{received}");
     for name in &names {
@@ -284,6 +285,7 @@ async fn a_hundred_pods_of_one_artifact_on_three_nodes_are_one_fetch_on_each_oth
     // The copies are as good as the original.
     hub.knows(3).await;
     for (node, fetches) in nodes.iter().zip([0, 1, 1]) {
+        node.has_fetched(ContentSource::Peer, fetches).await;
         let fetched = node.fetches(ContentSource::Peer);
         let counted = (fetched.artifacts, fetched.failures);
         assert_eq!(counted, (fetches, 0), "{:?}", node.id);

@@ -368,7 +368,8 @@ async fn an_export_that_waits_for_the_reader_of_its_pipe_can_be_interrupted() {
     until("it waits", || {
         fs::read_to_string(&call).is_ok_and(|call| call.starts_with(&openat))
     });
-    kill_process(Pid::from_child(&export), Signal::INT).expect("kill");
+    // Not INT: a shell's background job inherits that as ignored.
+    kill_process(Pid::from_child(&export), Signal::TERM).expect("kill");
     let status = export.wait().expect("wait");
     assert!(!status.success(), "{status}");
     driver.ends();
