@@ -163,14 +163,13 @@ impl Uploader {
         }
     }
 
-    /// Whether the layer still belongs to the content of the artifact's name: to the artifact, or to
-    /// a newer commit that stacks it. So each upload that a newer commit replaces leaves that with
-    /// less to upload. Otherwise commits that come faster than they are uploaded would each begin
-    /// from zero.
+    /// Whether the name's content still has this layer: the artifact has the name, or a newer
+    /// commit that stacks the layer. So an upload that is replaced leaves the next one less to do.
+    /// Otherwise commits that come faster than they are uploaded would each begin from zero.
     fn is_wanted(&self, artifact: &Artifact, layer: &LayerId) -> bool {
         let engine = &self.context.engine;
-        let layers = engine.layers_of(&artifact.tenant, &artifact.reference);
-        self.has_name(artifact) || layers.contains(layer)
+        let stacks = || engine.layers_of(&artifact.tenant, &artifact.reference);
+        self.has_name(artifact) || stacks().contains(layer)
     }
 
     /// Whether the artifact's name still points at it. A newer commit is uploaded instead.

@@ -315,7 +315,7 @@ impl Engine {
     /// Compares index, records, directories and mounts; changes nothing. Empty: all is well.
     pub async fn check(&self) -> Result<Vec<Finding>> {
         self.inner.refuse_degraded()?;
-        scrub::compare(&self.inner).await
+        scrub::check(&self.inner).await
     }
 
     /// Compares the parts of a pool that no driver has open. Writes and repairs nothing.

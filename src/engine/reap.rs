@@ -309,18 +309,18 @@ fn trash_unused_layers(inner: &Inner) -> Result<()> {
 
 /// Tells the index when artifacts were last used, if it has not known for long: where caches are
 /// only read nothing else is written, and after a crash they would expire by a use that was long
-/// ago. How many it was told of.
+/// ago. Returns the number of changes.
 fn remember_uses(inner: &Inner) -> Result<usize> {
     let now = inner.time();
     let since = inner.state.lock().catalog.unwritten_since();
     if since.is_none_or(|since| since.after(inner.config.uses_unwritten) > now) {
         return Ok(0);
     }
-    let uses = unwritten(inner);
-    if !uses.is_empty() {
-        inner.transact(&uses).result()?;
+    let changes = unwritten(inner);
+    if !changes.is_empty() {
+        inner.transact(&changes).result()?;
     }
-    Ok(uses.len())
+    Ok(changes.len())
 }
 
 #[cfg(test)]

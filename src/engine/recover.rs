@@ -487,8 +487,8 @@ fn recover_trash(
     Ok(())
 }
 
-/// Keeps the layers of a volume that a process still reads, although its content is a layer already,
-/// and its intent stays in the trash until then. Returns whether one does.
+/// Keeps the layers of a volume whose content is a layer already, if a process still reads it.
+/// Returns whether one does.
 fn retain_if_read(
     inner: &Inner,
     record: &VolumeRecord,

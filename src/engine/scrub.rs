@@ -53,27 +53,34 @@ fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
     }
 }
 
-/// Compares again if something is found, after a round of the collector.
+/// Compares twice, with a round of the collector in between.
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
-    let mut found = compare(inner).await?;
-    if !found.is_empty() {
+    let found = compare(inner, async || {
         // What else failed in it is the collector's to tell, and it went on after that.
-        if let Err(Error::ShuttingDown) = reap::reap(inner).await {
-            return Err(Error::ShuttingDown);
+        match reap::reap(inner).await {
+            Err(Error::ShuttingDown) => Err(Error::ShuttingDown),
+            _ => Ok(()),
         }
-        let again = compare(inner).await?;
-        found.retain(|finding| again.contains(finding));
-    }
-    Ok(found.into_iter().collect())
+    });
+    Ok(found.await?.into_iter().collect())
+}
+
+/// Compares twice.
+pub(super) async fn check(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
+    compare(inner, async || Ok(())).await
 }
 
 /// Returns the findings that two comparisons have in common. Volumes change between the looks at
 /// memory, the mount table and the disk. A finding from such a change is in one comparison only.
-pub(super) async fn compare(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
-    let check = || inner.run(Pool::Walks, |inner| fsck::check(inner));
-    let mut found = check().await?;
+async fn compare(
+    inner: &Arc<Inner>,
+    between: impl AsyncFnOnce() -> Result<()>,
+) -> Result<Vec<Finding>> {
+    let once = || inner.run(Pool::Walks, |inner| fsck::check(inner));
+    let mut found = once().await?;
     if !found.is_empty() {
-        let again = check().await?;
+        between().await?;
+        let again = once().await?;
         found.retain(|finding| again.contains(finding));
     }
     Ok(found)

@@ -158,8 +158,8 @@ pub(super) async fn await_index(inner: Arc<Inner>) {
     inner.lifetime.ask_for_restart();
 }
 
-/// What the index has to hear sometime: when artifacts were last used, and which layers are gone. It
-/// is written along with something else, if there is something else before long.
+/// What the index does not know yet, and need not know soon: when artifacts were last used, and
+/// which measured layers are gone. It is written along with something else, if that comes soon.
 pub(super) fn unwritten(inner: &Inner) -> Vec<Change> {
     let (uses, gone) = {
         let catalog = &mut inner.state.lock().catalog;

@@ -21,7 +21,7 @@ use crate::sys::Errno;
 /// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes.
 /// None of it is sealed.
 pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
-    let (mut failure, keys, artifacts) = {
+    let (failure, keys, artifacts) = {
         let mut state = inner.state.lock();
         // Under the lock: a fork of tainted content is made either before this, and is tainted too,
         // or not at all.
@@ -58,14 +58,7 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         // they are.
         return;
     }
-    taint_claims(inner, failure.until);
-    point(Point::WritebackFailureMarked);
-    failure.unfinished = false;
-    if let Err(error) = store::record_writeback_failure(&inner.dirs.root, &failure) {
-        tracing::warn!(%error,
-            "could not record that all persistent volumes are marked as damaged; the next start \
-             marks them again");
-    }
+    finish(inner, failure);
     point(Point::WritebackFailureFinished);
     for key in keys {
         if let Some((_, record)) = inner.seal_intent(key) {
@@ -136,19 +129,25 @@ pub(super) fn note_unnoted(inner: &Inner) {
 
 /// Completes the work of a process that recorded a write-back error in this boot and then died.
 pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
-    let root = &inner.dirs.root;
-    let failure = store::read_writeback_failure(root, inner.boot())
+    let failure = store::read_writeback_failure(&inner.dirs.root, inner.boot())
         .context("read the record of a write-back error")?;
-    if let Some(mut failure) = failure.filter(|failure| failure.unfinished) {
-        taint_claims(inner, failure.until);
-        point(Point::WritebackFailureMarked);
-        failure.unfinished = false;
-        let written = inner.with_reserve(|| store::record_writeback_failure(root, &failure));
-        if let Err(error) = written {
-            tracing::warn!(%error, "the next start marks the volumes as damaged once more");
-        }
+    if let Some(failure) = failure.filter(|failure| failure.unfinished) {
+        finish(inner, failure);
     }
     Ok(())
+}
+
+/// Marks the persistent volumes, and records that this is done.
+fn finish(inner: &Inner, mut failure: WritebackFailure) {
+    taint_claims(inner, failure.until);
+    point(Point::WritebackFailureMarked);
+    failure.unfinished = false;
+    let record = || store::record_writeback_failure(&inner.dirs.root, &failure);
+    if let Err(error) = inner.with_reserve(record) {
+        tracing::warn!(%error,
+            "could not record that all persistent volumes are marked as damaged; the next start \
+             marks them again");
+    }
 }
 
 /// Waiting for the disk. Only this code learns of write-back errors.
@@ -168,9 +167,9 @@ impl Inner {
     }
 }
 
-/// Marks persistent volumes as damaged after a write-back error: their private content may have
-/// lost bytes. Pods can still use it, but it is not snapshotted or cloned. The mark is in the
-/// volumes' directories, because these outlive the boot.
+/// Marks persistent volumes from before `until` as damaged after a write-back error: their private
+/// content may have lost bytes. Pods can still use it, but it is not snapshotted or cloned. The
+/// mark is in the volumes' directories, because these outlive the boot.
 fn taint_claims(inner: &Inner, until: Timestamp) {
     let claims: Vec<VolumeId> = {
         let state = inner.state.lock();

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 
 use crate::link::Backoff;
 
-/// The longest time for which the API server is asked to watch. A connection can die without a sign,
-/// and until the watch should have ended, that looks like no news. Less than the API server's
+/// The longest time for which the API server is asked to watch. A connection can die without a
+/// sign, and until the watch should have ended, that looks like no news. Less than the API server's
 /// history under load (75 s), so a watch that died can resume at its last version.
 pub(super) const LONGEST_WATCH: Duration = Duration::from_secs(60);
 
@@ -140,8 +140,8 @@ async fn try_connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
         }
     };
     config.connect_timeout = Some(Duration::from_secs(5));
-    // Without a limit, a request that is not answered never ends, such as the list or the start of a
-    // watch. The API server ends all others after 60 seconds, and a watch after `LONGEST_WATCH`.
+    // Without a limit, a request that is not answered never ends, such as the list or the start of
+    // a watch. The API server ends all others after 60 seconds, and a watch after `LONGEST_WATCH`.
     config.read_timeout = Some(Duration::from_secs(90));
     // Callers retry and need the error. With retries in the client, an API server that is
     // overloaded (429) would look for minutes like one that does not answer.

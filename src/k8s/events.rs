@@ -35,8 +35,8 @@ const OLDEST: Duration = Duration::from_secs(60 * 60);
 const BURST: u32 = 50;
 /// … and then one per this interval.
 const ONE_EVERY: Duration = Duration::from_millis(200);
-/// The timeout of a request. An admission webhook has 10 seconds by default, and after them the API
-/// server answers.
+/// The timeout of a request. An admission webhook has 10 seconds by default, and after them the
+/// API server answers.
 const ANSWER: Duration = Duration::from_secs(12);
 /// The most notes in one event. It counts further ones.
 const MOST_NOTES: usize = 8;
@@ -113,9 +113,9 @@ impl Queue {
             return;
         }
         // The metrics count the hits.
-        let is_paused = self.paused.contains_key(&pod_event.tenant);
         if pod_event.gives_way {
             let others = self.waiting.iter().filter(|it| !self.is_paused(it));
+            let is_paused = self.paused.contains_key(&pod_event.tenant);
             if is_paused || others.count() >= MOST_BEFORE_HIT {
                 return;
             }

@@ -53,8 +53,8 @@ impl Directory {
 }
 
 /// Makes sure that only this user can reach the objects. The crate makes files and directories with
-/// all permissions that the umask permits, and a driver has none. It also deletes the directory with
-/// its last object.
+/// all permissions that the umask permits, and a driver has none. It also deletes the directory
+/// with its last object.
 fn close_to_others(root: &Dir) -> Result<()> {
     let close = || {
         loop {
@@ -107,7 +107,8 @@ async fn with_lock<T: Send + 'static>(
     let lock = lock(root).await?;
     let change = tokio::spawn(async move {
         let changed = change.await;
-        apart(move || drop(lock)).await?;
+        // Where no thread can be started, the lock is given back here.
+        let _freed = apart(move || drop(lock)).await;
         changed
     });
     change.await.unwrap_or_else(|error| Err(error.into()))

@@ -377,10 +377,9 @@ impl Job {
         if !is_due && self.was_collected(tenant, now)? {
             return Ok(None);
         }
-        // Names in use would look unused without the uses. Garbage goes all the same.
-        let budget = self.budgets.get(tenant);
-        let uses = budget.and_then(|_| (self.catalog.uses)(tenant));
-        let budget = budget.filter(|_| uses.is_some());
+        // Names in use would look unused without the uses. Then only garbage goes, if that is due.
+        let uses_of = |budget| Some((budget, (self.catalog.uses)(tenant)?));
+        let (budget, uses) = self.budgets.get(tenant).and_then(uses_of).unzip();
         if is_due && budget.is_none() && self.was_collected(tenant, now)? {
             return Ok(None);
         }

@@ -1,6 +1,6 @@
 //! The content of the tier's small objects: JSON with a format version, and their random ids.
-//! `docs/shared-tier.md` lists the fields. Every field is checked when it is read: an object is untrusted until its digest and
-//! its fields are checked.
+//! `docs/shared-tier.md` lists the fields. An object is untrusted until its digest and its fields
+//! are checked.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

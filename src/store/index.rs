@@ -160,17 +160,9 @@ impl Index {
     /// written, unless [`Error::is_unsure`]: the database could not be reopened to find out.
     pub fn commit(&self, changes: &[Change]) -> Result<()> {
         let mut opened = self.opened.lock();
-        if opened.closed {
-            return Err(Error::Closed);
-        }
-        if opened.database.is_none() {
-            opened.reopen(&self.root)?;
-        }
-        let Some(database) = &opened.database else {
-            return Err(Error::Closed);
-        };
         let number = random_number();
-        match write(database, changes, number) {
+        let written = write(opened.database(&self.root)?, changes, number);
+        match written {
             Ok(()) => {
                 opened.last = Some(number);
                 Ok(())
@@ -221,6 +213,14 @@ impl Index {
 }
 
 impl Opened {
+    /// The database. Opens it if a failure has closed it.
+    fn database(&mut self, root: &Dir) -> Result<&Database> {
+        if self.database.is_none() {
+            self.reopen(root)?;
+        }
+        self.database.as_ref().ok_or(Error::Closed)
+    }
+
     fn reopen(&mut self, root: &Dir) -> Result<()> {
         if self.closed {
             return Err(Error::Closed);

@@ -65,8 +65,8 @@ impl Error {
         matches!(self.errno, Errno::ENOSPC | Errno::EDQUOT) && self.limit().is_none()
     }
 
-    /// Whether the call sets an extended attribute. A filesystem may have too little space for it in
-    /// the file's inode, and enough on the disk.
+    /// Whether the call sets an extended attribute. ENOSPC then may be about the file's inode, and
+    /// not about the disk.
     #[must_use]
     pub fn sets_attribute(&self) -> bool {
         self.call == "setxattr"

@@ -1,4 +1,4 @@
-//! What these tests share: a thread that waits at a point, and an archive that is imported meanwhile.
+//! What these tests share: a thread that waits at a point, and an archive that is imported then.
 
 use std::fs;
 use std::path::{Path, PathBuf};

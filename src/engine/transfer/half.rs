@@ -1,6 +1,6 @@
 //! New layers on their way to an artifact or to a persistent volume: in `incoming/`, then in
-//! `layers/`, then in the index. An artifact is visible before the index has it. Imports and content
-//! of other nodes share the way; its table is in `import`.
+//! `layers/`, then in the index. An artifact is visible before the index has it. Imports and
+//! content of other nodes share the way; its table is in `import`.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -213,8 +213,7 @@ fn receive(
     unpacked.or_else(|error| match (gate.why(), error) {
         (Some(error), _) => Err(error),
         (None, archive::Error::System(error)) if error.is_full() && error.sets_attribute() => {
-            let limited = || limited(&error);
-            Err(space::shortage(inner).unwrap_or_else(limited))
+            Err(space::shortage(inner).unwrap_or_else(|| limited(&error)))
         }
         (None, error) => Err(error).context("unpack the archive"),
     })
