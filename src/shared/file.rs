@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use hyper::body::Bytes;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -255,7 +255,16 @@ impl ObjectStore for Directory {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
+        let mut listed = self.inner.list_with_delimiter(prefix).await?;
+        // An upload that ended early leaves directories. A bucket has no prefix without an object.
+        let mut prefixes = Vec::new();
+        for prefix in std::mem::take(&mut listed.common_prefixes) {
+            if self.inner.list(Some(&prefix)).try_next().await?.is_some() {
+                prefixes.push(prefix);
+            }
+        }
+        listed.common_prefixes = prefixes;
+        Ok(listed)
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
@@ -320,6 +329,22 @@ mod tests {
         });
         let (bytes, _) = next.get("key", 9).expect("read").expect("an object");
         assert_eq!(bytes, b"newer".as_slice());
+    }
+
+    #[test]
+    fn directories_that_an_upload_has_left_are_no_namespace() {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let url = format!("file://{}", directory.path().display());
+        let url: Url = url.parse().expect("a URL");
+        let store = url.open(runtime.handle().clone(), Times::default());
+        let store = store.expect("open");
+        store.write("v1/ci/format", b"1".to_vec()).expect("write");
+        let left = directory.path().join("v1/left/layers/digest");
+        std::fs::create_dir_all(&left).expect("mkdir");
+        // A part of an upload that was killed.
+        std::fs::write(left.join("upload#1"), "part").expect("write");
+        assert_eq!(store.children("v1").expect("list"), ["ci"]);
     }
 
     #[test]
