@@ -57,25 +57,20 @@ impl Bare {
         Volume::new(&self.pool, &self.pods, number)
     }
 
-    /// One turn of bare forks; the median time of one.
-    fn forks(&self, lower: &Path, count: usize) -> f64 {
-        median((0..count).map(|_| {
-            let volume = self.volume();
-            let took = volume.fork(lower).expect("the bare calls work");
-            volume.leave().expect("the bare calls work");
-            volume.delete();
-            micros(took)
-        }))
+    fn fork(&self, lower: &Path) -> f64 {
+        let volume = self.volume();
+        let took = volume.fork(lower).expect("the bare calls work");
+        volume.leave().expect("the bare calls work");
+        volume.delete();
+        micros(took)
     }
 
-    fn scratches(&self, count: usize) -> f64 {
-        median((0..count).map(|_| {
-            let volume = self.volume();
-            let took = volume.scratch().expect("the bare calls work");
-            volume.leave().expect("the bare calls work");
-            volume.delete();
-            micros(took)
-        }))
+    fn scratch(&self) -> f64 {
+        let volume = self.volume();
+        let took = volume.scratch().expect("the bare calls work");
+        volume.leave().expect("the bare calls work");
+        volume.delete();
+        micros(took)
     }
 }
 
@@ -84,7 +79,7 @@ impl Bench<'_> {
     pub async fn run(&mut self) {
         let bare = Bare::new(self.lab);
         let mut driver = Driver::start(self.lab, "pool").await;
-        self.empty_calls(&driver);
+        self.empty_call(&driver);
         if self.wants("fork") {
             self.forks(&mut driver, &bare).await;
         }
@@ -156,15 +151,13 @@ impl Bench<'_> {
         }
     }
 
-    /// A turn of empty calls through the socket; the median time of one. Every row that measures a
-    /// single call has it in its baseline, since a call waits for it whatever the driver does.
-    pub fn empty_calls(&mut self, driver: &Driver) -> f64 {
-        let probe = |_| {
-            let (answer, took) = driver.call("/csi.v1.Identity/Probe", &csi::ProbeRequest {});
-            let csi::ProbeResponse { .. } = answer;
-            micros(took)
-        };
-        let took = median((0..self.plan.turn).map(probe));
+    /// The time of an empty call through the socket. Every row that measures a single call has it
+    /// in its baseline, since a call waits for it whatever the driver does. These rows alternate
+    /// call by call: a loop of empty calls finds warm caches, and a call of kubelet does not.
+    pub fn empty_call(&mut self, driver: &Driver) -> f64 {
+        let (answer, took) = driver.call("/csi.v1.Identity/Probe", &csi::ProbeRequest {});
+        let csi::ProbeResponse { .. } = answer;
+        let took = micros(took);
         self.empty.push(took);
         took
     }
@@ -224,11 +217,11 @@ impl Bench<'_> {
             let lower = driver.lower(&reference).await;
             parents.push((files, reference, lower, Vec::new(), Vec::new()));
         }
-        for _ in 0..self.plan.rounds {
+        for _ in 0..self.plan.rounds * self.plan.turn {
             for (_, reference, lower, ours, baseline) in &mut parents {
+                baseline.push(self.empty_call(driver) + bare.fork(lower));
                 let attributes = [("type", "input"), ("from", reference.as_str())];
-                ours.push(self.ours(driver, &attributes, self.plan.turn).await);
-                baseline.push(bare.forks(lower, self.plan.turn) + self.empty_calls(driver));
+                ours.push(self.ours(driver, &attributes, 1).await);
             }
         }
         let mut medians = Vec::new();
@@ -246,12 +239,9 @@ impl Bench<'_> {
 
     async fn scratch(&mut self, driver: &mut Driver, bare: &Bare) {
         let (mut ours, mut baseline) = (Vec::new(), Vec::new());
-        for _ in 0..self.plan.rounds {
-            ours.push(
-                self.ours(driver, &[("type", "scratch")], self.plan.turn)
-                    .await,
-            );
-            baseline.push(bare.scratches(self.plan.turn) + self.empty_calls(driver));
+        for _ in 0..self.plan.rounds * self.plan.turn {
+            baseline.push(self.empty_call(driver) + bare.scratch());
+            ours.push(self.ours(driver, &[("type", "scratch")], 1).await);
         }
         let (ours, baseline) = (median(ours), median(baseline));
         self.row(
@@ -295,7 +285,7 @@ impl Bench<'_> {
             volume.fork(&lower).expect("the bare calls work");
             use_it(volume.target());
             let (took, pin) = volume.leave().expect("the bare calls work");
-            baseline.push(micros(took) + self.empty_calls(driver));
+            baseline.push(micros(took) + self.empty_call(driver));
             drop(pin);
             volume.delete();
         }
@@ -331,7 +321,7 @@ impl Bench<'_> {
             let began = Instant::now();
             fs::rename(by_hand.join("a"), by_hand.join("b")).expect("rename");
             let renamed = micros(began.elapsed());
-            baseline.push(renamed + self.empty_calls(driver));
+            baseline.push(renamed + self.empty_call(driver));
             fs::rename(by_hand.join("b"), by_hand.join("a")).expect("rename");
         }
         let (one, many) = (median(one), median(many));

@@ -184,7 +184,7 @@ impl Bench<'_> {
         for round in 0..self.plan.rounds {
             // A pod wrote before each of the two, so both wait until the disk has its data.
             change(driver, &twin, &staging, touch);
-            let empty = self.empty_calls(driver);
+            let empty = self.empty_call(driver);
             bare_snapshots.push(bare(&by_hand, round) + empty);
             change(driver, &source, &staging, touch);
             let (_, took) = snapshot(driver, &format!("snap-{files}-{round}"), &source);
