@@ -1,5 +1,7 @@
 //! The server's connections: TCP, then TLS with the other side's key, then HTTP/2. There are only
 //! so many connections whose handshake is not done or whose key is not known, for a bounded time.
+//! Any pod may reach the port, so none of these keeps a node out: the oldest handshake ends for a
+//! new one.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,10 +23,10 @@ use super::key::{Key, name_of};
 use super::refusals::Refusals;
 use super::tls;
 use crate::model::Sha256;
-use crate::server::{self, Drain};
+use crate::server::{self, Connections, Drain};
 
-/// How many connections may be in their handshake or have an unknown key, and for how long. The
-/// holder of an unknown key has that time to read its refusal.
+/// How many connections may be in their handshake, how many may have an unknown key, and for how
+/// long. The holder of an unknown key has that time to read its refusal.
 const STRANGERS: usize = 256;
 const STRANGER: Duration = Duration::from_secs(10);
 /// How many connections wait for the server.
@@ -106,23 +108,23 @@ pub fn accept(
     let work = async move {
         let places = Arc::new(Semaphore::new(STRANGERS));
         let refusals = Arc::new(Refusals::of_strangers());
+        let mut handshakes = Connections::new(STRANGERS);
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                return;
-            };
             let (stream, address) = tokio::select! {
                 accepted = server::accept(&listener, "the nodes' port") => accepted,
                 () = drain.closing() => return,
             };
             let (acceptor, sender) = (acceptor.clone(), sender.clone());
             let (is_known, refusals) = (Arc::clone(&is_known), Arc::clone(&refusals));
-            tokio::spawn(async move {
+            let places = Arc::clone(&places);
+            handshakes.spawn(async move {
                 let shaken = tokio::time::timeout(STRANGER, shake(&acceptor, stream, address));
                 let error = match shaken.await {
                     Ok(Ok(mut link)) => {
-                        if is_known(&link.who.key) {
-                            drop(place);
-                        } else {
+                        if !is_known(&link.who.key) {
+                            let Ok(place) = places.try_acquire_owned() else {
+                                return;
+                            };
                             link.ends = Some((Box::pin(sleep(STRANGER)), place));
                         }
                         // Without a receiver the process ends.
@@ -132,7 +134,6 @@ pub fn accept(
                     Ok(Err(error)) => error,
                     Err(_) => io::Error::new(io::ErrorKind::TimedOut, "it was not done in time"),
                 };
-                // Any pod may reach the port.
                 if refusals.is_news(format!("{}: {error}", address.ip())) {
                     tracing::warn!(%address, %error, "a node's handshake failed");
                 }

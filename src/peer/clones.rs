@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
-use tonic::{Request, Response, Status};
+use tonic::{Response, Status};
 
 use super::messages;
 use super::sent::Sent;
 use super::serve::{Inner, apart, gone, status};
 use crate::distribution::roster::AskedClone;
 use crate::engine::{Error, OpenSnapshot, Opened};
+use crate::link::Who;
 use crate::model::NodeId;
 use crate::proto::peer::v1 as wire;
 use wire::get_artifact_response::State;
@@ -27,15 +28,15 @@ enum Found {
 impl Inner {
     /// The peer that calls, if it may have this snapshot. A refusal is logged, once a minute for
     /// each peer, volume and reason.
-    pub(super) async fn admit_clone<T>(
+    pub(super) async fn admit_clone(
         &self,
-        request: &Request<T>,
+        peer: &NodeId,
+        who: Who,
         clone: &wire::Clone,
-    ) -> Result<(NodeId, AskedClone), Status> {
-        let (peer, who) = self.caller(request)?;
+    ) -> Result<AskedClone, Status> {
         let asked = messages::asked_clone(clone).map_err(Status::invalid_argument)?;
-        match self.access.check_clone(&peer, &asked).await {
-            Ok(()) => Ok((peer, asked)),
+        match self.access.check_clone(peer, &asked).await {
+            Ok(()) => Ok(asked),
             Err(refusal) => {
                 self.counters.figures.lock().refused += 1;
                 let of = (peer.as_str(), &asked.volume);

@@ -1,29 +1,30 @@
 //! Reports of damage: a peer found that content of this node is not what its table says. The marks
 //! that keep such content on this node are the engine's.
 
-use tonic::{Request, Response, Status};
+use tonic::{Response, Status};
 
 use super::messages;
 use super::serve::Inner;
 use crate::engine::ArtifactRow;
-use crate::model::{ArtifactId, Sha256};
+use crate::link::Who;
+use crate::model::{ArtifactId, NodeId, Sha256};
 use crate::proto::peer::v1 as wire;
 
 impl Inner {
     /// Marks the artifact that a peer found damaged, and all others that stack the same layer.
     pub(super) async fn report_damage(
         &self,
-        request: Request<wire::ReportDamageRequest>,
+        peer: &NodeId,
+        who: Who,
+        request: wire::ReportDamageRequest,
     ) -> Result<Response<wire::ReportDamageResponse>, Status> {
-        let ask = request.get_ref().ask.clone();
-        let clone = ask.as_ref().and_then(|ask| ask.clone.clone());
+        let clone = request.ask.as_ref().and_then(|ask| ask.clone.as_ref());
         if let Some(clone) = clone {
-            let (peer, asked) = self.admit_clone(&request, &clone).await?;
-            self.damaged_snapshot(&peer, &asked, &request.get_ref().cause);
+            let asked = self.admit_clone(peer, who, clone).await?;
+            self.damaged_snapshot(peer, &asked, &request.cause);
             return Ok(Response::new(wire::ReportDamageResponse {}));
         }
-        let (peer, asked) = self.admit(&request, ask).await?;
-        let request = request.into_inner();
+        let asked = self.admit(peer, who, request.ask.clone()).await?;
         let id: ArtifactId = request
             .artifact
             .parse()

@@ -34,6 +34,9 @@ const SERVES: u32 = 8;
 const TO_ONE: usize = SERVES as usize / 2;
 /// How many artifacts are opened at once.
 const OPENS: u32 = 4;
+/// How many calls of one peer are checked at once, with the opening of their content. Each may ask
+/// the API server, and a refusal is not remembered.
+const CHECKS: usize = 8;
 /// How many reports of damage are looked at, at once.
 const REPORTS: usize = 16;
 /// How long a stream waits for its turn. The peer asks another holder after that.
@@ -68,6 +71,7 @@ pub(super) struct Inner {
     to_one: PlacesOfEach<NodeId>,
     pub(super) opens: Arc<Semaphore>,
     reports: Arc<Semaphore>,
+    checks: PlacesOfEach<NodeId>,
 }
 
 impl Service {
@@ -94,6 +98,7 @@ impl Service {
             to_one: PlacesOfEach::new(TO_ONE),
             opens: Arc::new(Semaphore::new(OPENS as usize)),
             reports: Arc::new(Semaphore::new(REPORTS)),
+            checks: PlacesOfEach::new(CHECKS),
         }))
     }
 
@@ -142,16 +147,22 @@ impl Inner {
         Ok((peer, who))
     }
 
-    /// The peer that calls, if it may have this content.
-    pub(super) async fn admit<T>(
+    /// A place among the calls of a peer that are checked, and whose content is opened.
+    async fn place_to_check(&self, peer: &NodeId) -> Result<OwnedSemaphorePermit, Status> {
+        let place = self.checks.take(peer).await;
+        place.map_err(|_| Status::unavailable("the driver ends"))
+    }
+
+    /// What a peer asks for, if it may have this content.
+    pub(super) async fn admit(
         &self,
-        request: &Request<T>,
+        peer: &NodeId,
+        who: Who,
         ask: Option<wire::Ask>,
-    ) -> Result<(NodeId, Asked), Status> {
-        let (peer, who) = self.caller(request)?;
+    ) -> Result<Asked, Status> {
         let asked = messages::asked(ask).map_err(Status::invalid_argument)?;
-        self.check(&peer, who, &asked).await?;
-        Ok((peer, asked))
+        self.check(peer, who, &asked).await?;
+        Ok(asked)
     }
 
     /// Whether a peer may have this content. A refusal is logged, once a minute for each peer,
@@ -181,13 +192,10 @@ impl Inner {
     }
 
     /// The artifact of a request, opened.
-    async fn sent_artifact(
-        &self,
-        request: &Request<wire::GetLayerRequest>,
-        asked: &Asked,
-    ) -> Result<Sent, Status> {
-        let id = request.get_ref().artifact.parse();
-        let id: ArtifactId = id.map_err(|_| Status::invalid_argument("artifact"))?;
+    async fn sent_artifact(&self, artifact: &str, asked: &Asked) -> Result<Sent, Status> {
+        let id: ArtifactId = artifact
+            .parse()
+            .map_err(|_| Status::invalid_argument("artifact"))?;
         let open = self.open(id).await?.ok_or_else(gone)?;
         // Content is given under the name that was checked, and under no other.
         let is_named = open.artifact.name() == asked.name;
@@ -275,12 +283,13 @@ impl wire::peer_server::Peer for Service {
         request: Request<wire::GetArtifactRequest>,
     ) -> Result<Response<wire::GetArtifactResponse>, Status> {
         let inner = &self.0;
-        let ask = request.get_ref().ask.clone();
-        if let Some(clone) = ask.as_ref().and_then(|ask| ask.clone.clone()) {
-            let (peer, asked) = inner.admit_clone(&request, &clone).await?;
+        let (peer, who) = inner.caller(&request)?;
+        let _checking = inner.place_to_check(&peer).await?;
+        let ask = request.into_inner().ask;
+        if let Some(clone) = ask.as_ref().and_then(|ask| ask.clone.as_ref()) {
+            let asked = inner.admit_clone(&peer, who, clone).await?;
             return inner.get_snapshot(&peer, &asked).await;
         }
-        let (peer, who) = inner.caller(&request)?;
         let asked = messages::asked(ask).map_err(Status::invalid_argument)?;
         let answer = |state: State, artifact| {
             let state = state.into();
@@ -336,16 +345,18 @@ impl wire::peer_server::Peer for Service {
         request: Request<wire::GetLayerRequest>,
     ) -> Result<Response<Chunks>, Status> {
         let inner = &self.0;
-        let ask = request.get_ref().ask.clone();
-        let clone = ask.as_ref().and_then(|ask| ask.clone.clone());
-        let (peer, content) = if let Some(clone) = &clone {
-            let (peer, asked) = inner.admit_clone(&request, clone).await?;
-            (peer, inner.sent_snapshot(&asked).await?)
-        } else {
-            let (peer, asked) = inner.admit(&request, ask).await?;
-            (peer, inner.sent_artifact(&request, &asked).await?)
-        };
+        let (peer, who) = inner.caller(&request)?;
+        let checking = inner.place_to_check(&peer).await?;
         let request = request.into_inner();
+        let clone = request.ask.as_ref().and_then(|ask| ask.clone.as_ref());
+        let content = if let Some(clone) = clone {
+            let asked = inner.admit_clone(&peer, who, clone).await?;
+            inner.sent_snapshot(&asked).await?
+        } else {
+            let asked = inner.admit(&peer, who, request.ask.clone()).await?;
+            inner.sent_artifact(&request.artifact, &asked).await?
+        };
+        drop(checking);
         let digest = messages::digest(&request.layer).map_err(Status::invalid_argument)?;
         let wants = match request.part {
             Some(Part::Table(_)) => None,
@@ -387,14 +398,15 @@ impl wire::peer_server::Peer for Service {
         &self,
         request: Request<wire::ReportDamageRequest>,
     ) -> Result<Response<wire::ReportDamageResponse>, Status> {
-        self.0.caller(&request)?;
-        let place = Arc::clone(&self.0.reports).acquire_owned().await;
-        let place = place.map_err(|_| Status::unavailable("the driver ends"))?;
         let inner = Arc::clone(&self.0);
+        let (peer, who) = inner.caller(&request)?;
+        let checking = inner.place_to_check(&peer).await?;
+        let place = Arc::clone(&inner.reports).acquire_owned().await;
+        let place = place.map_err(|_| Status::unavailable("the driver ends"))?;
         // A report runs to its end, also when the peer goes away.
         let report = tokio::spawn(async move {
-            let _place = place;
-            inner.report_damage(request).await
+            let _held = (checking, place);
+            inner.report_damage(&peer, who, request.into_inner()).await
         });
         let reported = report.await;
         reported.map_err(|_| Status::internal("a defect of the peer; see its log"))?

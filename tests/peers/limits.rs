@@ -1,11 +1,14 @@
 //! More at once than a node fetches and sends: what is refused comes from another holder, or later.
 
 use std::fs;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use baggageclaim::link;
 use baggageclaim::model::Outcome;
 use baggageclaim::proto::peer::v1 as wire;
 use futures_util::future::join_all;
+use tokio::net::TcpStream;
 use tonic::Code;
 use wire::get_layer_request::Part;
 use wire::peer_client::PeerClient;
@@ -121,6 +124,84 @@ async fn a_holder_that_sends_as_much_as_it_may_refuses_and_the_content_comes_all
     }
 }
 
+fn ask(output: &str) -> wire::Ask {
+    wire::Ask {
+        tenant: "ci".to_owned(),
+        reference: format!("artifact/{output}"),
+        pod: "p".to_owned(),
+        pod_uid: "p".to_owned(),
+        pod_namespace: String::new(),
+        clone: None,
+    }
+}
+
+/// How many calls of a peer are checked at once.
+const CHECKS: u64 = 8;
+
+/// Each check may ask the API server.
+#[tokio::test]
+async fn a_peer_that_asks_for_very_much_at_once_has_few_calls_checked_at_a_time() {
+    let [holder, greedy, reader] = peers!("holder", "greedy", "reader");
+    holder
+        .commit("makes-small", &output("small"), "small")
+        .await;
+    let client = |node: &Node| {
+        let channel = link::connect(&node.key, holder.key.name(), holder.address.to_string());
+        PeerClient::new(channel.expect("TLS"))
+    };
+    let calls = |client: PeerClient<tonic::transport::Channel>, count: u64| {
+        let calls = (0..count).map(|_| {
+            let request = wire::GetArtifactRequest {
+                ask: Some(ask("small")),
+            };
+            let mut client = client.clone();
+            tokio::spawn(async move { client.get_artifact(request).await.map(drop) })
+        });
+        calls.collect::<Vec<_>>()
+    };
+    let before = holder.known.checks.load(Ordering::SeqCst);
+    let checks = || holder.known.checks.load(Ordering::SeqCst) - before;
+    let gate = holder.known.gate.write().await;
+    // One connection has no more calls than this.
+    let of_one = [calls(client(&greedy), 50), calls(client(&greedy), 50)];
+    eventually("some are checked", || checks() >= CHECKS).await;
+    let of_another = calls(client(&reader), 1);
+    eventually("the other peer's is, too", || checks() > CHECKS).await;
+    assert_eq!(checks(), CHECKS + 1);
+    drop(gate);
+    for call in of_one.into_iter().flatten().chain(of_another) {
+        call.await.expect("no panic").expect("an answer");
+    }
+    assert_eq!(checks(), 101);
+    finish_all([holder, greedy, reader]).await;
+}
+
+/// Less than the time in which two times 256 connections end, one after the other.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A pod that reaches the port opens many connections and says nothing. Each lasts for ten seconds.
+#[tokio::test]
+async fn silent_connections_keep_no_peer_out() {
+    let [holder, reader] = peers!("holder", "reader");
+    holder
+        .commit("makes-small", &output("small"), "small")
+        .await;
+    let reads_beside_them = async {
+        let mut silent = Vec::new();
+        // More than may be in their handshake.
+        for _ in 0..600 {
+            let stream = TcpStream::connect(holder.address).await;
+            silent.push(stream.expect("it listens"));
+        }
+        reads(&reader, "small").await;
+    };
+    let read = tokio::time::timeout(PATIENCE, reads_beside_them).await;
+    read.expect("the port serves a new connection before the silent ones end");
+    assert_eq!(seen(&reader, "small"), text("small"));
+    ends(&reader, "small").await;
+    finish_all([holder, reader]).await;
+}
+
 /// More than travels before a peer reads it.
 const LARGE: usize = 16 << 20;
 
@@ -138,14 +219,7 @@ async fn a_peer_that_does_not_read_leaves_half_of_the_streams_to_others() {
         .await;
     let channel = link::connect(&greedy.key, holder.key.name(), holder.address.to_string());
     let mut client = PeerClient::new(channel.expect("TLS"));
-    let ask = Some(wire::Ask {
-        tenant: "ci".to_owned(),
-        reference: "artifact/large".to_owned(),
-        pod: "p".to_owned(),
-        pod_uid: "p".to_owned(),
-        pod_namespace: String::new(),
-        clone: None,
-    });
+    let ask = Some(ask("large"));
     let found = loop {
         let request = wire::GetArtifactRequest { ask: ask.clone() };
         let answer = client.get_artifact(request).await.expect("an answer");
