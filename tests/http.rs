@@ -27,7 +27,7 @@ use common::{Fs, require_lab};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tonic::transport::{Endpoint, Uri};
 
 /// How many threads of the driver make system calls for RPCs (`--threads`).
@@ -710,11 +710,21 @@ async fn only_what_there_is_is_answered_and_a_taken_port_is_told() {
         "{}",
         open.1
     );
-    // A silent client delays no one, and of many such the first are disconnected.
+    // A silent client delays no one, and of many such the first are disconnected. An older
+    // connection of another client stays.
+    let mut slow = TcpStream::connect(address).await.expect("connect");
     let mut silent = Vec::new();
     for _ in 0..300 {
-        silent.push(TcpStream::connect(address).await.expect("connect"));
+        let socket = TcpSocket::new_v4().expect("a socket");
+        let another = SocketAddr::from(([127, 0, 0, 2], 0));
+        socket.bind(another).expect("an address of this host");
+        silent.push(socket.connect(address).await.expect("connect"));
     }
+    let request = b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n";
+    slow.write_all(request).await.expect("it is open");
+    let mut page = String::new();
+    slow.read_to_string(&mut page).await.expect("an answer");
+    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
     let patience = Duration::from_secs_f64(kubelets_patience());
     let answer = tokio::time::timeout(patience, get(address, "/healthz")).await;
     assert_eq!(answer.expect("kubelet would end it").0, 200);

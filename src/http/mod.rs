@@ -8,10 +8,12 @@
 //!
 //! Any client may connect, often, and send nothing. Kubelet must still get its answer, or it
 //! restarts the driver. So a connection is short and answers one request, and their number is
-//! bounded: one more closes the oldest. One collection of the metrics serves all that wait for it.
+//! bounded: one more closes one of the client that has the most. What a page says is found out once
+//! for all requests that wait for it.
 
 mod distribution;
 mod pages;
+mod shared;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -62,8 +64,8 @@ impl Listener {
         let pages = Arc::new(Pages::new(sources));
         let mut connections = Connections::new(CONNECTIONS);
         loop {
-            let (stream, _) = server::accept(&self.0, "the HTTP port").await;
-            connections.spawn(answer(stream, Arc::clone(&pages)));
+            let (stream, client) = server::accept(&self.0, "the HTTP port").await;
+            connections.spawn(client.ip(), answer(stream, Arc::clone(&pages)));
         }
     }
 }

@@ -4,16 +4,17 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 use tokio::task::JoinError;
 
 use super::distribution;
+use super::shared::Shared;
 use crate::distribution::{Distribution, FindDistribution};
 use crate::engine::{self, Engine};
 use crate::server::{Drain, message_of};
@@ -22,11 +23,6 @@ use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, R
 /// How long the engine may take for its figures. It waits for no volume, but all its threads may
 /// wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// How long no collection of the metrics begins after one, as a multiple of what that took, and at
-/// most. Each one takes a thread and the lock that pods need for their volumes.
-const PAUSES: u32 = 9;
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 const OPENMETRICS: &str = "application/openmetrics-text";
 
@@ -81,55 +77,25 @@ type Page = Response<Full<Bytes>>;
 /// The pages of one port.
 pub(super) struct Pages {
     sources: Sources,
-    /// Held while metrics are collected.
-    last: Arc<Mutex<Option<Measured>>>,
-}
-
-/// A collection of the metrics.
-struct Measured {
-    begun: Instant,
-    text: Bytes,
-    /// When the next one may begin.
-    next: Instant,
+    alive: Shared<Result<(), String>>,
+    ready: Shared<Result<(), String>>,
+    metrics: Shared<Bytes>,
 }
 
 impl Pages {
     pub(super) fn new(sources: Sources) -> Self {
-        let last = Arc::default();
-        Self { sources, last }
-    }
-
-    /// The metrics, collected after the call. Any client may ask, so one collection runs at a time,
-    /// and calls that came before it began share it. It goes on when its callers are gone:
-    /// otherwise clients that only connect and leave would begin many.
-    async fn measured(&self) -> Result<Bytes, JoinError> {
-        let asked = Instant::now();
-        let mut last = Arc::clone(&self.last).lock_owned().await;
-        if let Some(last) = last.as_ref().filter(|last| last.begun >= asked) {
-            return Ok(last.text.clone());
+        Self {
+            sources,
+            alive: Shared::new(),
+            ready: Shared::new(),
+            metrics: Shared::new(),
         }
-        let sources = self.sources.clone();
-        let collection = tokio::spawn(async move {
-            if let Some(last) = last.as_ref() {
-                tokio::time::sleep_until(last.next.into()).await;
-            }
-            let begun = Instant::now();
-            let text = Bytes::from(measure(&sources).await);
-            let pause = begun.elapsed().saturating_mul(PAUSES).min(LONGEST_PAUSE);
-            *last = Some(Measured {
-                begun,
-                text: text.clone(),
-                next: Instant::now() + pause,
-            });
-            text
-        });
-        collection.await
     }
 }
 
 /// The requested page.
 pub(super) async fn answer(pages: &Pages, request: &Request<Incoming>) -> Page {
-    let sources = &pages.sources;
+    let sources = pages.sources.clone();
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut page = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n".into());
         let headers = page.headers_mut();
@@ -137,15 +103,18 @@ pub(super) async fn answer(pages: &Pages, request: &Request<Incoming>) -> Page {
         return page;
     }
     match request.uri().path() {
-        "/healthz" => verdict((sources.alive)().await),
-        "/readyz" => verdict(ready(sources).await),
-        "/metrics" => match pages.measured().await {
-            Ok(text) => metrics_page(text, request),
-            Err(error) => {
-                let why = format!("the metrics: {error}\n");
-                plain(StatusCode::INTERNAL_SERVER_ERROR, why.into())
+        "/healthz" => verdict(pages.alive.get((sources.alive)()).await),
+        "/readyz" => {
+            let ready = async move { ready(&sources).await };
+            verdict(pages.ready.get(ready).await)
+        }
+        "/metrics" => {
+            let metrics = async move { Bytes::from(measure(&sources).await) };
+            match pages.metrics.get(metrics).await {
+                Ok(text) => metrics_page(text, request),
+                Err(defect) => failed(&defect),
             }
-        },
+        }
         _ => plain(
             StatusCode::NOT_FOUND,
             "there are /healthz, /readyz and /metrics\n".into(),
@@ -161,11 +130,19 @@ fn plain(status: StatusCode, text: Bytes) -> Page {
     page
 }
 
-fn verdict(verdict: Result<(), String>) -> Page {
+fn verdict(verdict: Result<Result<(), String>, JoinError>) -> Page {
     match verdict {
-        Ok(()) => plain(StatusCode::OK, "ok\n".into()),
-        Err(why) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n").into()),
+        Ok(Ok(())) => plain(StatusCode::OK, "ok\n".into()),
+        Ok(Err(why)) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n").into()),
+        Err(defect) => failed(&defect),
     }
+}
+
+fn failed(defect: &JoinError) -> Page {
+    plain(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("{defect}\n").into(),
+    )
 }
 
 /// The engine's answer, if it comes in time.
@@ -285,44 +262,4 @@ fn metrics_page(text: Bytes, request: &Request<Incoming>) -> Page {
     let kind = HeaderValue::from_static(kind);
     page.headers_mut().insert(CONTENT_TYPE, kind);
     page
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Context, Waker};
-
-    use futures_util::future::join_all;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn requests_for_metrics_share_a_collection_also_those_whose_clients_leave() {
-        let collections = Arc::new(AtomicUsize::new(0));
-        let (counted, listed) = (Arc::clone(&collections), watch::channel(true).1);
-        let figures: AddMetrics = Arc::new(move |_: &mut Registry| {
-            counted.fetch_add(1, Ordering::Relaxed);
-        });
-        let pages = Pages::new(Sources {
-            alive: Arc::new(|| Box::pin(std::future::ready(Ok(())))),
-            drain: Drain::new(Duration::ZERO),
-            rpcs: Rpcs::default(),
-            role: Role::Controller { listed, figures },
-        });
-        let answers = join_all((0..2000).map(|_| pages.measured())).await;
-        assert_eq!(collections.load(Ordering::Relaxed), 1);
-        for text in answers {
-            assert!(text.expect("a page").ends_with(b"# EOF\n"));
-        }
-        for _ in 0..2000 {
-            let mut request = std::pin::pin!(pages.measured());
-            let mut context = Context::from_waker(Waker::noop());
-            assert!(request.as_mut().poll(&mut context).is_pending());
-        }
-        pages.measured().await.expect("a page");
-        assert_eq!(collections.load(Ordering::Relaxed), 2);
-        // What is asked for later is collected later.
-        pages.measured().await.expect("a page");
-        assert_eq!(collections.load(Ordering::Relaxed), 3);
-    }
 }

@@ -1,7 +1,7 @@
 //! The server's connections: TCP, then TLS with the other side's key, then HTTP/2. There are only
 //! so many connections whose handshake is not done or whose key is not known, for a bounded time.
-//! Any pod may reach the port, so none of these keeps a node out: the oldest handshake ends for a
-//! new one.
+//! Any pod may reach the port, so none of these keeps a node out: a new handshake ends one of the
+//! client that has the most.
 
 use std::io;
 use std::net::SocketAddr;
@@ -117,7 +117,7 @@ pub fn accept(
             let (acceptor, sender) = (acceptor.clone(), sender.clone());
             let (is_known, refusals) = (Arc::clone(&is_known), Arc::clone(&refusals));
             let places = Arc::clone(&places);
-            handshakes.spawn(async move {
+            handshakes.spawn(address.ip(), async move {
                 let shaken = tokio::time::timeout(STRANGER, shake(&acceptor, stream, address));
                 let error = match shaken.await {
                     Ok(Ok(mut link)) => {

@@ -145,7 +145,7 @@ impl Webhook {
         let mut look = tokio::time::interval(LOOK);
         let mut connections = Connections::new(CONNECTIONS);
         loop {
-            let stream = tokio::select! {
+            let (stream, client) = tokio::select! {
                 () = drain.closing() => return,
                 _ = look.tick() => {
                     if file.is_changed() {
@@ -154,12 +154,12 @@ impl Webhook {
                     }
                     continue;
                 }
-                (stream, _) = server::accept(&self.listener, "the webhook") => stream,
+                accepted = server::accept(&self.listener, "the webhook") => accepted,
             };
             // Without an identity there is no TLS.
             if let Some(identity) = &file.identity {
                 let (identity, context) = (Arc::clone(identity), Arc::clone(&self.context));
-                connections.spawn(serve_connection(stream, identity, context));
+                connections.spawn(client.ip(), serve_connection(stream, identity, context));
             }
         }
     }
