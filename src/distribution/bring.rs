@@ -516,7 +516,7 @@ impl Bringer {
             let (name, reader) = (name.clone(), reader.clone());
             async move {
                 tokio::time::sleep(pause).await;
-                if callers.are_gone() {
+                if callers.give_up() {
                     return nothing();
                 }
                 // Each caller limits how long it waits. A tier that hangs must not keep the

@@ -188,7 +188,7 @@ impl Fetcher {
                 let own = fetcher.of_one.take(&tenant).await;
                 let free = fetcher.workers.free().await;
                 // One that was given up before it began is not begun.
-                let free = free.filter(|_| !callers.are_gone());
+                let free = free.filter(|_| !callers.give_up());
                 let abandoned = || Err("the fetch was abandoned".into());
                 let Some(free) = free else { return abandoned() };
                 // The caller may have asked just before an earlier fetch ended.
