@@ -52,13 +52,11 @@ pub struct Supersede {
     pub fence: u64,
 }
 
-impl Supersede {
-    /// Whether a node with this version drops the name. `covering` is the highest fence of the node
-    /// that covers the name: content that was cleared takes no name.
-    #[must_use]
-    pub fn takes(&self, own: Version, covering: u64) -> bool {
-        own < self.version && covering <= self.fence
-    }
+/// Whether newer content with this fence takes the name from a node's own content. `covering` is
+/// the highest fence of the node that covers the name: content that was cleared takes no name.
+#[must_use]
+pub fn supersedes((newer, fence): (Version, u64), own: Version, covering: u64) -> bool {
+    own < newer && covering <= fence
 }
 
 /// What the hub must do after a change.

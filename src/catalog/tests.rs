@@ -265,8 +265,11 @@ fn older_holders_of_an_output_lose_its_name() {
     let order = nodes
         .put(0, entry("artifact/a", State::Durable, 7))
         .supersede[0];
-    let own = |stamp| entry("artifact/a", State::Durable, stamp).version;
-    assert!(order.takes(own(8), 0) && !order.takes(own(9), 0) && !order.takes(own(8), 1));
+    let takes = |stamp, covering| {
+        let own = entry("artifact/a", State::Durable, stamp).version;
+        supersedes((order.version, order.fence), own, covering)
+    };
+    assert!(takes(8, 0) && !takes(9, 0) && !takes(8, 1));
     for kind in ["task-cache/a", "resource-cache/a"] {
         nodes.put(0, entry(kind, State::Durable, 5));
         assert_eq!(orders(nodes.put(1, entry(kind, State::Durable, 9))), []);
