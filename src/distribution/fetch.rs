@@ -25,8 +25,8 @@ use crate::archive::toc::{Patience, Table};
 use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
 use crate::model::{ArtifactId, Name, Tenant, Timestamp, readable_bytes};
 use crate::shared::{
-    Destination, Error, Fetched as FetchedLayer, LayerRef, NameState, Result, Source, fetch,
-    fresh_id, now, report_damage,
+    Destination, Error, Fetched as FetchedLayer, LayerRef, NameState, Result, Source, content_of,
+    fetch, fresh_id, now, report_damage,
 };
 
 /// How many artifacts are fetched at once, and how many of them for the pods of one namespace: with
@@ -93,39 +93,6 @@ impl Drop for Ends<'_> {
 }
 
 type Failure = ReceiveError<Error>;
-
-/// Fetches one layer from these sources. A transfer that fails is taken up where it ended, unless
-/// the tier hangs. `note` hears of each attempt.
-pub(super) fn fetch_layer(
-    context: &Context,
-    sources: &[&dyn Source],
-    wanted: (&Tenant, &LayerRef),
-    place: &LayerPlace<'_>,
-    moved: &AtomicU64,
-    note: impl Fn(&Result<FetchedLayer>),
-) -> Result<Arc<Table>> {
-    let stop = || context.is_stopping() || (place.stop)();
-    let mut pause = PAUSE;
-    let mut left = RETRIES;
-    loop {
-        let fetched = try_layer(context, sources, wanted, place, moved, false);
-        note(&fetched);
-        match fetched {
-            Ok(fetched) => return Ok(fetched.table),
-            // It was tried twice. This fetch has a place that others of its namespace wait for.
-            Err(error @ Error::Stalled { .. }) => return Err(error),
-            Err(error) if error.is_temporary() && left > 0 && !stop() => {
-                left -= 1;
-                tracing::debug!(%error, ?pause, "resuming a fetch after a pause");
-                if !context.sleep(pause) {
-                    return Err(Error::Stopped);
-                }
-                pause *= 2;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
 
 /// Asks the sources, one after the other, for the missing part of a layer. `replaces_slow`: goes on
 /// to the next source when one is slow, not only when one fails.
@@ -271,12 +238,11 @@ impl Fetcher {
 
     fn fetch_now(&self, name: &Name, mut found: Arc<Offered>, thread: Free) -> Fetched {
         let artifact = found.manifest.artifact;
-        let layers = found.manifest.layers.iter();
         let running = Arc::new(Running {
             name: name.clone(),
             thread,
             since: now(),
-            of: AtomicU64::new(layers.map(|layer| layer.content).sum()),
+            of: AtomicU64::new(content_of(&found.manifest.layers)),
             bytes: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             from: found.from(),
@@ -369,10 +335,10 @@ impl Fetcher {
         let make = |index: usize, place: &LayerPlace<'_>| {
             if std::mem::take(&mut is_first) {
                 // The older layers are on this node.
-                let missing = manifest.layers[..=index].iter();
-                let missing: u64 = missing.map(|layer| layer.content).sum();
+                let missing = content_of(&manifest.layers[..=index]);
                 // What an earlier fetch brought counts as if it came now.
-                let of = value(&running.of).min(missing + value(&running.bytes));
+                let missing = missing.saturating_add(value(&running.bytes));
+                let of = value(&running.of).min(missing);
                 running.of.store(of, Ordering::Relaxed);
             }
             self.layer((name, found, index), &mut sources, place, running)
@@ -419,11 +385,41 @@ impl Fetcher {
             let wanted = (name, found, layer);
             return of_peers(context, readers, wanted, sources, place, moved, &pause);
         }
-        let wanted = (&name.tenant, layer);
+        self.of_tier((&name.tenant, layer), sources, place, moved)
+    }
+
+    /// Fetches a layer of the tier. A transfer that fails is taken up where it ended, unless the
+    /// tier hangs.
+    fn of_tier(
+        &self,
+        wanted: (&Tenant, &LayerRef),
+        sources: &[Arc<dyn Source>],
+        place: &LayerPlace<'_>,
+        moved: &AtomicU64,
+    ) -> Result<Arc<Table>> {
+        let context = &self.context;
         let sources: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
-        fetch_layer(context, &sources, wanted, place, moved, |fetched| {
-            context.health.note(&name.tenant, Access::Read, fetched);
-        })
+        let stop = || context.is_stopping() || (place.stop)();
+        let mut pause = PAUSE;
+        let mut left = RETRIES;
+        loop {
+            let fetched = try_layer(context, &sources, wanted, place, moved, false);
+            context.health.note(wanted.0, Access::Read, &fetched);
+            match fetched {
+                Ok(fetched) => return Ok(fetched.table),
+                // It was tried twice. This fetch has a place that others of its namespace wait for.
+                Err(error @ Error::Stalled { .. }) => return Err(error),
+                Err(error) if error.is_temporary() && left > 0 && !stop() => {
+                    left -= 1;
+                    tracing::debug!(%error, ?pause, "resuming a fetch after a pause");
+                    if !context.sleep(pause) {
+                        return Err(Error::Stopped);
+                    }
+                    pause *= 2;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Notes why a fetch failed, and tells the other nodes of damage.
