@@ -1,22 +1,23 @@
 //! Fetches: content of the tier or of peers becomes an artifact of this node. One fetch of an
-//! artifact at a time; it goes on when its callers give up, and ends with the distribution or for
-//! lack of space.
+//! artifact at a time. It goes on when its callers give up, until another pod needs its place. It
+//! ends with the distribution or for lack of space.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::{Context, value};
 use super::decide::{self, Here, Progress, There, has_stalled, is_replaced};
-use super::flight::Flights;
+use super::flight::{Callers, Flights};
 use super::health::Access;
 use super::offered::Offered;
 use super::places::PlacesOfEach;
-use super::resume::{Readers, of_peers};
+use super::resume::{Readers, UNAWAITED, of_peers};
 use super::roster::Reader;
 use super::types::Moving;
 use super::work::{Free, Workers};
@@ -38,6 +39,9 @@ const RETRIES: u32 = 5;
 pub(super) const PAUSE: Duration = Duration::from_millis(500);
 /// How often a name is resolved again because an object vanished in the middle.
 const RESOLVES: u32 = 3;
+/// How long a pod waits for a place before a fetch without a pod ends for it. The other fetch has
+/// begun by the end of this time, so no second one ends for the same pod.
+const TURN: Duration = Duration::from_secs(10);
 /// How long a record of the format and its frame may take.
 const PATIENCE: Patience = Patience(Duration::from_secs(120));
 
@@ -54,6 +58,8 @@ pub(super) struct Fetcher {
     flights: Flights<ArtifactId, Fetched>,
     /// The pods that wait for fetches.
     readers: Readers,
+    /// When a fetch last gave its place to another one.
+    gave_way: Mutex<Option<Instant>>,
     /// For `status`.
     running: Mutex<HashMap<ArtifactId, Arc<Running>>>,
 }
@@ -64,6 +70,9 @@ struct Running {
     name: Name,
     /// Its place among the fetches that run. Another one has it during pauses.
     thread: Free,
+    callers: Callers<ArtifactId, Fetched>,
+    /// Since when no pod has waited for it, if it was looked at since.
+    unawaited: Mutex<Option<Instant>>,
     since: Timestamp,
     of: AtomicU64,
     bytes: AtomicU64,
@@ -84,11 +93,16 @@ impl Running {
 }
 
 /// Removes a fetch from the running ones.
-struct Ends<'a>(&'a Fetcher, ArtifactId);
+struct Ends<'a>(&'a Fetcher, ArtifactId, Arc<Running>);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.0.running.lock().remove(&self.1);
+        let mut running = self.0.running.lock();
+        // After a fetch that gave way, another one of the artifact may have begun.
+        let own = running.get(&self.1);
+        if own.is_some_and(|own| Arc::ptr_eq(own, &self.2)) {
+            running.remove(&self.1);
+        }
     }
 }
 
@@ -130,6 +144,7 @@ impl Fetcher {
             of_one: PlacesOfEach::new(OF_ONE),
             flights: context.flights(),
             readers: Readers::default(),
+            gave_way: Mutex::default(),
             running: Mutex::default(),
             asker,
             context,
@@ -165,7 +180,7 @@ impl Fetcher {
                 let (this, thread) = (Arc::clone(&fetcher), free.clone());
                 let call = move || {
                     let _own = own;
-                    this.fetch_now(&name, found, thread)
+                    this.fetch_now(&name, found, thread, callers)
                 };
                 let result = fetcher.workers.run_on(free, call).await;
                 result.unwrap_or_else(abandoned)
@@ -236,11 +251,19 @@ impl Fetcher {
         ))
     }
 
-    fn fetch_now(&self, name: &Name, mut found: Arc<Offered>, thread: Free) -> Fetched {
+    fn fetch_now(
+        &self,
+        name: &Name,
+        mut found: Arc<Offered>,
+        thread: Free,
+        callers: Callers<ArtifactId, Fetched>,
+    ) -> Fetched {
         let artifact = found.manifest.artifact;
         let running = Arc::new(Running {
             name: name.clone(),
             thread,
+            callers,
+            unawaited: Mutex::default(),
             since: now(),
             of: AtomicU64::new(content_of(&found.manifest.layers)),
             bytes: AtomicU64::new(0),
@@ -248,7 +271,7 @@ impl Fetcher {
             from: found.from(),
         });
         self.running.lock().insert(artifact, Arc::clone(&running));
-        let _ends = Ends(self, artifact);
+        let _ends = Ends(self, artifact, Arc::clone(&running));
         let mut left = RESOLVES;
         let failure = loop {
             match self.receive(name, &found, &running) {
@@ -377,15 +400,49 @@ impl Fetcher {
             context, readers, ..
         } = self;
         let (layer, moved) = (&found.manifest.layers[index], &running.moved);
-        if !found.is_only_in_tier() {
-            let pause = |pause: Duration| {
-                let pause = context.pause(pause);
-                context.block_on(self.workers.give_way(&running.thread, pause))
-            };
-            let wanted = (name, found, layer);
-            return of_peers(context, readers, wanted, sources, place, moved, &pause);
+        let gives_way = Cell::new(false);
+        let stop = || {
+            gives_way.set(gives_way.get() || self.gives_way(running));
+            gives_way.get() || (place.stop)()
+        };
+        let place = &LayerPlace {
+            stop: &stop,
+            ..*place
+        };
+        if found.is_only_in_tier() {
+            return self.of_tier((&name.tenant, layer), sources, place, moved);
         }
-        self.of_tier((&name.tenant, layer), sources, place, moved)
+        let pause = |pause: Duration| {
+            let pause = context.pause(pause);
+            context.block_on(self.workers.give_way(&running.thread, pause))
+        };
+        let wanted = (name, found, layer);
+        of_peers(context, readers, wanted, sources, place, moved, &pause)
+    }
+
+    /// Whether a fetch ends because a pod waits for its place and none for its content. What came
+    /// stays for the next fetch. One fetch ends at a time: then the other one gets its place.
+    fn gives_way(&self, fetch: &Running) -> bool {
+        let mut unawaited = fetch.unawaited.lock();
+        if !fetch.callers.are_gone() {
+            *unawaited = None;
+            return false;
+        }
+        let since = *unawaited.get_or_insert_with(Instant::now);
+        let runs = |artifact| self.running.lock().contains_key(&artifact);
+        if since.elapsed() < UNAWAITED || !self.readers.wait_for_turn(TURN, runs) {
+            return false;
+        }
+        let mut last = self.gave_way.lock();
+        if last.is_some_and(|last| last.elapsed() < TURN) || !fetch.callers.give_up() {
+            return false;
+        }
+        *last = Some(Instant::now());
+        tracing::info!(
+            tenant = %fetch.name.tenant, reference = %fetch.name.reference,
+            "no pod waits for this content any more; its fetch ends, so that another one can begin"
+        );
+        true
     }
 
     /// Fetches a layer of the tier. A transfer that fails is taken up where it ended, unless the

@@ -30,6 +30,11 @@ pub(super) struct Callers<K, V> {
 }
 
 impl<K: Eq + Hash, V> Callers<K, V> {
+    /// Whether all callers gave up, for now: others may join.
+    pub(super) fn are_gone(&self) -> bool {
+        self.answer.is_closed()
+    }
+
     /// Gives the call up if all its callers did. `true`: no caller joins it any more, and the next
     /// one starts a new call.
     pub(super) fn give_up(&self) -> bool {

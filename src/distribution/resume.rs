@@ -22,7 +22,7 @@ use crate::shared::{Error, LayerRef, Result, Source};
 /// How long all sources may give nothing: while a pod waits, and while none does. Then the fetch
 /// fails. Its verified bytes stay for the next fetch (`engine::parts`).
 const AWAY: Duration = Duration::from_secs(120);
-const UNAWAITED: Duration = Duration::from_secs(15);
+pub(super) const UNAWAITED: Duration = Duration::from_secs(15);
 /// How long no node may have the rest, until the pods that can start without it do so. A driver
 /// that restarts is back by then.
 const GONE: Duration = Duration::from_secs(10);
@@ -39,6 +39,7 @@ pub(super) struct Waits {
     name: Name,
     artifact: ArtifactId,
     reader: Reader,
+    since: Instant,
     /// No node has the rest.
     gone: CancellationToken,
 }
@@ -57,6 +58,7 @@ impl Readers {
             name: name.clone(),
             artifact,
             reader,
+            since: Instant::now(),
             gone: CancellationToken::new(),
         });
         let mut all = self.0.lock();
@@ -76,6 +78,13 @@ impl Readers {
     fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
         let waits = self.waiting(name, artifact);
         waits.iter().map(|it| it.reader.clone()).collect()
+    }
+
+    /// Whether a pod has waited so long for content whose fetch has not begun.
+    pub(super) fn wait_for_turn(&self, long: Duration, runs: impl Fn(ArtifactId) -> bool) -> bool {
+        let all = self.0.lock();
+        let mut waits = all.iter().filter_map(Weak::upgrade);
+        waits.any(|it| it.since.elapsed() >= long && !runs(it.artifact))
     }
 
     /// No node has the rest.
