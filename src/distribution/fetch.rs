@@ -16,9 +16,11 @@ use super::decide::{self, Here, Progress, There, has_stalled, is_replaced};
 use super::flight::{Callers, Flights};
 use super::health::Access;
 use super::offered::Offered;
+use super::peers::Patience as Asking;
 use super::places::PlacesOfEach;
 use super::resume::{Readers, UNAWAITED, of_peers};
 use super::roster::Reader;
+use super::search::{AGAIN, search};
 use super::types::Moving;
 use super::work::{Free, Workers};
 use crate::archive;
@@ -37,7 +39,7 @@ const OF_ONE: usize = 4;
 /// How often a layer whose transfer failed is taken up where it ended, and the first pause.
 const RETRIES: u32 = 5;
 pub(super) const PAUSE: Duration = Duration::from_millis(500);
-/// How often a name is resolved again because an object vanished in the middle.
+/// How often a name is resolved again because a layer vanished in the middle.
 const RESOLVES: u32 = 3;
 /// How long a pod waits for a place before a fetch without a pod ends for it. The other fetch has
 /// begun by the end of this time, so no second one ends for the same pod.
@@ -79,10 +81,17 @@ struct Running {
     /// Bytes that came, of tables and of packed content.
     moved: AtomicU64,
     /// From where, as a message says it.
-    from: String,
+    from: Mutex<String>,
 }
 
 impl Running {
+    /// Shows what is fetched.
+    fn shows(&self, found: &Offered) {
+        let of = content_of(&found.manifest.layers);
+        self.of.store(of, Ordering::Relaxed);
+        *self.from.lock() = found.from();
+    }
+
     fn progress(&self) -> Progress {
         Progress {
             moved: value(&self.moved),
@@ -216,7 +225,7 @@ impl Fetcher {
                 reference: running.name.reference.clone(),
                 bytes: value(&running.bytes),
                 of: value(&running.of),
-                from: Some(running.from.clone()),
+                from: Some(running.from.lock().clone()),
                 since: running.since,
             })
             .collect();
@@ -247,7 +256,7 @@ impl Fetcher {
             "{} of {} came from {} so far",
             readable_bytes(bytes),
             readable_bytes(of),
-            running.from
+            running.from.lock()
         ))
     }
 
@@ -265,11 +274,12 @@ impl Fetcher {
             callers,
             unawaited: Mutex::default(),
             since: now(),
-            of: AtomicU64::new(content_of(&found.manifest.layers)),
+            of: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             moved: AtomicU64::new(0),
-            from: found.from(),
+            from: Mutex::default(),
         });
+        running.shows(&found);
         self.running.lock().insert(artifact, Arc::clone(&running));
         let _ends = Ends(self, artifact, Arc::clone(&running));
         let mut left = RESOLVES;
@@ -279,7 +289,10 @@ impl Fetcher {
                 Err(failure) => {
                     left -= 1;
                     match self.again(name, &found, &failure).filter(|_| left > 0) {
-                        Some(newer) => found = newer,
+                        Some(newer) => {
+                            found = newer;
+                            running.shows(&found);
+                        }
                         None => break failure,
                     }
                 }
@@ -289,24 +302,34 @@ impl Fetcher {
         Err(failure.to_string().into())
     }
 
-    /// The publication that the name shows now, if an object vanished because the artifact was
-    /// published again.
+    /// The same artifact as it can be had now, if a layer is nowhere any more: it was published
+    /// again, or the peers that are left have merged its layers.
     fn again(&self, name: &Name, found: &Offered, failure: &Failure) -> Option<Arc<Offered>> {
-        let ReceiveError::Layer { source, .. } = failure else {
-            return None;
-        };
-        if !matches!(source, Error::Missing { .. }) || !found.is_only_in_tier() {
-            return None;
-        }
-        let Answer::Content { found: newer, .. } = self.asker.ask_now(name, Detail::Manifest(None))
+        let ReceiveError::Layer {
+            source: Error::Missing { .. },
+            ..
+        } = failure
         else {
             return None;
         };
+        let (context, asker, artifact) = (&self.context, &self.asker, found.manifest.artifact);
+        let answer = if found.is_only_in_tier() {
+            asker.ask_now(name, Detail::Manifest(None))
+        } else {
+            let reader = self.readers.of(name, artifact).into_iter().next()?;
+            context.block_on(async {
+                let until = tokio::time::Instant::now() + context.settings.ask.min(AGAIN);
+                let search = search(context, asker, name, &reader, None, until, Asking::Now);
+                search.await.answer
+            })
+        };
+        let Answer::Content { found: newer, .. } = answer else {
+            return None;
+        };
+        let is_same_publication =
+            |newer: &Offered| newer.is_only_in_tier() && newer.record.write == found.record.write;
         // Another artifact has a flight of its own.
-        newer.filter(|newer| {
-            newer.record.write != found.record.write
-                && newer.manifest.artifact == found.manifest.artifact
-        })
+        newer.filter(|newer| newer.manifest.artifact == artifact && !is_same_publication(newer))
     }
 
     /// One attempt to receive all layers that this node lacks.
@@ -384,7 +407,7 @@ impl Fetcher {
         tracing::info!(
             tenant = %name.tenant, reference = %name.reference, artifact = %received.artifact,
             number = request.sharing.number, bytes, reused = received.reused,
-            named = received.named, "fetched from {}", running.from
+            named = received.named, "fetched from {}", found.from()
         );
         Ok(())
     }

@@ -13,7 +13,7 @@ use super::context::{Context, value};
 use super::fetch::{PAUSE, try_layer};
 use super::offered::Offered;
 use super::roster::Reader;
-use super::search::holders;
+use super::search::{Rest, rest};
 use crate::archive::toc::Table;
 use crate::engine::LayerPlace;
 use crate::model::{ArtifactId, Name};
@@ -75,7 +75,7 @@ impl Readers {
     }
 
     /// The pods that wait for it now. The newest come first: the others may have ended.
-    fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
+    pub(super) fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
         let waits = self.waiting(name, artifact);
         waits.iter().map(|it| it.reader.clone()).collect()
     }
@@ -146,12 +146,22 @@ pub(super) fn of_peers(
         began = Instant::now();
         next = (next * 2).min(LONGEST);
         let asking = readers.of(name, artifact);
-        let newer = context.block_on(holders(context, name, found, &asking));
-        if newer.is_empty() && idle >= GONE {
-            readers.tell_gone(name, artifact);
-        }
-        if newer.is_empty() && matches!(error, Error::Missing { .. }) {
-            return Err(error);
+        let Rest {
+            holders: newer,
+            in_other_layers,
+        } = context.block_on(rest(context, name, found, &asking));
+        if newer.is_empty() {
+            if matches!(error, Error::Missing { .. }) {
+                return Err(error);
+            }
+            // A driver that restarts has the rest. Other layers come from their beginning.
+            if idle >= GONE && in_other_layers {
+                let object = format!("layer {}", layer.digest);
+                return Err(Error::Missing { object });
+            }
+            if idle >= GONE {
+                readers.tell_gone(name, artifact);
+            }
         }
         has_searched = true;
         *sources = found.sources(newer, context.asked_tier());
