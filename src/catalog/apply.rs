@@ -52,13 +52,11 @@ pub struct Supersede {
     pub fence: u64,
 }
 
-impl Supersede {
-    /// Whether a node with this version drops the name. `covering` is the highest fence of the node
-    /// that covers the name: content that was cleared takes no name.
-    #[must_use]
-    pub fn takes(&self, own: Version, covering: u64) -> bool {
-        own < self.version && covering <= self.fence
-    }
+/// Whether newer content with this fence takes the name from a node's own content. `covering` is
+/// the highest fence of the node that covers the name: content that was cleared takes no name.
+#[must_use]
+pub fn supersedes((newer, fence): (Version, u64), own: Version, covering: u64) -> bool {
+    own < newer && covering <= fence
 }
 
 /// What the hub must do after a change.
@@ -72,12 +70,13 @@ pub struct Changes {
     pub supersede: Vec<Supersede>,
 }
 
-/// An entry with a time that counts: not far ahead of the cluster's. Content that is told again, as
-/// when its size is known, keeps the time that it got first.
-fn dated(told: &Entry, old: Option<Packed>, time: Timestamp) -> Packed {
-    let old = old.filter(|old| old.is_lowered());
-    let old = old.map(|old| old.entry(told.name).version);
-    let first = old.filter(|old| old.tie == told.version.tie);
+/// An entry with a time that counts: not far ahead of the cluster's. `holders`: what nodes have of
+/// the name. Content that is told again, by this node or by one with a copy, keeps the time that it
+/// got first.
+fn dated(told: &Entry, holders: impl Iterator<Item = Packed>, time: Timestamp) -> Packed {
+    let lowered = holders.filter(|it| it.is_lowered());
+    let mut lowered = lowered.map(|it| it.entry(told.name).version);
+    let first = lowered.find(|it| it.tie == told.version.tie);
     let stamp = first.map_or_else(|| counted(told.version.stamp, time), |first| first.stamp);
     let is_lowered = first.is_some() || stamp < told.version.stamp;
     let mut entry = *told;
@@ -170,7 +169,8 @@ impl Catalog {
             let mut entry = *told;
             // No fence that does not exist protects content from the next one.
             entry.fence = entry.fence.min(newest_fence);
-            let packed = dated(&entry, old, time);
+            let holders = self.entries.of(told.name).map(|(_, packed)| packed);
+            let packed = dated(&entry, holders, time);
             self.entries.insert(key, packed);
             session.entries += usize::from(old.is_none());
             session.coming += usize::from(packed.is_coming());
@@ -233,11 +233,8 @@ impl Catalog {
                 session.lost.is_none() && entry.state == State::Durable
             })
         };
-        let is_dated = |id: SessionId| {
-            let packed = self.entries.get(Key::new(name, id));
-            packed.is_some_and(|packed| !packed.is_lowered())
-        };
-        let dated = holders().filter(|(id, ..)| is_dated(*id));
+        let undated = self.undated(name);
+        let dated = holders().filter(|(_, _, entry)| !undated.contains(&entry.version.tie));
         let Some((_, _, newest)) = dated.max_by_key(|(_, _, entry)| entry.version) else {
             return;
         };

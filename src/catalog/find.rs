@@ -115,12 +115,30 @@ impl Catalog {
         }
     }
 
-    /// The entries of a name that were not cleared.
+    /// The entries of a name that were not cleared. If there is content with a known commit time,
+    /// only such content.
     pub(super) fn valid(&self, hash: NameHash, name: &Name) -> Vec<(&Session, Entry)> {
         let fence = self.fences.covering(name);
         let entries = self.entries_of(hash);
         let valid = entries.filter(|(_, _, entry)| entry.fence >= fence);
-        valid.map(|(_, session, entry)| (session, entry)).collect()
+        let mut valid: Vec<_> = valid.map(|(_, session, entry)| (session, entry)).collect();
+        let undated = self.undated(hash);
+        let is_dated = |(_, entry): &(&Session, Entry)| {
+            entry.state == State::Durable && !undated.contains(&entry.version.tie)
+        };
+        if !undated.is_empty() && valid.iter().any(is_dated) {
+            valid.retain(is_dated);
+        }
+        valid
+    }
+
+    /// The content of a name whose commit time is not known: the stamp of a holder was too far
+    /// ahead. Copies share the tie, and may have the time of their fetch as their stamp.
+    pub(super) fn undated(&self, name: NameHash) -> Vec<u32> {
+        let entries = self.entries.of(name);
+        let lowered = entries.filter(|(_, packed)| packed.is_lowered());
+        let ties = lowered.map(|(_, packed)| packed.entry(name).version.tie);
+        ties.collect()
     }
 
     /// The entries of a name, one for each node: the newest that the node has reported.

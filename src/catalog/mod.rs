@@ -33,7 +33,7 @@ mod table;
 mod usage;
 mod waiting;
 
-pub use apply::{Changes, Hello, Report, Supersede};
+pub use apply::{Changes, Hello, Report, Supersede, supersedes};
 pub use entry::{Entry, SessionId, State, Version};
 pub use find::{Answer, Asked, Found, MAX_HOLDERS};
 pub use list::{Explained, Listed, OfNode, Part};

@@ -2,9 +2,9 @@
 //!
 //! The catalog knows the keys of [`MAX_NAMED`](super::MAX_NAMED) caches; others are not found so.
 //! The index of keys has a version of each that is never lower than that of the content that
-//! counts. It may be higher: content may be gone with its node, or be cleared. So the highest one
-//! is looked up, and corrected if it is too high, until one is right. Each is corrected once, and
-//! one question corrects [`MOST`] at most.
+//! counts, if its commit time is known. It may be higher: content may be gone with its node, or be
+//! cleared. So the highest one is looked up, and corrected if it is too high, until one is right.
+//! Each is corrected once, and one question corrects [`MOST`] at most.
 
 use crate::model::{CacheKey, Name, Reference, Tenant, Timestamp};
 

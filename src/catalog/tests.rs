@@ -265,8 +265,11 @@ fn older_holders_of_an_output_lose_its_name() {
     let order = nodes
         .put(0, entry("artifact/a", State::Durable, 7))
         .supersede[0];
-    let own = |stamp| entry("artifact/a", State::Durable, stamp).version;
-    assert!(order.takes(own(8), 0) && !order.takes(own(9), 0) && !order.takes(own(8), 1));
+    let takes = |stamp, covering| {
+        let own = entry("artifact/a", State::Durable, stamp).version;
+        supersedes((order.version, order.fence), own, covering)
+    };
+    assert!(takes(8, 0) && !takes(9, 0) && !takes(8, 1));
     for kind in ["task-cache/a", "resource-cache/a"] {
         nodes.put(0, entry(kind, State::Durable, 5));
         assert_eq!(orders(nodes.put(1, entry(kind, State::Durable, 9))), []);
@@ -284,8 +287,55 @@ fn a_stamp_far_ahead_counts_as_now() {
     // When it was committed is not known, so it takes no name from other content.
     let mut nodes = Nodes::complete(&["n1", "n2"]);
     nodes.put(0, entry("artifact/a", State::Durable, now - 5));
-    let changes = nodes.put(1, entry("artifact/a", State::Durable, now + 60_001));
+    let mut ahead = entry("artifact/a", State::Durable, now + 60_001);
+    ahead.version.tie = 7;
+    let changes = nodes.put(1, ahead);
     assert!(changes.supersede.is_empty());
+    assert_eq!(nodes.stamp("artifact/a"), Some(now - 5));
+}
+
+#[test]
+fn a_copy_of_content_with_a_stamp_far_ahead_takes_no_name_either() {
+    let of = |stamp, tie| {
+        let mut entry = entry("artifact/a", State::Durable, stamp);
+        entry.version.tie = tie;
+        entry
+    };
+    // The copy has the time of its fetch. Its node may report before that of the original.
+    for original_is_first in [true, false] {
+        let mut nodes = Nodes::complete(&["n1", "n2", "n3"]);
+        let now = nodes.now.0;
+        let mut told = [(0, of(now + 90_000, 7)), (2, of(now, 7))];
+        if !original_is_first {
+            told.reverse();
+        }
+        let right = (1, of(now - 5_000, 8));
+        for (node, entry) in [told[0], told[1], right] {
+            let changes = nodes.put(node, entry);
+            assert!(changes.supersede.is_empty(), "{changes:?}");
+        }
+        assert_eq!(nodes.stamp("artifact/a"), Some(now - 5_000));
+        // A new stream makes neither of them newer.
+        for (node, entry) in told {
+            nodes.pass(10);
+            nodes.restart(node);
+            let changes = nodes.put(node, entry);
+            assert!(changes.supersede.is_empty(), "{changes:?}");
+            nodes.account(node);
+            assert_eq!(nodes.stamp("artifact/a"), Some(now - 5_000));
+        }
+        // Nor is a copy the newest when the original is gone.
+        let dropped = Report {
+            drop: vec![NameHash::of(&name("artifact/a"))],
+            ..Report::default()
+        };
+        let changes = nodes.report(0, &dropped);
+        assert!(changes.supersede.is_empty(), "{changes:?}");
+        assert_eq!(nodes.stamp("artifact/a"), Some(now - 5_000));
+        // Without other content, it counts.
+        nodes.report(1, &dropped);
+        assert!(nodes.stamp("artifact/a").is_some());
+    }
 }
 
 #[test]
@@ -303,7 +353,9 @@ fn content_that_is_told_again_keeps_the_time_that_it_got_first() {
     let changes = nodes.put(0, told);
     assert_eq!(nodes.stamp("artifact/a"), Some(then));
     assert!(changes.supersede.is_empty());
-    let changes = nodes.put(1, entry("artifact/a", State::Durable, then + 20_000));
+    let mut other = entry("artifact/a", State::Durable, then + 20_000);
+    other.version.tie = 6;
+    let changes = nodes.put(1, other);
     let order = changes.supersede[0];
     let newer = Timestamp(then + 20_000);
     assert_eq!(
@@ -311,7 +363,7 @@ fn content_that_is_told_again_keeps_the_time_that_it_got_first() {
         (nodes.sessions[0], newer)
     );
     // Other content is another thing.
-    let mut other = entry("artifact/a", State::Durable, then + 30_000);
+    other.version.stamp.0 += 10_000;
     other.version.tie = 7;
     nodes.put(0, other);
     assert_eq!(nodes.stamp("artifact/a"), Some(then + 30_000));

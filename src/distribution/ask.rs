@@ -138,7 +138,7 @@ impl Asker {
             async move {
                 let this = Arc::clone(&asker);
                 let call = move || this.ask_now(&name, detail);
-                let answer = asker.workers.run(|| !callers.are_gone(), call).await;
+                let answer = asker.workers.run(|| !callers.give_up(), call).await;
                 answer.unwrap_or_else(|| Answer::Failed("the look-up was abandoned".into()))
             }
         });

@@ -25,6 +25,7 @@ use crate::engine::{self, Error, PublishRequest};
 use crate::model::{
     CacheKey, Commit, Freshness, Name, NodeId, Origin, Reference, Tenant, TenantOrigin, VolumeKind,
 };
+use crate::shared::content_of;
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
@@ -392,10 +393,9 @@ impl Bringer {
         found: &Arc<Offered>,
         limits: Limits,
     ) -> Option<Fetched> {
-        let bytes = found.manifest.layers.iter().map(|layer| layer.content);
         let what = What::Fetching {
             reference: name.reference.clone(),
-            bytes: bytes.sum(),
+            bytes: content_of(&found.manifest.layers),
             from: found.from(),
         };
         let notices = self.context.settings.notices.as_ref();
@@ -516,7 +516,7 @@ impl Bringer {
             let (name, reader) = (name.clone(), reader.clone());
             async move {
                 tokio::time::sleep(pause).await;
-                if callers.are_gone() {
+                if callers.give_up() {
                     return nothing();
                 }
                 // Each caller limits how long it waits. A tier that hangs must not keep the

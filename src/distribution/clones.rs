@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::context::{Context, value};
-use super::fetch::fetch_layer;
+use super::fetch::try_layer;
 use super::peers::{Frozen, NoSnapshot, Peers};
 use super::roster::AskedClone;
 use super::work::Workers;
@@ -305,8 +305,7 @@ impl Cloner {
         let make = |index: usize, place: &LayerPlace<'_>| {
             if std::mem::take(&mut is_first) {
                 // The older layers are on this node.
-                let missing = frozen.layers[..=index].iter();
-                let missing = missing.map(|layer| layer.content).sum();
+                let missing = shared::content_of(&frozen.layers[..=index]);
                 run.of.store(missing, Ordering::Relaxed);
             }
             self.layer(peers, request, frozen, index, place, run)
@@ -356,9 +355,8 @@ impl Cloner {
             let before = value(&run.bytes);
             let sources = [&*source];
             let wanted = (&of_no_tenant(), layer);
-            let fetched = fetch_layer(&self.context, &sources, wanted, place, &moved, |_| {});
-            let error = match fetched {
-                Ok(table) => return Ok(table),
+            let error = match try_layer(&self.context, &sources, wanted, place, &moved, false) {
+                Ok(fetched) => return Ok(fetched.table),
                 Err(error) => error,
             };
             if value(&run.bytes) > before {

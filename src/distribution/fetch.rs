@@ -1,23 +1,26 @@
 //! Fetches: content of the tier or of peers becomes an artifact of this node. One fetch of an
-//! artifact at a time; it goes on when its callers give up, and ends with the distribution or for
-//! lack of space.
+//! artifact at a time. It goes on when its callers give up, until another pod needs its place. It
+//! ends with the distribution or for lack of space.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::ask::{Answer, Asker, Detail};
 use super::context::{Context, value};
 use super::decide::{self, Here, Progress, There, has_stalled, is_replaced};
-use super::flight::Flights;
+use super::flight::{Callers, Flights};
 use super::health::Access;
 use super::offered::Offered;
+use super::peers::Patience as Asking;
 use super::places::PlacesOfEach;
-use super::resume::{Readers, of_peers};
+use super::resume::{Readers, UNAWAITED, of_peers};
 use super::roster::Reader;
+use super::search::{AGAIN, search};
 use super::types::Moving;
 use super::work::{Free, Workers};
 use crate::archive;
@@ -25,8 +28,8 @@ use crate::archive::toc::{Patience, Table};
 use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
 use crate::model::{ArtifactId, Name, Tenant, Timestamp, readable_bytes};
 use crate::shared::{
-    Destination, Error, Fetched as FetchedLayer, LayerRef, NameState, Result, Source, fetch,
-    fresh_id, now, report_damage,
+    Destination, Error, Fetched as FetchedLayer, LayerRef, NameState, Result, Source, content_of,
+    fetch, fresh_id, now, report_damage,
 };
 
 /// How many artifacts are fetched at once, and how many of them for the pods of one namespace: with
@@ -36,8 +39,11 @@ const OF_ONE: usize = 4;
 /// How often a layer whose transfer failed is taken up where it ended, and the first pause.
 const RETRIES: u32 = 5;
 pub(super) const PAUSE: Duration = Duration::from_millis(500);
-/// How often a name is resolved again because an object vanished in the middle.
+/// How often a name is resolved again because a layer vanished in the middle.
 const RESOLVES: u32 = 3;
+/// How long a pod waits for a place before a fetch without a pod ends for it. The other fetch has
+/// begun by the end of this time, so no second one ends for the same pod.
+const TURN: Duration = Duration::from_secs(10);
 /// How long a record of the format and its frame may take.
 const PATIENCE: Patience = Patience(Duration::from_secs(120));
 
@@ -54,6 +60,8 @@ pub(super) struct Fetcher {
     flights: Flights<ArtifactId, Fetched>,
     /// The pods that wait for fetches.
     readers: Readers,
+    /// When a fetch last gave its place to another one.
+    gave_way: Mutex<Option<Instant>>,
     /// For `status`.
     running: Mutex<HashMap<ArtifactId, Arc<Running>>>,
 }
@@ -64,16 +72,26 @@ struct Running {
     name: Name,
     /// Its place among the fetches that run. Another one has it during pauses.
     thread: Free,
+    callers: Callers<ArtifactId, Fetched>,
+    /// Since when no pod has waited for it, if it was looked at since.
+    unawaited: Mutex<Option<Instant>>,
     since: Timestamp,
     of: AtomicU64,
     bytes: AtomicU64,
     /// Bytes that came, of tables and of packed content.
     moved: AtomicU64,
     /// From where, as a message says it.
-    from: String,
+    from: Mutex<String>,
 }
 
 impl Running {
+    /// Shows what is fetched.
+    fn shows(&self, found: &Offered) {
+        let of = content_of(&found.manifest.layers);
+        self.of.store(of, Ordering::Relaxed);
+        *self.from.lock() = found.from();
+    }
+
     fn progress(&self) -> Progress {
         Progress {
             moved: value(&self.moved),
@@ -84,48 +102,20 @@ impl Running {
 }
 
 /// Removes a fetch from the running ones.
-struct Ends<'a>(&'a Fetcher, ArtifactId);
+struct Ends<'a>(&'a Fetcher, ArtifactId, Arc<Running>);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.0.running.lock().remove(&self.1);
+        let mut running = self.0.running.lock();
+        // After a fetch that gave way, another one of the artifact may have begun.
+        let own = running.get(&self.1);
+        if own.is_some_and(|own| Arc::ptr_eq(own, &self.2)) {
+            running.remove(&self.1);
+        }
     }
 }
 
 type Failure = ReceiveError<Error>;
-
-/// Fetches one layer from these sources. A transfer that fails is taken up where it ended, unless
-/// the tier hangs. `note` hears of each attempt.
-pub(super) fn fetch_layer(
-    context: &Context,
-    sources: &[&dyn Source],
-    wanted: (&Tenant, &LayerRef),
-    place: &LayerPlace<'_>,
-    moved: &AtomicU64,
-    note: impl Fn(&Result<FetchedLayer>),
-) -> Result<Arc<Table>> {
-    let stop = || context.is_stopping() || (place.stop)();
-    let mut pause = PAUSE;
-    let mut left = RETRIES;
-    loop {
-        let fetched = try_layer(context, sources, wanted, place, moved, false);
-        note(&fetched);
-        match fetched {
-            Ok(fetched) => return Ok(fetched.table),
-            // It was tried twice. This fetch has a place that others of its namespace wait for.
-            Err(error @ Error::Stalled { .. }) => return Err(error),
-            Err(error) if error.is_temporary() && left > 0 && !stop() => {
-                left -= 1;
-                tracing::debug!(%error, ?pause, "resuming a fetch after a pause");
-                if !context.sleep(pause) {
-                    return Err(Error::Stopped);
-                }
-                pause *= 2;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
 
 /// Asks the sources, one after the other, for the missing part of a layer. `replaces_slow`: goes on
 /// to the next source when one is slow, not only when one fails.
@@ -163,6 +153,7 @@ impl Fetcher {
             of_one: PlacesOfEach::new(OF_ONE),
             flights: context.flights(),
             readers: Readers::default(),
+            gave_way: Mutex::default(),
             running: Mutex::default(),
             asker,
             context,
@@ -188,7 +179,7 @@ impl Fetcher {
                 let own = fetcher.of_one.take(&tenant).await;
                 let free = fetcher.workers.free().await;
                 // One that was given up before it began is not begun.
-                let free = free.filter(|_| !callers.are_gone());
+                let free = free.filter(|_| !callers.give_up());
                 let abandoned = || Err("the fetch was abandoned".into());
                 let Some(free) = free else { return abandoned() };
                 // The caller may have asked just before an earlier fetch ended.
@@ -198,7 +189,7 @@ impl Fetcher {
                 let (this, thread) = (Arc::clone(&fetcher), free.clone());
                 let call = move || {
                     let _own = own;
-                    this.fetch_now(&name, found, thread)
+                    this.fetch_now(&name, found, thread, callers)
                 };
                 let result = fetcher.workers.run_on(free, call).await;
                 result.unwrap_or_else(abandoned)
@@ -234,7 +225,7 @@ impl Fetcher {
                 reference: running.name.reference.clone(),
                 bytes: value(&running.bytes),
                 of: value(&running.of),
-                from: Some(running.from.clone()),
+                from: Some(running.from.lock().clone()),
                 since: running.since,
             })
             .collect();
@@ -265,24 +256,32 @@ impl Fetcher {
             "{} of {} came from {} so far",
             readable_bytes(bytes),
             readable_bytes(of),
-            running.from
+            running.from.lock()
         ))
     }
 
-    fn fetch_now(&self, name: &Name, mut found: Arc<Offered>, thread: Free) -> Fetched {
+    fn fetch_now(
+        &self,
+        name: &Name,
+        mut found: Arc<Offered>,
+        thread: Free,
+        callers: Callers<ArtifactId, Fetched>,
+    ) -> Fetched {
         let artifact = found.manifest.artifact;
-        let layers = found.manifest.layers.iter();
         let running = Arc::new(Running {
             name: name.clone(),
             thread,
+            callers,
+            unawaited: Mutex::default(),
             since: now(),
-            of: AtomicU64::new(layers.map(|layer| layer.content).sum()),
+            of: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             moved: AtomicU64::new(0),
-            from: found.from(),
+            from: Mutex::default(),
         });
+        running.shows(&found);
         self.running.lock().insert(artifact, Arc::clone(&running));
-        let _ends = Ends(self, artifact);
+        let _ends = Ends(self, artifact, Arc::clone(&running));
         let mut left = RESOLVES;
         let failure = loop {
             match self.receive(name, &found, &running) {
@@ -290,7 +289,10 @@ impl Fetcher {
                 Err(failure) => {
                     left -= 1;
                     match self.again(name, &found, &failure).filter(|_| left > 0) {
-                        Some(newer) => found = newer,
+                        Some(newer) => {
+                            found = newer;
+                            running.shows(&found);
+                        }
                         None => break failure,
                     }
                 }
@@ -300,24 +302,34 @@ impl Fetcher {
         Err(failure.to_string().into())
     }
 
-    /// The publication that the name shows now, if an object vanished because the artifact was
-    /// published again.
+    /// The same artifact as it can be had now, if a layer is nowhere any more: it was published
+    /// again, or the peers that are left have merged its layers.
     fn again(&self, name: &Name, found: &Offered, failure: &Failure) -> Option<Arc<Offered>> {
-        let ReceiveError::Layer { source, .. } = failure else {
-            return None;
-        };
-        if !matches!(source, Error::Missing { .. }) || !found.is_only_in_tier() {
-            return None;
-        }
-        let Answer::Content { found: newer, .. } = self.asker.ask_now(name, Detail::Manifest(None))
+        let ReceiveError::Layer {
+            source: Error::Missing { .. },
+            ..
+        } = failure
         else {
             return None;
         };
+        let (context, asker, artifact) = (&self.context, &self.asker, found.manifest.artifact);
+        let answer = if found.is_only_in_tier() {
+            asker.ask_now(name, Detail::Manifest(None))
+        } else {
+            let reader = self.readers.of(name, artifact).into_iter().next()?;
+            context.block_on(async {
+                let until = tokio::time::Instant::now() + context.settings.ask.min(AGAIN);
+                let search = search(context, asker, name, &reader, None, until, Asking::Now);
+                search.await.answer
+            })
+        };
+        let Answer::Content { found: newer, .. } = answer else {
+            return None;
+        };
+        let is_same_publication =
+            |newer: &Offered| newer.is_only_in_tier() && newer.record.write == found.record.write;
         // Another artifact has a flight of its own.
-        newer.filter(|newer| {
-            newer.record.write != found.record.write
-                && newer.manifest.artifact == found.manifest.artifact
-        })
+        newer.filter(|newer| newer.manifest.artifact == artifact && !is_same_publication(newer))
     }
 
     /// One attempt to receive all layers that this node lacks.
@@ -369,10 +381,10 @@ impl Fetcher {
         let make = |index: usize, place: &LayerPlace<'_>| {
             if std::mem::take(&mut is_first) {
                 // The older layers are on this node.
-                let missing = manifest.layers[..=index].iter();
-                let missing: u64 = missing.map(|layer| layer.content).sum();
+                let missing = content_of(&manifest.layers[..=index]);
                 // What an earlier fetch brought counts as if it came now.
-                let of = value(&running.of).min(missing + value(&running.bytes));
+                let missing = missing.saturating_add(value(&running.bytes));
+                let of = value(&running.of).min(missing);
                 running.of.store(of, Ordering::Relaxed);
             }
             self.layer((name, found, index), &mut sources, place, running)
@@ -395,7 +407,7 @@ impl Fetcher {
         tracing::info!(
             tenant = %name.tenant, reference = %name.reference, artifact = %received.artifact,
             number = request.sharing.number, bytes, reused = received.reused,
-            named = received.named, "fetched from {}", running.from
+            named = received.named, "fetched from {}", found.from()
         );
         Ok(())
     }
@@ -411,19 +423,83 @@ impl Fetcher {
             context, readers, ..
         } = self;
         let (layer, moved) = (&found.manifest.layers[index], &running.moved);
-        if !found.is_only_in_tier() {
-            let pause = |pause: Duration| {
-                let pause = context.pause(pause);
-                context.block_on(self.workers.give_way(&running.thread, pause))
-            };
-            let wanted = (name, found, layer);
-            return of_peers(context, readers, wanted, sources, place, moved, &pause);
+        let gives_way = Cell::new(false);
+        let stop = || {
+            gives_way.set(gives_way.get() || self.gives_way(running));
+            gives_way.get() || (place.stop)()
+        };
+        let place = &LayerPlace {
+            stop: &stop,
+            ..*place
+        };
+        if found.is_only_in_tier() {
+            return self.of_tier((&name.tenant, layer), sources, place, moved);
         }
-        let wanted = (&name.tenant, layer);
+        let pause = |pause: Duration| {
+            let pause = context.pause(pause);
+            context.block_on(self.workers.give_way(&running.thread, pause))
+        };
+        let wanted = (name, found, layer);
+        of_peers(context, readers, wanted, sources, place, moved, &pause)
+    }
+
+    /// Whether a fetch ends because a pod waits for its place and none for its content. What came
+    /// stays for the next fetch. One fetch ends at a time: then the other one gets its place.
+    fn gives_way(&self, fetch: &Running) -> bool {
+        let mut unawaited = fetch.unawaited.lock();
+        if !fetch.callers.are_gone() {
+            *unawaited = None;
+            return false;
+        }
+        let since = *unawaited.get_or_insert_with(Instant::now);
+        let runs = |artifact| self.running.lock().contains_key(&artifact);
+        if since.elapsed() < UNAWAITED || !self.readers.wait_for_turn(TURN, runs) {
+            return false;
+        }
+        let mut last = self.gave_way.lock();
+        if last.is_some_and(|last| last.elapsed() < TURN) || !fetch.callers.give_up() {
+            return false;
+        }
+        *last = Some(Instant::now());
+        tracing::info!(
+            tenant = %fetch.name.tenant, reference = %fetch.name.reference,
+            "no pod waits for this content any more; its fetch ends, so that another one can begin"
+        );
+        true
+    }
+
+    /// Fetches a layer of the tier. A transfer that fails is taken up where it ended, unless the
+    /// tier hangs.
+    fn of_tier(
+        &self,
+        wanted: (&Tenant, &LayerRef),
+        sources: &[Arc<dyn Source>],
+        place: &LayerPlace<'_>,
+        moved: &AtomicU64,
+    ) -> Result<Arc<Table>> {
+        let context = &self.context;
         let sources: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
-        fetch_layer(context, &sources, wanted, place, moved, |fetched| {
-            context.health.note(&name.tenant, Access::Read, fetched);
-        })
+        let stop = || context.is_stopping() || (place.stop)();
+        let mut pause = PAUSE;
+        let mut left = RETRIES;
+        loop {
+            let fetched = try_layer(context, &sources, wanted, place, moved, false);
+            context.health.note(wanted.0, Access::Read, &fetched);
+            match fetched {
+                Ok(fetched) => return Ok(fetched.table),
+                // It was tried twice. This fetch has a place that others of its namespace wait for.
+                Err(error @ Error::Stalled { .. }) => return Err(error),
+                Err(error) if error.is_temporary() && left > 0 && !stop() => {
+                    left -= 1;
+                    tracing::debug!(%error, ?pause, "resuming a fetch after a pause");
+                    if !context.sleep(pause) {
+                        return Err(Error::Stopped);
+                    }
+                    pause *= 2;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Notes why a fetch failed, and tells the other nodes of damage.

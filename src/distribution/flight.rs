@@ -22,25 +22,45 @@ pub(super) struct Flights<K, V> {
 }
 
 /// The callers of a running call.
-#[derive(Debug)]
-pub(super) struct Callers<V>(Arc<watch::Sender<Option<V>>>);
+#[derive(Debug, Clone)]
+pub(super) struct Callers<K, V> {
+    key: K,
+    all: Arc<Mutex<Calls<K, V>>>,
+    answer: Arc<watch::Sender<Option<V>>>,
+}
 
-impl<V> Callers<V> {
-    /// Whether all callers gave up.
+impl<K: Eq + Hash, V> Callers<K, V> {
+    /// Whether all callers gave up, for now: others may join.
     pub(super) fn are_gone(&self) -> bool {
-        self.0.is_closed()
+        self.answer.is_closed()
+    }
+
+    /// Gives the call up if all its callers did. `true`: no caller joins it any more, and the next
+    /// one starts a new call.
+    pub(super) fn give_up(&self) -> bool {
+        let mut running = self.all.lock();
+        let are_gone = self.answer.is_closed();
+        if are_gone {
+            self.remove_from(&mut running);
+        }
+        are_gone
+    }
+
+    /// The key may be that of a newer call.
+    fn remove_from(&self, running: &mut Calls<K, V>) {
+        let own = running.get(&self.key);
+        if own.is_some_and(|own| Arc::ptr_eq(own, &self.answer)) {
+            running.remove(&self.key);
+        }
     }
 }
 
 /// Removes the call from the running ones, also if it panics.
-struct Running<K: Eq + Hash, V> {
-    key: K,
-    all: Arc<Mutex<Calls<K, V>>>,
-}
+struct Running<K: Eq + Hash, V>(Callers<K, V>);
 
 impl<K: Eq + Hash, V> Drop for Running<K, V> {
     fn drop(&mut self) {
-        self.all.lock().remove(&self.key);
+        self.0.remove_from(&mut self.0.all.lock());
     }
 }
 
@@ -58,7 +78,7 @@ where
     }
 
     /// Joins the running call with this key, or else starts one.
-    pub(super) fn join<F>(&self, key: K, start: impl FnOnce(Callers<V>) -> F) -> Joined<V>
+    pub(super) fn join<F>(&self, key: K, start: impl FnOnce(Callers<K, V>) -> F) -> Joined<V>
     where
         F: Future<Output = V> + Send + 'static,
     {
@@ -69,9 +89,13 @@ where
             let (sender, receiver) = watch::channel(None);
             let sender = Arc::new(sender);
             running.insert(key.clone(), Arc::clone(&sender));
-            let all = Arc::clone(&self.running);
-            let guard = Running { key, all };
-            let call = start(Callers(Arc::clone(&sender)));
+            let callers = Callers {
+                key,
+                all: Arc::clone(&self.running),
+                answer: Arc::clone(&sender),
+            };
+            let guard = Running(callers.clone());
+            let call = start(callers);
             let task = async move {
                 let value = call.await;
                 // Later callers start a new call: this answer is not theirs.
@@ -131,6 +155,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn no_caller_joins_a_call_that_was_given_up() {
+        let flights: Flights<u8, u8> = Flights::new(TaskTracker::new(), Handle::current());
+        let (told, seen) = tokio::sync::oneshot::channel();
+        let (first, second) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let go = Arc::clone(&first);
+        let caller = flights.join(1, |callers| async move {
+            let _told = told.send(callers.give_up());
+            go.notified().await;
+            1
+        });
+        drop(caller);
+        assert!(seen.await.expect("it ran"));
+        let go = Arc::clone(&second);
+        let next = flights.join(1, |callers| async move {
+            go.notified().await;
+            if callers.give_up() { 0 } else { 2 }
+        });
+        first.notify_one();
+        while flights.tasks.len() > 1 {
+            tokio::task::yield_now().await;
+        }
+        // The first call has ended, and the second one can still be joined.
+        let joined = flights.join(1, |_callers| async { 3 });
+        second.notify_one();
+        assert_eq!(next.answer().await, Some(2));
+        assert_eq!(joined.answer().await, Some(2));
+    }
+
+    #[tokio::test]
     async fn a_call_knows_that_its_callers_are_gone_and_a_panic_is_no_answer() {
         let flights: Flights<u8, bool> = Flights::new(TaskTracker::new(), Handle::current());
         let (told, seen) = tokio::sync::oneshot::channel();
@@ -138,7 +191,7 @@ mod tests {
         let wait = Arc::clone(&go);
         let caller = flights.join(1, |callers| async move {
             wait.notified().await;
-            let _told = told.send(callers.are_gone());
+            let _told = told.send(callers.give_up());
             true
         });
         drop(caller);

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use super::peers::Holding;
 use crate::engine::{ContentSource, FetchedContent};
 use crate::model::{ArtifactId, Reference, Sharing, Tenant};
-use crate::shared::{Bucket, Content, Error, Found, LayerRef, Resolved, Result, Source};
+use crate::shared::{
+    Bucket, Content, Error, Found, LayerRef, Resolved, Result, Source, content_of,
+};
 use crate::tree::Stop;
 
 /// Content that can be fetched.
@@ -126,12 +128,11 @@ impl Offered {
 
     /// What the engine notes of it for a volume, after its fetch.
     pub(super) fn fetched(&self) -> FetchedContent {
-        let layers = self.manifest.layers.iter();
         FetchedContent {
             artifact: self.manifest.artifact,
             source: self.source(),
             from: self.from(),
-            bytes: layers.map(|layer| layer.content).sum(),
+            bytes: content_of(&self.manifest.layers),
         }
     }
 

@@ -13,7 +13,7 @@ use super::context::{Context, value};
 use super::fetch::{PAUSE, try_layer};
 use super::offered::Offered;
 use super::roster::Reader;
-use super::search::holders;
+use super::search::{Rest, rest};
 use crate::archive::toc::Table;
 use crate::engine::LayerPlace;
 use crate::model::{ArtifactId, Name};
@@ -22,7 +22,7 @@ use crate::shared::{Error, LayerRef, Result, Source};
 /// How long all sources may give nothing: while a pod waits, and while none does. Then the fetch
 /// fails. Its verified bytes stay for the next fetch (`engine::parts`).
 const AWAY: Duration = Duration::from_secs(120);
-const UNAWAITED: Duration = Duration::from_secs(15);
+pub(super) const UNAWAITED: Duration = Duration::from_secs(15);
 /// How long no node may have the rest, until the pods that can start without it do so. A driver
 /// that restarts is back by then.
 const GONE: Duration = Duration::from_secs(10);
@@ -39,6 +39,7 @@ pub(super) struct Waits {
     name: Name,
     artifact: ArtifactId,
     reader: Reader,
+    since: Instant,
     /// No node has the rest.
     gone: CancellationToken,
 }
@@ -57,6 +58,7 @@ impl Readers {
             name: name.clone(),
             artifact,
             reader,
+            since: Instant::now(),
             gone: CancellationToken::new(),
         });
         let mut all = self.0.lock();
@@ -73,9 +75,16 @@ impl Readers {
     }
 
     /// The pods that wait for it now. The newest come first: the others may have ended.
-    fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
+    pub(super) fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
         let waits = self.waiting(name, artifact);
         waits.iter().map(|it| it.reader.clone()).collect()
+    }
+
+    /// Whether a pod has waited so long for content whose fetch has not begun.
+    pub(super) fn wait_for_turn(&self, long: Duration, runs: impl Fn(ArtifactId) -> bool) -> bool {
+        let all = self.0.lock();
+        let mut waits = all.iter().filter_map(Weak::upgrade);
+        waits.any(|it| it.since.elapsed() >= long && !runs(it.artifact))
     }
 
     /// No node has the rest.
@@ -137,12 +146,22 @@ pub(super) fn of_peers(
         began = Instant::now();
         next = (next * 2).min(LONGEST);
         let asking = readers.of(name, artifact);
-        let newer = context.block_on(holders(context, name, found, &asking));
-        if newer.is_empty() && idle >= GONE {
-            readers.tell_gone(name, artifact);
-        }
-        if newer.is_empty() && matches!(error, Error::Missing { .. }) {
-            return Err(error);
+        let Rest {
+            holders: newer,
+            in_other_layers,
+        } = context.block_on(rest(context, name, found, &asking));
+        if newer.is_empty() {
+            if matches!(error, Error::Missing { .. }) {
+                return Err(error);
+            }
+            // A driver that restarts has the rest. Other layers come from their beginning.
+            if idle >= GONE && in_other_layers {
+                let object = format!("layer {}", layer.digest);
+                return Err(Error::Missing { object });
+            }
+            if idle >= GONE {
+                readers.tell_gone(name, artifact);
+            }
         }
         has_searched = true;
         *sources = found.sources(newer, context.asked_tier());

@@ -17,7 +17,7 @@ use super::sources::Sources;
 use crate::model::{ArtifactId, Name, NodeId};
 
 /// How long peers have at most to say whether they have content whose fetch has begun.
-const AGAIN: Duration = Duration::from_secs(2);
+pub(super) const AGAIN: Duration = Duration::from_secs(2);
 /// For how many pods they are asked. The others most likely have the same rights.
 const READERS: usize = 4;
 
@@ -104,37 +104,49 @@ pub(super) async fn search(
     }
 }
 
-/// The peers that can give the rest of a fetch, the best one first. They are asked for one waiting
-/// pod after the other, until at least one peer gives it to a pod.
-pub(super) async fn holders(
+/// What peers have of content whose fetch has begun.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    /// Those that can give the rest, the best one first.
+    pub(super) holders: Vec<Holding>,
+    /// Whether one has the artifact in other layers: some nodes have merged them.
+    pub(super) in_other_layers: bool,
+}
+
+/// Asks the peers which of them give the rest of a fetch, for one waiting pod after the other,
+/// until at least one peer gives it to a pod.
+pub(super) async fn rest(
     context: &Context,
     name: &Name,
     offered: &Offered,
     readers: &[Reader],
-) -> Vec<Holding> {
+) -> Rest {
+    let mut rest = Rest::default();
     let Some(peers) = context.asked_peers() else {
-        return Vec::new();
+        return rest;
     };
     let settings = &context.settings;
     let within = settings.ask.min(AGAIN);
     for reader in readers.iter().take(READERS) {
         let mut until = Instant::now() + within;
         let mut answers = peers.find(name, reader, within, Patience::Now);
-        let mut holders = Vec::new();
         while let Ok(Some(told)) = timeout_at(until, answers.recv()).await {
-            if let PeerAnswer::Holds(holding) = told
-                && offered.is_held(&holding)
-            {
-                holders.push(*holding);
+            let PeerAnswer::Holds(holding) = told else {
+                continue;
+            };
+            if offered.is_held(&holding) {
+                rest.holders.push(*holding);
                 until = until.min(Instant::now() + settings.fresh_wait);
+            } else if holding.found.manifest.artifact == offered.manifest.artifact {
+                rest.in_other_layers = true;
             }
         }
-        if !holders.is_empty() {
-            holders.sort_by_key(|it| it.rank);
-            return holders;
+        if !rest.holders.is_empty() {
+            rest.holders.sort_by_key(|it| it.rank);
+            break;
         }
     }
-    Vec::new()
+    rest
 }
 
 /// What the tier gives: nothing, if it is no source.

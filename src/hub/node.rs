@@ -21,7 +21,7 @@ use tonic::{Status, Streaming};
 use super::limits::USAGE;
 use super::limits::{BEAT, MOST_MESSAGE, SENT_ENTRIES};
 use super::{find, generations, messages, policies, rollbacks};
-use crate::catalog::{NameHash, Version};
+use crate::catalog::{NameHash, Version, supersedes};
 use crate::distribution::FindDistribution;
 use crate::distribution::roster::{Controller, Directory, Located};
 use crate::engine::{Engine, NameState, NameWatch};
@@ -456,17 +456,14 @@ impl Stream<'_> {
     /// Another node has newer content of a name. An order that cannot be carried out ends the
     /// stream: the next account makes the controller repeat it.
     async fn supersede(&mut self, name: &Name, newer: Version, fence: u64) -> Result<(), Status> {
-        // Content that was cleared takes no name (`catalog::Supersede::takes`). Only this stream
-        // brings fences.
-        if fence < self.engine.covering(name) {
-            return Ok(());
-        }
+        // It does not change meanwhile: only this stream brings fences.
+        let covering = self.engine.covering(name);
         let is_older = move |created: Timestamp, artifact| {
             let own = Version {
                 stamp: created,
                 tie: messages::tie(artifact),
             };
-            own < newer
+            supersedes((newer, fence), own, covering)
         };
         let done = timeout(TO_SUPERSEDE, self.engine.supersede(name, is_older)).await;
         let failed = |why: String| {

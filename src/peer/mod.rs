@@ -170,13 +170,6 @@ impl Node {
         }
     }
 
-    /// These peers, of which only those are asked that the directory names.
-    #[must_use]
-    pub fn with_directory(mut self, directory: Arc<dyn Directory>) -> Self {
-        self.directory = Some(directory);
-        self
-    }
-
     /// The address that is served.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {

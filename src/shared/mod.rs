@@ -51,7 +51,9 @@ pub use flow::Flow;
 pub use keys::Keys;
 pub use object::{Footer, Index};
 pub use periodic::{Budgets, Catalog, Periodic};
-pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, fresh_id};
+pub use record::{
+    FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, content_of, fresh_id,
+};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
 pub use source::{Bucket, Content, Found, Frames, Resolved, Source};
 pub use store::{Item, Store, Times, Version};

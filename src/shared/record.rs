@@ -113,6 +113,13 @@ impl LayerRef {
     }
 }
 
+/// The bytes of the content of these layers together. A peer may say any lengths.
+#[must_use]
+pub fn content_of(layers: &[LayerRef]) -> u64 {
+    let lengths = layers.iter().map(|layer| layer.content);
+    lengths.fold(0, u64::saturating_add)
+}
+
 /// An artifact as one publication of it wrote it down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -327,6 +334,21 @@ mod tests {
                 ttl_seconds: Some(86_400),
             },
         }
+    }
+
+    #[test]
+    fn lengths_beyond_all_bounds_have_a_sum() {
+        let id = ObjectId::from_bits(11);
+        let layer = LayerRef {
+            digest: Sha256([0xab; 32]),
+            upload: id,
+            bytes: 0,
+            tail: 0,
+            content: u64::MAX,
+            table: u64::MAX,
+        };
+        assert_eq!(content_of(&[layer, layer]), u64::MAX);
+        assert_eq!(content_of(&[]), 0);
     }
 
     #[test]

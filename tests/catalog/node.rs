@@ -1,7 +1,9 @@
 //! A node of the simulation: content, volumes, fences and a clock, which survive a restart of its
 //! driver. It decides with the product's functions, and keeps the truth beside them for the checks.
 
-use baggageclaim::catalog::{Entry, Found, NameHash, Report, State, Supersede, Version};
+use baggageclaim::catalog::{
+    Entry, Found, NameHash, Report, State, Supersede, Version, supersedes,
+};
 use baggageclaim::model::{
     ClusterClock, CutOff, Evictable, Fence, FenceStep, Fences, Name, NamespaceUsage, Timestamp,
     Unused, buckets,
@@ -329,7 +331,8 @@ impl Node {
             .position(|(_, hash)| *hash == order.name)?;
         let content = self.names[name]?;
         let covering = self.fences.covering(&clears.names[name].0);
-        let is_taken = order.takes(content.version, covering);
+        let newer = (order.version, order.fence);
+        let is_taken = supersedes(newer, content.version, covering);
         is_taken.then(|| {
             self.names[name] = None;
             name

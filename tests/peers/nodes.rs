@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baggageclaim::distribution::roster::Controller;
+use baggageclaim::distribution::roster::{Controller, Directory};
 use baggageclaim::distribution::{
     Distribution, Fetched, FindDistribution, PeerFigures, Peers, Settings,
 };
@@ -178,23 +178,24 @@ impl Node {
         };
         let dir = tempfile::tempdir().expect("a temporary directory");
         let key = Key::open(&dir.path().join("key")).expect("a key");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
-        let address = listener.local_addr().expect("an address");
         let known = Arc::new(Known::default());
-        let bandwidth = start.bandwidth.and_then(|rate| rate.try_into().ok());
-        let engine = bench.engine.clone();
-        let mut node = peer::Node::new(
-            key.clone(),
-            known.clone(),
-            known.clone(),
-            Some(listener),
-            bandwidth,
-        );
         let controller = start.controller;
         let catalog = controller.map(|it| hub::Node::new(id.clone(), key.clone(), it));
-        if let Some(catalog) = &catalog {
-            node = node.with_directory(catalog.clone());
-        }
+        let directory = catalog.clone().map(|it| -> Arc<dyn Directory> { it });
+        let config = peer::Config {
+            listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+            members: peer::Members::Given {
+                key: key.clone(),
+                roster: known.clone(),
+                access: known.clone(),
+                directory,
+                away: Arc::default(),
+            },
+            bandwidth: start.bandwidth.and_then(|rate| rate.try_into().ok()),
+        };
+        let node = peer::Node::open(config).await.expect("a node");
+        let address = node.address().expect("it is served");
+        let engine = bench.engine.clone();
         let settings = Settings {
             notices: Some(notices),
             ..start.settings

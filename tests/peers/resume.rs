@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::engine::notice::What;
 use baggageclaim::model::Outcome;
 
-use crate::common::bench::eventually;
+use crate::common::bench::{Ground, eventually};
 use crate::nodes::{INPUT, Node, OUTPUT, TASK, finish_all, introduce, random, read};
 
 /// Files of the content, their bytes, and how many bytes leave the first holder in a second. A
@@ -111,6 +111,37 @@ async fn a_node_that_got_the_content_meanwhile_gives_the_rest() {
     assert_came_once(b);
     let sent = [a.figures().sent_bytes, c.figures().sent_bytes];
     assert!(sent[1] > 1 << 20, "{sent:?}");
+    b.end("read", Outcome::Failed).await;
+    c.end("copy", Outcome::Failed).await;
+    finish_all(nodes).await;
+}
+
+#[tokio::test]
+async fn a_node_that_has_other_layers_gives_them_when_the_first_holder_is_gone() {
+    let c = Node::with("c", |start| start.ground = Ground::ALL[2]).await;
+    let (Some(mut nodes), Some(c)) = (slow_and(["b"]).await, c) else {
+        return;
+    };
+    nodes.push(c);
+    introduce(&nodes);
+    let made = layers();
+    commits(&nodes[0], "old", &TASK, &made[0]).await;
+    commits(&nodes[0], "new", &TASK, &made[1]).await;
+    let made: Files = made.into_iter().flatten().collect();
+    let [a, b, c] = &mut nodes[..] else {
+        unreachable!("three were made");
+    };
+    // One layer, as on each node without stacks of layers.
+    c.publish("copy", &TASK).await;
+    let goes = async {
+        is_fetching(b, 1 << 20).await;
+        a.goes().await;
+    };
+    // A cache would start empty if no node had the rest.
+    tokio::join!(b.publish("read", &TASK), goes);
+    assert!(read(&b.bench.target("read")) == made);
+    let whole = u64::try_from(FILES * FILE).expect("small");
+    assert!(c.figures().sent_bytes >= whole, "{:?}", c.figures());
     b.end("read", Outcome::Failed).await;
     c.end("copy", Outcome::Failed).await;
     finish_all(nodes).await;

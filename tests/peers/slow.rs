@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use baggageclaim::engine::{Error, Published};
 use baggageclaim::link::{self, Key};
 use baggageclaim::model::Outcome;
 use baggageclaim::proto::peer::v1 as wire;
 use baggageclaim::server::Drain;
 use futures_util::Stream;
+use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -19,7 +21,8 @@ use wire::get_layer_request::Part;
 use wire::peer_client::PeerClient;
 use wire::peer_server::{Peer, PeerServer};
 
-use crate::nodes::{Node, finish_all, introduce, random, read};
+use crate::common::bench::eventually;
+use crate::nodes::{Node, finish_all, introduce, random, read, tenant};
 
 /// The pause before each part.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -197,5 +200,80 @@ async fn a_slow_holder_is_replaced_if_there_is_another_one_and_kept_if_not() {
         b.end(&reads, Outcome::Failed).await;
         c.end(&copy, Outcome::Failed).await;
     }
+    finish_all(nodes).await;
+}
+
+/// A pod of this namespace.
+async fn publish(
+    node: &Node,
+    namespace: &str,
+    volume: &str,
+    attributes: &[(&str, &str)],
+) -> Result<Published, Error> {
+    let pod = format!("pod-{volume}");
+    let mut request = node.bench.request(&pod, volume, attributes);
+    request.tenant = tenant(namespace);
+    node.distribution.bring(&mut request).await?;
+    node.bench.engine.publish(request).await
+}
+
+/// An output of this namespace, whose name it is, too.
+async fn commits(node: &Node, namespace: &str, name: &str, bytes: usize) {
+    let (volume, output) = (format!("made-{name}"), [("type", "output"), ("name", name)]);
+    let made = publish(node, namespace, &volume, &output).await;
+    made.expect("an empty volume");
+    let target = node.bench.target(&volume);
+    std::fs::write(target.join("random"), random(bytes)).expect("write");
+    node.end(&volume, Outcome::Succeeded).await;
+}
+
+async fn reads(node: &Node, namespace: &str, name: &str) -> Result<Published, Error> {
+    let from = format!("artifact/{name}");
+    let input = [("type", "input"), ("from", &*from)];
+    publish(node, namespace, &format!("read-{name}"), &input).await
+}
+
+#[tokio::test]
+async fn slow_fetches_whose_pods_have_ended_give_one_place_to_a_pod_that_waits() {
+    let slow = |id: &'static str, bandwidth| {
+        Node::with(id, move |start| start.bandwidth = Some(bandwidth))
+    };
+    // All places: four for one namespace, and one for another. Each takes minutes.
+    let (Some(a), Some(c)) = (slow("a", 512 << 10).await, slow("c", 128 << 10).await) else {
+        return;
+    };
+    let Some(b) = Node::new("b").await else {
+        return;
+    };
+    let nodes = [a, b, c];
+    introduce(&nodes);
+    let [a, b, c] = &nodes;
+    let pods = [
+        ("one", "one-1"),
+        ("one", "one-2"),
+        ("one", "one-3"),
+        ("one", "one-4"),
+        ("two", "two-1"),
+    ];
+    for (namespace, name) in pods {
+        let holder = if namespace == "one" { a } else { c };
+        commits(holder, namespace, name, 16 << 20).await;
+    }
+    commits(c, "three", "three-1", 4 << 10).await;
+    let slow = || {
+        let fetching = b.distribution.fetching();
+        fetching.iter().filter(|it| it.of > 1 << 20).count()
+    };
+    tokio::select! {
+        all = join_all(pods.map(|(namespace, name)| reads(b, namespace, name))) => {
+            panic!("they are not slow: {all:?}");
+        }
+        () = eventually("all places are taken", || slow() == pods.len()) => {}
+    }
+    // The pods have ended.
+    let read_it = reads(b, "three", "three-1").await;
+    read_it.expect("it gets a place");
+    assert_eq!(slow(), pods.len() - 1, "the other fetches go on");
+    b.end("read-three-1", Outcome::Failed).await;
     finish_all(nodes).await;
 }

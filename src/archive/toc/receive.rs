@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -434,6 +434,18 @@ fn write(file: &File, bytes: &[u8], offset: u64, size: u64) -> std::io::Result<(
     Ok(())
 }
 
+/// A stream that ends when the other thread has ended. A frame can take minutes over a slow link.
+struct Until<'a, R>(R, &'a AtomicBool);
+
+impl<R: Read> Read for Until<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.1.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
+        self.0.read(into)
+    }
+}
+
 /// Reads records, decompresses frames and verifies all their pieces, until the stream ends or the
 /// other thread has `ended`.
 fn decode(
@@ -445,7 +457,7 @@ fn decode(
 ) -> Result<()> {
     let digest = table.digest().sha256;
     let mut divider = Divider::new(table);
-    let mut from = Paced::new(from, patience.0);
+    let mut from = Paced::new(Until(from, ended), patience.0);
     let mut codec = zstd::bulk::Decompressor::new().map_err(Error::Read)?;
     let (mut packed, mut frames, mut others) = (Vec::new(), 0, 0);
     while !ended.load(Ordering::Relaxed) {
