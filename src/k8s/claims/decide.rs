@@ -15,12 +15,12 @@ use std::sync::Arc;
 use tonic::Code;
 
 use crate::api::{
-    Mutable, Parameters, Phase, Refusal, Snapshot, Source, Volume, VolumeSpec, Wanted, bytes,
-    number,
+    Mutable, Parameters, Phase, Refusal, Snapshot, Source, Volume, VolumeSpec, VolumeStatus,
+    Wanted, bytes, number,
 };
 use crate::engine::claims::CreateClaim;
 use crate::engine::{Error, Result};
-use crate::model::{Node, Requirement};
+use crate::model::{MutableChange, Node, Requirement};
 use crate::server::code_named;
 
 /// A node that can make volumes.
@@ -368,7 +368,7 @@ pub(in crate::k8s) fn check_source(volume: &Volume) -> Result<()> {
         let id = volume.metadata.name.as_deref().unwrap_or_default();
         return Err(given_up(id, &volume.spec.node_name));
     }
-    Aim::now(volume).map(drop)
+    ready(volume).map(drop)
 }
 
 /// Refuses to restore a snapshot that its node does not have.
@@ -420,57 +420,33 @@ pub(in crate::k8s) fn delete(
     }
 }
 
-/// What ControllerExpandVolume and ControllerModifyVolume want of a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::k8s) struct Aim {
-    pub(in crate::k8s) capacity: i64,
-    pub(in crate::k8s) mutable: Mutable,
-}
-
-impl Aim {
-    /// A larger volume. Never a smaller one.
-    pub(in crate::k8s) fn larger(
-        volume: &Volume,
+/// What ControllerExpandVolume or ControllerModifyVolume wants of a volume. A call compares and
+/// writes its own field only: a late call must not undo one of the other kind.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::k8s) enum Aim {
+    /// At least so many bytes, and at most the limit.
+    Capacity {
         required: u64,
         limit: Option<u64>,
-    ) -> Result<Self> {
-        let now = Self::now(volume)?;
-        let capacity = bytes(now.capacity).max(required);
-        if let Some(limit) = limit
-            && capacity > limit
-        {
-            return Err(Error::OutOfRange {
-                wanted: capacity,
-                why: format!("at most {limit} are allowed, and a volume does not shrink"),
-            });
-        }
-        Ok(Self {
-            capacity: number(capacity),
-            ..now
-        })
-    }
+    },
+    Mutable(MutableChange),
+}
 
-    /// The volume as its node has it.
-    pub(in crate::k8s) fn now(volume: &Volume) -> Result<Self> {
-        match (&volume.status, volume.phase()) {
-            (Some(status), Some(Phase::Ready)) if volume.spec.wanted != Wanted::Absent => {
-                Ok(Self {
-                    capacity: status.capacity,
-                    mutable: status.mutable,
-                })
-            }
-            (_, Some(Phase::Lost)) => Err(lost(volume)),
-            _ => {
-                let name = volume.metadata.name.clone();
-                Err(Error::NoSuchClaim(name.unwrap_or_default()))
-            }
-        }
-    }
+/// A field of `spec`, as an [`Aim`] changes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::k8s) enum Field {
+    Capacity(i64),
+    Mutable(Mutable),
+}
 
-    fn of(spec: &VolumeSpec) -> Self {
-        Self {
-            capacity: spec.capacity,
-            mutable: spec.mutable,
+/// The answer of the node that has a volume.
+fn ready(volume: &Volume) -> Result<&VolumeStatus> {
+    match (&volume.status, volume.phase()) {
+        (Some(status), Some(Phase::Ready)) if volume.spec.wanted != Wanted::Absent => Ok(status),
+        (_, Some(Phase::Lost)) => Err(lost(volume)),
+        _ => {
+            let name = volume.metadata.name.clone();
+            Err(Error::NoSuchClaim(name.unwrap_or_default()))
         }
     }
 }
@@ -481,24 +457,48 @@ pub(in crate::k8s) enum Change {
     /// Answer.
     Done,
     /// Write this to `spec`.
-    Write(Aim),
+    Write(Field),
     /// Wait until the node answers.
     Wait,
     /// The node refuses: write back what it has, then answer with the error.
-    Restore(Aim, Error),
+    Restore(Field, Error),
 }
 
 /// Decides what brings a volume to an aim.
-pub(in crate::k8s) fn change(volume: &Volume, aim: &Aim) -> Result<Change> {
-    let now = Aim::now(volume)?;
-    if Aim::of(&volume.spec) != *aim {
-        return Ok(Change::Write(*aim));
+pub(in crate::k8s) fn change(volume: &Volume, aim: Aim) -> Result<Change> {
+    let status = ready(volume)?;
+    let [ordered, wanted, had] = match aim {
+        Aim::Capacity { required, limit } => {
+            let had = bytes(status.capacity);
+            let wanted = had.max(required);
+            if let Some(limit) = limit
+                && wanted > limit
+            {
+                return Err(Error::OutOfRange {
+                    wanted,
+                    why: format!("at most {limit} are allowed, and a volume does not shrink"),
+                });
+            }
+            // It does not shrink, whatever is ordered meanwhile.
+            if wanted == had {
+                return Ok(Change::Done);
+            }
+            [volume.spec.capacity, number(wanted), status.capacity].map(Field::Capacity)
+        }
+        Aim::Mutable(change) => {
+            let ordered = volume.spec.mutable;
+            let wanted = change.over(ordered.into()).into();
+            [ordered, wanted, status.mutable].map(Field::Mutable)
+        }
+    };
+    if ordered != wanted {
+        return Ok(Change::Write(wanted));
     }
     Ok(match volume.answer() {
         None => Change::Wait,
         Some(status) => match &status.error {
             None => Change::Done,
-            Some(error) => Change::Restore(now, of_node(&volume.spec.node_name, error)),
+            Some(error) => Change::Restore(had, of_node(&volume.spec.node_name, error)),
         },
     })
 }

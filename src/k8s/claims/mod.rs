@@ -41,14 +41,13 @@ mod tell;
 pub(super) mod temporary;
 mod volumes;
 
-use crate::api;
 use crate::engine::claims::{
     Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter, group_id,
 };
 use crate::engine::{Error, Result};
 use crate::model::{
-    Attachment, MutableChange, MutableParameters, PersistentVolume, Placed, Requirement,
-    SnapshotId, Topology, VolumeId,
+    Attachment, MutableChange, PersistentVolume, Placed, Requirement, SnapshotId, Topology,
+    VolumeId,
 };
 
 use decide::Aim;
@@ -104,17 +103,12 @@ impl Claims for Cluster {
         required: u64,
         limit: Option<u64>,
     ) -> Result<PersistentVolume> {
-        let aim = |volume: &api::Volume| Aim::larger(volume, required, limit);
+        let aim = Aim::Capacity { required, limit };
         self.change_volume(id, aim).await
     }
 
     async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume> {
-        let aim = |volume: &api::Volume| {
-            let now = Aim::now(volume)?;
-            let mutable = mutable.over(MutableParameters::from(now.mutable)).into();
-            Ok(Aim { mutable, ..now })
-        };
-        self.change_volume(id, aim).await
+        self.change_volume(id, Aim::Mutable(mutable)).await
     }
 
     async fn attach_claim(&self, _: &str, _: Attachment) -> Result<()> {
