@@ -331,6 +331,21 @@ fn no_peer(node: &Node, source: &Node, other: &Node) -> Error {
     )
 }
 
+/// The error for a volume without an object: NOT_FOUND only if no PersistentVolume needs it. `named`
+/// is the name of one that does.
+pub(in crate::k8s) fn no_object(id: &str, named: Option<&str>) -> Error {
+    let Some(named) = named else {
+        return Error::NoSuchClaim(id.to_owned());
+    };
+    refusal(
+        Code::Unavailable,
+        format!(
+            "volume {id} has no Volume object, and PersistentVolume {named:?} names it; the object \
+             is created again when the volume's node reports the data"
+        ),
+    )
+}
+
 fn why_lost(is_node_gone: bool) -> &'static str {
     if is_node_gone {
         "which was deleted from the cluster"
@@ -443,11 +458,16 @@ pub(in crate::k8s) enum Field {
 fn ready(volume: &Volume) -> Result<&VolumeStatus> {
     match (&volume.status, volume.phase()) {
         (Some(status), Some(Phase::Ready)) if volume.spec.wanted != Wanted::Absent => Ok(status),
-        (_, Some(Phase::Lost)) => Err(lost(volume)),
-        _ => {
-            let name = volume.metadata.name.clone();
-            Err(Error::NoSuchClaim(name.unwrap_or_default()))
-        }
+        _ => Err(not_ready(volume)),
+    }
+}
+
+/// The error for a volume that its node does not report as Ready.
+pub(in crate::k8s) fn not_ready(volume: &Volume) -> Error {
+    match volume.phase() {
+        Some(Phase::Lost) => lost(volume),
+        None if volume.was_ready() && volume.spec.wanted != Wanted::Absent => is_kept(volume),
+        _ => Error::NoSuchClaim(volume.metadata.name.clone().unwrap_or_default()),
     }
 }
 

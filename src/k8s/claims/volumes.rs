@@ -226,16 +226,19 @@ impl Cluster {
         let none = || Error::NoSuchClaim(id.to_owned());
         // A text that is not an id has no object, and cannot be part of a path.
         id.parse::<VolumeId>().map_err(|_| none())?;
-        let found = self.volumes.get(id).await?;
-        found
-            .filter(|volume| volume.spec.wanted != Wanted::Absent)
-            .ok_or_else(none)
+        let Some(found) = self.volumes.get(id).await? else {
+            let named = self.persistent.naming(id).await?;
+            let named = named.filter(|named| !named.is_ending);
+            return Err(decide::no_object(id, named.as_ref().map(|it| &*it.name)));
+        };
+        let wanted = Some(found).filter(|volume| volume.spec.wanted != Wanted::Absent);
+        wanted.ok_or_else(none)
     }
 
     pub(super) async fn find_volume(&self, id: &str) -> Result<Placed<PersistentVolume>> {
         let volume = self.wanted_volume(id).await?;
         if volume.status.is_none() {
-            return Err(Error::NoSuchClaim(id.to_owned()));
+            return Err(decide::not_ready(&volume));
         }
         lists::volume(&volume)
     }

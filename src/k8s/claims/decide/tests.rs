@@ -1,8 +1,10 @@
 //! Tables of the controller's decisions: objects in, step out.
 //! No I/O, and no API server.
 
+use kube::ResourceExt as _;
+
 use super::*;
-use crate::api::{Fetch, VolumeStatus};
+use crate::api::{BOUND, Fetch};
 use crate::model::{
     ClaimParameters, ClaimSource, MutableParameters, NODE_LABEL, NodeId, Topology, Ttl,
 };
@@ -440,6 +442,29 @@ fn a_late_call_does_not_undo_one_of_the_other_kind() {
     assert!(
         matches!(step, Ok(Change::Restore(field, _)) if field == before),
         "{step:?}"
+    );
+}
+
+#[test]
+fn a_volume_that_exists_is_not_answered_as_not_found() {
+    let code = |volume: &Volume| code_of(&check_source(volume).expect_err("no answer"));
+    let kept = volume("a", Wanted::Kept, None);
+    assert_eq!(code(&kept), Code::Aborted);
+    let step = change(&kept, at_least(70, None)).expect_err("no answer");
+    assert_eq!(code_of(&step), Code::Aborted);
+    // From a backup.
+    let mut bound = volume("a", Wanted::Present, None);
+    assert_eq!(code(&bound), Code::NotFound);
+    let mark = (BOUND.to_owned(), "true".to_owned());
+    bound.annotations_mut().extend([mark]);
+    assert_eq!(code(&bound), Code::Aborted);
+    bound.spec.wanted = Wanted::Absent;
+    assert_eq!(code(&bound), Code::NotFound);
+    // The object is missing.
+    assert_eq!(code_of(&no_object("vol-1", None)), Code::NotFound);
+    assert_eq!(
+        code_of(&no_object("vol-1", Some("pvc-1"))),
+        Code::Unavailable
     );
 }
 
