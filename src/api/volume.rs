@@ -225,8 +225,8 @@ impl Volume {
         self.status.as_ref().map(|status| status.phase)
     }
 
-    /// Whether it was Ready at some time, so that it is never made again. An object that comes from a
-    /// backup has no status, but keeps its annotations.
+    /// Whether it was Ready at some time, so that it is never made again. An object that comes from
+    /// a backup has no status, but keeps its annotations.
     #[must_use]
     pub fn was_ready(&self) -> bool {
         matches!(self.phase(), Some(Phase::Ready | Phase::Lost))

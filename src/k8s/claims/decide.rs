@@ -331,8 +331,8 @@ fn no_peer(node: &Node, source: &Node, other: &Node) -> Error {
     )
 }
 
-/// The error for a volume without an object: NOT_FOUND only if no PersistentVolume needs it. `named`
-/// is the name of one that does.
+/// The error for a volume without an object: NOT_FOUND only if no PersistentVolume needs it.
+/// `named` is the name of one that does.
 pub(in crate::k8s) fn no_object(id: &str, named: Option<&str>) -> Error {
     let Some(named) = named else {
         return Error::NoSuchClaim(id.to_owned());
