@@ -177,7 +177,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         .filter(|_| config.cluster)
         .map(|(kubernetes, _)| kubernetes.kubeconfig.clone());
     let id = driver.csi.node.clone();
-    let (mut published, mut catalog, mut watches) = (None, None, None);
+    let (mut published, mut catalog, mut watching) = (None, None, None);
     if let (Some(peers), Some(kubeconfig)) = (config.peers, &orders) {
         let (peering, watch) = peers.open(&id, kubeconfig.clone())?;
         published = Some(peering.published);
@@ -195,7 +195,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
             Ok(())
         };
         let name = "watches over peers and the controller";
-        watches = Some(Part::<driver::Error>::start(name, &drain, watch));
+        watching = Some(Part::<driver::Error>::start(name, &drain, watch));
     }
     let tasks = Tasks {
         kubernetes,
@@ -211,7 +211,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     // Until all else has ended, so that a probe sees that the driver is stopping.
     let _http = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
     driver::run(driver, drain, ready, role, shutdown).await?;
-    Part::end_all(watches).await?;
+    Part::end_all(watching).await?;
     Ok(())
 }
 

@@ -173,14 +173,14 @@ mod tests {
 
     #[tokio::test]
     async fn fences_are_read_in_small_pages() {
-        let fences = [(5, 0), (9, 5)].map(|(number, previous)| Fence {
+        let chain = [(5, 0), (9, 5)].map(|(number, previous)| Fence {
             number,
             previous,
             id: number,
             covers: Coverage::Namespace("ci".parse().expect("a label")),
             repeats: Vec::new(),
         });
-        let objects = fences.clone().map(|fence| json!(api::Fence::from(&fence)));
+        let objects = chain.clone().map(|fence| json!(api::Fence::from(&fence)));
         let client = client_of(move |request| {
             let query = request.uri().query().unwrap_or_default();
             assert!(query.contains("limit=100"), "{query}");
@@ -203,7 +203,7 @@ mod tests {
             let objects = fencer.read().await.expect("both pages");
             assert_eq!(objects.len(), 2);
             let known = fencer.catalog.fences();
-            assert!(fences.iter().all(|fence| known.knows(fence)));
+            assert!(chain.iter().all(|fence| known.knows(fence)));
         }
     }
 }
