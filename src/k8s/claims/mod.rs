@@ -18,6 +18,7 @@
 //! | `contents` | which snapshots are named by snapshot contents |
 //! | `leaks` | deletes volumes whose claim was given up |
 //! | `orphans` | makes lost objects of data that is named again |
+//! | `sought` | snapshots without an object that are to be deleted |
 //! | `nodes` | nodes that are gone |
 //! | `tell` | events on claims |
 //! | `figures` | metrics |
@@ -37,6 +38,7 @@ mod persistent;
 mod running;
 mod since;
 mod snapshots;
+mod sought;
 mod tell;
 pub(super) mod temporary;
 mod volumes;

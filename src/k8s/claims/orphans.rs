@@ -100,7 +100,7 @@ fn orphan_volumes(pool: &Pool) -> &[OrphanVolume] {
     status.map_or(&[], |status| &status.orphans.volumes)
 }
 
-fn orphan_snapshots(pool: &Pool) -> &[OrphanSnapshot] {
+pub(super) fn orphan_snapshots(pool: &Pool) -> &[OrphanSnapshot] {
     let status = pool.status.as_ref();
     status.map_or(&[], |status| &status.orphans.snapshots)
 }
@@ -197,6 +197,7 @@ impl Cluster {
     /// `settled`: the snapshots of the last look, by their nodes, and when that was.
     async fn keep_snapshots(&self, settled: &mut Option<Settled>) -> Result<()> {
         let pools = self.seen_pools.all();
+        self.sought.lock().note(&pools);
         let orphans = pools.iter().flat_map(|pool| {
             let of_pool = orphan_snapshots(pool).iter();
             of_pool.map(move |orphan| (pool.name_any(), orphan))
@@ -302,14 +303,10 @@ impl Cluster {
         Ok(orders.next())
     }
 
-    /// The same for a snapshot or a group.
+    /// The same for a snapshot or a group. A node may have it and not name it yet.
     pub(super) async fn orphan_snapshot(&self, id: &str) -> Result<Option<Snapshot>> {
         let pools = self.pools().await?;
-        let mut orders = pools.iter().filter_map(|pool| {
-            let orphan = orphan_snapshots(pool).iter().find(|one| one.id == id)?;
-            snapshot_order(&pool.name_any(), orphan, Wanted::Absent)
-        });
-        Ok(orders.next())
+        self.sought.lock().find(id, &pools, Instant::now())
     }
 
     async fn pools(&self) -> Result<Vec<Pool>> {
