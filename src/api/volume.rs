@@ -10,8 +10,10 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::BOUND;
 use super::phase::{Phase, Refusal, Wanted, is_node_gone};
+
+/// The annotation of a `Volume` that a PersistentVolume has named at some time.
+pub const BOUND: &str = "baggageclaim.concourse-ci.org/bound";
 
 /// A persistent volume on one node. The controller of the driver makes it for CreateVolume; the
 /// driver on the node makes and deletes the data. Deleting this object deletes no data.

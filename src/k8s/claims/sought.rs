@@ -2,7 +2,6 @@
 //! it has many. So a snapshot is gone only when each node has named all of its orphans since the
 //! first call. Pure: no I/O, no clock.
 
-use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -11,8 +10,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::decide::refusal;
-use super::orphans::{orphan_snapshots, snapshot_order};
-use crate::api::{Pool, Snapshot, Wanted, bytes};
+use crate::api::{Pool, Snapshot, bytes};
 use crate::engine::Result;
 
 /// How long a node names the same orphans: a minute, and as long again for a late report.
@@ -26,25 +24,27 @@ const MOST_TURNS: u32 = 100;
 pub(super) struct Sought(HashMap<String, (Instant, Option<Snapshot>)>);
 
 impl Sought {
-    /// Remembers those that are named now.
-    pub(super) fn note(&mut self, pools: &[impl Borrow<Pool>]) {
+    /// Remembers the orders for those that are named now.
+    pub(super) fn note(&mut self, named: impl Fn(&str) -> Option<Snapshot>) {
         for (id, (_, order)) in &mut self.0 {
-            if let Some(named) = named(id, pools) {
+            if let Some(named) = named(id) {
                 *order = Some(named);
             }
         }
     }
 
-    /// The order to delete a snapshot or a group. `None`: no node has it.
+    /// The order to delete a snapshot or a group, given the one for what `pools` name. `None`: no
+    /// node has it.
     pub(super) fn find(
         &mut self,
         id: &str,
-        pools: &[impl Borrow<Pool>],
+        named: Option<Snapshot>,
+        pools: &[Pool],
         now: Instant,
     ) -> Result<Option<Snapshot>> {
         let (since, order) = self.0.entry(id.to_owned()).or_insert((now, None));
-        let order = named(id, pools).or(order.take());
-        let mut pools = pools.iter().map(|pool| -> &Pool { pool.borrow() });
+        let order = named.or(order.take());
+        let mut pools = pools.iter();
         let unknown = pools.find(|pool| now < *since + to_name_all(pool));
         if let (None, Some(pool)) = (&order, unknown) {
             let message = format!(
@@ -57,14 +57,6 @@ impl Sought {
         self.0.remove(id);
         Ok(order)
     }
-}
-
-fn named(id: &str, pools: &[impl Borrow<Pool>]) -> Option<Snapshot> {
-    pools.iter().find_map(|pool| {
-        let pool: &Pool = pool.borrow();
-        let orphan = orphan_snapshots(pool).iter().find(|one| one.id == id)?;
-        snapshot_order(&pool.name_any(), orphan, Wanted::Absent)
-    })
 }
 
 /// How long a node takes until it has named all of its orphans; zero: it names all at once.
@@ -85,15 +77,14 @@ fn to_name_all(pool: &Pool) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{OrphanSnapshot, Orphans, PoolSpec, PoolStatus};
-    use crate::engine::claims::snapshot_id;
+    use crate::api::{OrphanSnapshot, Orphans, PoolSpec, PoolStatus, SnapshotSpec, Wanted};
     use crate::server::code_of;
 
-    /// A node that has so many orphans, and names some.
-    fn pool(count: i64, names: &[&str]) -> Pool {
-        let orphan = |name: &&str| OrphanSnapshot {
-            id: snapshot_id(name).to_string(),
-            name: (*name).to_owned(),
+    /// A node that has so many orphans, and names two.
+    fn pool(count: i64) -> Pool {
+        let orphan = |id: &str| OrphanSnapshot {
+            id: id.to_owned(),
+            name: id.to_owned(),
             sources: Vec::new(),
             members: Vec::new(),
             group: false,
@@ -102,7 +93,7 @@ mod tests {
         pool.status = Some(PoolStatus {
             orphans: Orphans {
                 count,
-                snapshots: names.iter().map(orphan).collect(),
+                snapshots: ["a", "b"].map(orphan).into(),
                 ..Orphans::default()
             },
             ..PoolStatus::default()
@@ -113,24 +104,30 @@ mod tests {
     #[test]
     fn a_snapshot_is_gone_when_all_orphans_were_named_since_it_is_looked_for() {
         let (mut sought, began) = (Sought::default(), Instant::now());
-        let id = snapshot_id("c").to_string();
-        // All are named.
-        let found = sought.find(&id, &[pool(1, &["a"])], began);
-        assert_eq!(found.expect("known"), None);
-        let found = sought.find(&id, &[pool(1, &["c"])], began);
-        assert!(found.expect("known").is_some());
+        let spec = SnapshotSpec {
+            name: "c".to_owned(),
+            node_name: "node-1".to_owned(),
+            sources: Vec::new(),
+            group: false,
+            wanted: Wanted::Absent,
+        };
+        let order = Some(Snapshot::new("c", spec));
+        let (all, some) = ([pool(2)], [pool(4)]);
+        let found = sought.find("c", None, &all, began);
+        assert_eq!(found.expect("all are named"), None);
+        let found = sought.find("c", order.clone(), &some, began);
+        assert_eq!(found.expect("it is named"), order);
         // Some are named, and never this one.
-        let some = [pool(4, &["a", "b"])];
-        let early = sought.find(&id, &some, began).expect_err("not known");
+        let early = sought.find("c", None, &some, began);
+        let early = early.expect_err("it may be one of the others");
         assert_eq!(code_of(&early), Code::Unavailable);
-        let found = sought.find(&id, &some, began + 3 * TURN);
-        assert_eq!(found.expect("known"), None);
+        let found = sought.find("c", None, &some, began + 3 * TURN);
+        assert_eq!(found.expect("all were named"), None);
         // It is named between two calls.
-        assert!(sought.find(&id, &some, began).is_err());
-        sought.note(&[pool(4, &["c", "d"])]);
-        sought.note(&some);
-        let order = sought.find(&id, &some, began).expect("known");
-        let order = order.expect("it was named");
-        assert_eq!((order.name_any(), order.spec.wanted), (id, Wanted::Absent));
+        assert!(sought.find("c", None, &some, began).is_err());
+        sought.note(|id| order.clone().filter(|_| id == "c"));
+        sought.note(|_| None);
+        let found = sought.find("c", None, &some, began);
+        assert_eq!(found.expect("it was named"), order);
     }
 }
