@@ -376,10 +376,10 @@ async fn run_hub(
     let policies = k8s::policies::keep(client.clone(), policies, namespaces, catalog());
     let publish = async {
         cluster.ready().await;
-        k8s::endpoint::publish(client, place, began).await;
+        k8s::endpoint::publish(client.clone(), place.clone(), began).await;
     };
-    tokio::select! {
-        served = hub.serve(drain) => Ok(served?),
+    let ended = tokio::select! {
+        served = hub.serve(drain) => served.map_err(Error::from),
         () = publish => Ok(()),
         () = watch_policies => Err(Exited("watch over CachePolicies").into()),
         () = watch_namespaces => Err(Exited("watch over namespaces").into()),
@@ -387,7 +387,9 @@ async fn run_hub(
         () = rollbacks => Err(Exited("rollbacks").into()),
         () = policies => Err(Exited("cache policies").into()),
         () = budgets => Err(Exited("budgets").into()),
-    }
+    };
+    k8s::endpoint::withdraw(client, &place).await;
+    ended
 }
 
 #[cfg(test)]

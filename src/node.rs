@@ -22,7 +22,7 @@ use crate::distribution::{Away, FindDistribution};
 use crate::engine::{Engine, Notice, Notices};
 use crate::kubelet::{self, Registration};
 use crate::model::NodeId;
-use crate::server::Drain;
+use crate::server::{Drain, Part};
 use crate::{driver, http, hub, k8s, link, peer};
 
 /// How a node is set up.
@@ -177,7 +177,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         .filter(|_| config.cluster)
         .map(|(kubernetes, _)| kubernetes.kubeconfig.clone());
     let id = driver.csi.node.clone();
-    let (mut published, mut catalog, mut _watch) = (None, None, None);
+    let (mut published, mut catalog, mut watching) = (None, None, None);
     if let (Some(peers), Some(kubeconfig)) = (config.peers, &orders) {
         let (peering, watch) = peers.open(&id, kubeconfig.clone())?;
         published = Some(peering.published);
@@ -185,8 +185,17 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         // The controller tells them with the stream of the catalog.
         driver.engine.policies = true;
         driver.peers = Some(peering.config);
-        // It begins while the pool is opened, and ends with this function.
-        _watch = Some(AbortOnDropHandle::new(tokio::spawn(watch)));
+        // It begins while the pool is opened.
+        let end = drain.clone();
+        let watch = async move {
+            tokio::select! {
+                () = watch => {}
+                () = end.begun() => {}
+            }
+            Ok(())
+        };
+        let name = "watches over peers and the controller";
+        watching = Some(Part::<driver::Error>::start(name, &drain, watch));
     }
     let tasks = Tasks {
         kubernetes,
@@ -202,6 +211,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     // Until all else has ended, so that a probe sees that the driver is stopping.
     let _http = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
     driver::run(driver, drain, ready, role, shutdown).await?;
+    Part::end_all(watching).await?;
     Ok(())
 }
 

@@ -45,14 +45,11 @@ pub use pool::{
 pub use rollback::{Rollback, RollbackPhase, RollbackSpec, RollbackStatus};
 pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};
 pub use volume::{
-    Fetch, Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus,
+    BOUND, Fetch, Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus,
 };
 
 /// The API group.
 pub const GROUP: &str = "baggageclaim.concourse-ci.org";
-
-/// The annotation of a `Volume` that a PersistentVolume has named at some time.
-pub const BOUND: &str = "baggageclaim.concourse-ci.org/bound";
 
 /// The definitions of all kinds, in the order of their names.
 #[must_use]

@@ -6,11 +6,14 @@
     reason = "kube's derive makes a public item in a module of its own"
 )]
 
-use kube::{CustomResource, KubeSchema};
+use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::phase::{Phase, Refusal, Wanted, is_node_gone};
+
+/// The annotation of a `Volume` that a PersistentVolume has named at some time.
+pub const BOUND: &str = "baggageclaim.concourse-ci.org/bound";
 
 /// A persistent volume on one node. The controller of the driver makes it for CreateVolume; the
 /// driver on the node makes and deletes the data. Deleting this object deletes no data.
@@ -222,6 +225,15 @@ impl Volume {
     #[must_use]
     pub fn phase(&self) -> Option<Phase> {
         self.status.as_ref().map(|status| status.phase)
+    }
+
+    /// Whether it was Ready at some time, so that it is never made again. An object that comes from
+    /// a backup has no status, but keeps its annotations.
+    #[must_use]
+    pub fn was_ready(&self) -> bool {
+        matches!(self.phase(), Some(Phase::Ready | Phase::Lost))
+            || self.spec.wanted == Wanted::Kept
+            || self.annotations().contains_key(BOUND)
     }
 
     /// Whether it is Lost with its node, which was given up and has not answered since.

@@ -2,14 +2,14 @@
 //! kubeconfig that runs a program for credentials: the driver executes no program. A person's own
 //! kubeconfig may do that, as with kubectl.
 //!
-//! Also what an answer of the API server says, the parameters of a deletion by uid, conditional
-//! writes, and the length of watches.
+//! Also what an answer of the API server says, the parameters of a deletion by uid, the pages of a
+//! live list, conditional writes, and the length of watches.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, ObjectList, Patch, PatchParams, Preconditions};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
@@ -45,6 +45,22 @@ pub(super) fn deletion_of(uid: Option<String>) -> DeleteParams {
 /// Whether the API server has answered with this HTTP status.
 pub(super) fn has_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// How many objects of a live list are in memory at once. Users may write 256 KiB of annotations
+/// into each of their objects.
+const PAGE: u32 = 100;
+
+/// The first page of a live list.
+pub(super) fn first_page() -> ListParams {
+    ListParams::default().limit(PAGE)
+}
+
+/// The page after this one; `None`: it is the last.
+pub(super) fn page_after<K: Clone>(page: &ObjectList<K>) -> Option<ListParams> {
+    let token = page.metadata.continue_.as_deref();
+    let token = token.filter(|token| !token.is_empty())?;
+    Some(first_page().continue_token(token))
 }
 
 /// Changes fields of an object. `None`: the object was changed or deleted since it was read.

@@ -1,5 +1,6 @@
 //! Where the controller is: it publishes its address and its key in a ConfigMap of its namespace,
-//! which the nodes watch. Both change together, and with each start of the controller.
+//! which the nodes watch. Both change together, and with each start of the controller. A controller
+//! that ends removes them, so that another one that runs takes the nodes.
 //!
 //! The controller needs `get` and `patch` on that ConfigMap, a node `get`, `list` and `watch`.
 
@@ -28,6 +29,8 @@ const BEGAN: &str = "began";
 /// How often the controller looks whether its entry is still there, and tries again after an error.
 const LOOK: Duration = Duration::from_secs(30);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// How long the end of the controller waits for the API server.
+const WITHDRAW: Duration = Duration::from_secs(2);
 
 type Data = BTreeMap<String, String>;
 
@@ -48,8 +51,10 @@ fn stamp(data: Option<&Data>) -> u64 {
 
 /// Whether a controller that began then writes its entry over this one.
 fn writes(ours: &Controller, began: u64, data: Option<&Data>) -> bool {
-    let is_ours = read(data).as_ref() == Some(ours);
-    !is_ours && stamp(data) <= began
+    match read(data) {
+        None => true,
+        Some(theirs) => theirs != *ours && stamp(data) <= began,
+    }
 }
 
 /// Publishes where this controller is, and repairs the entry. Does not end.
@@ -83,6 +88,22 @@ pub async fn publish(client: Client, ours: Controller, began: u64) {
             }
         };
         tokio::time::sleep(pause).await;
+    }
+}
+
+/// Removes the entry of this controller, which ends. When it began stays: the next one is later.
+pub async fn withdraw(client: Client, ours: &Controller) {
+    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let work = async {
+        let map = maps.get(NAME).await?;
+        if read(map.data.as_ref()).as_ref() == Some(ours) {
+            let none = json!({ "data": { ADDRESS: null, KEY: null } });
+            patch_as_read(&maps, &map, none).await?;
+        }
+        Ok::<_, kube::Error>(())
+    };
+    if !matches!(tokio::time::timeout(WITHDRAW, work).await, Ok(Ok(()))) {
+        tracing::warn!("the ConfigMap {NAME} still names this controller, which ends");
     }
 }
 
@@ -161,28 +182,45 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn an_entry_is_not_written_over_one_that_came_meanwhile() {
-        let (sent, mut patches) = mpsc::unbounded_channel();
+    /// An API server with this entry, and the patches that it gets.
+    fn server(data: Data) -> (Client, mpsc::UnboundedReceiver<Value>) {
+        let (sent, patches) = mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: hyper::Request<Body>| {
-            let sent = sent.clone();
+            let (sent, data) = (sent.clone(), data.clone());
             async move {
                 if request.method() == hyper::Method::PATCH {
                     let patch = request.into_body().collect_bytes().await?;
                     let patch: Value = serde_json::from_slice(&patch).expect("JSON");
                     sent.send(patch).expect("the test waits for it");
                 }
-                let map = json!({"metadata": {"name": NAME, "resourceVersion": "7"}});
+                let metadata = json!({"name": NAME, "resourceVersion": "7"});
+                let map = json!({"metadata": metadata, "data": data});
                 let map = Body::from(map.to_string().into_bytes());
                 Ok::<_, kube::Error>(hyper::Response::new(map))
             }
         });
-        let client = Client::new(service, "default");
+        (Client::new(service, "default"), patches)
+    }
+
+    #[tokio::test]
+    async fn an_entry_is_not_written_over_one_that_came_meanwhile() {
+        let (client, mut patches) = server(Data::new());
         let publishing = tokio::spawn(publish(client, controller(1), 5));
         let patch = patches.recv().await.expect("a patch");
         publishing.abort();
         assert_eq!(patch["data"][BEGAN], "5");
         // The API server refuses it if the map was changed since it was read.
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
+    }
+
+    #[tokio::test]
+    async fn a_controller_that_ends_removes_its_own_entry_only() {
+        let (client, mut patches) = server(data(&controller(1), "5"));
+        withdraw(client.clone(), &controller(2)).await;
+        assert!(patches.try_recv().is_err(), "it is another's entry");
+        withdraw(client, &controller(1)).await;
+        let patch = patches.try_recv().expect("a patch");
+        assert_eq!(patch["data"], json!({ADDRESS: null, KEY: null}));
         assert_eq!(patch["metadata"]["resourceVersion"], "7");
     }
 
@@ -196,6 +234,8 @@ mod tests {
             (Some(data(&controller(2), "4")), true),
             (Some(data(&controller(2), "6")), false),
             (Some(data(&controller(2), "?")), true),
+            // The later one has ended.
+            (Some([(BEGAN.to_owned(), "6".to_owned())].into()), true),
         ] {
             assert_eq!(writes(&ours, 5, data.as_ref()), expected, "{data:?}");
         }

@@ -47,8 +47,7 @@ pub(in crate::k8s) fn volume(
         };
     }
     let was_elsewhere = before.is_some_and(|status| is_another(&status.pool, pool));
-    let was_ready =
-        matches!(phase, Some(Phase::Ready | Phase::Lost)) || spec.wanted == Wanted::Kept;
+    let was_ready = volume.was_ready();
     let Some(held) = held.filter(|_| !(was_ready && was_elsewhere)) else {
         let lost = was_ready.then(|| lost(volume, pool));
         return match (lost, phase) {
@@ -301,5 +300,32 @@ pub(in crate::k8s) fn dropped(
             error,
             ..gone
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::ResourceExt as _;
+
+    use super::*;
+    use crate::api::{BOUND, VolumeSpec};
+
+    #[test]
+    fn a_bound_volume_whose_object_comes_back_without_status_is_not_made_again() {
+        let spec = VolumeSpec::empty("pvc-1", "node-1", Wanted::Present);
+        let mut object = Volume::new("vol-1", spec);
+        assert!(matches!(
+            volume(&object, "pool", None),
+            VolumeStep::Create(_)
+        ));
+        let bound = (BOUND.to_owned(), "true".to_owned());
+        object.annotations_mut().extend([bound]);
+        let step = volume(&object, "pool", None);
+        let VolumeStep::Report(status) = step else {
+            panic!("{step:?}");
+        };
+        assert_eq!(status.phase, Phase::Lost);
+        object.status = Some(status);
+        assert_eq!(volume(&object, "pool", None), VolumeStep::Nothing);
     }
 }

@@ -22,6 +22,7 @@ use super::order::Order;
 use super::persistent::Persistent;
 use super::running::Running;
 use super::since::Since;
+use super::sought::Sought;
 use crate::api::{Pool, Snapshot, Volume};
 use crate::engine::{Error, Result};
 use crate::k8s::watched::{self, Watched};
@@ -70,6 +71,7 @@ pub struct Cluster {
     pub(super) seen_nodes: Watched<PartialObjectMeta<ApiNode>>,
     pub(super) candidates: Mutex<Candidates>,
     pub(super) running: Running,
+    pub(super) sought: Mutex<Sought>,
     pub(super) counters: Counters,
     /// The orders that no node has answered: uid and generation.
     pub(super) orders: Mutex<Since<(String, i64)>>,
@@ -109,6 +111,7 @@ impl Cluster {
             seen_nodes,
             candidates: Mutex::default(),
             running: Running::default(),
+            sought: Mutex::default(),
             counters,
             orders: Mutex::default(),
         });

@@ -15,9 +15,9 @@ use tonic::Code;
 
 use super::cluster::LONGEST;
 use super::decide::refusal;
-use super::objects::{failed, first_page, page_after};
+use super::objects::failed;
 use crate::engine::Result;
-use crate::k8s::client::has_code;
+use crate::k8s::client::{first_page, has_code, page_after};
 use crate::model::DRIVER_NAME;
 
 /// The kind of the content of a group.

@@ -15,12 +15,12 @@ use std::sync::Arc;
 use tonic::Code;
 
 use crate::api::{
-    Mutable, Parameters, Phase, Refusal, Snapshot, Source, Volume, VolumeSpec, Wanted, bytes,
-    number,
+    Mutable, Parameters, Phase, Refusal, Snapshot, Source, Volume, VolumeSpec, VolumeStatus,
+    Wanted, bytes, number,
 };
 use crate::engine::claims::CreateClaim;
 use crate::engine::{Error, Result};
-use crate::model::{Node, Requirement};
+use crate::model::{MutableChange, Node, Requirement};
 use crate::server::code_named;
 
 /// A node that can make volumes.
@@ -331,6 +331,21 @@ fn no_peer(node: &Node, source: &Node, other: &Node) -> Error {
     )
 }
 
+/// The error for a volume without an object: NOT_FOUND only if no PersistentVolume needs it.
+/// `named` is the name of one that does.
+pub(in crate::k8s) fn no_object(id: &str, named: Option<&str>) -> Error {
+    let Some(named) = named else {
+        return Error::NoSuchClaim(id.to_owned());
+    };
+    refusal(
+        Code::Unavailable,
+        format!(
+            "volume {id} has no Volume object, and PersistentVolume {named:?} names it; the object \
+             is created again when the volume's node reports the data"
+        ),
+    )
+}
+
 fn why_lost(is_node_gone: bool) -> &'static str {
     if is_node_gone {
         "which was deleted from the cluster"
@@ -368,7 +383,7 @@ pub(in crate::k8s) fn check_source(volume: &Volume) -> Result<()> {
         let id = volume.metadata.name.as_deref().unwrap_or_default();
         return Err(given_up(id, &volume.spec.node_name));
     }
-    Aim::now(volume).map(drop)
+    ready(volume).map(drop)
 }
 
 /// Refuses to restore a snapshot that its node does not have.
@@ -420,58 +435,39 @@ pub(in crate::k8s) fn delete(
     }
 }
 
-/// What ControllerExpandVolume and ControllerModifyVolume want of a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::k8s) struct Aim {
-    pub(in crate::k8s) capacity: i64,
-    pub(in crate::k8s) mutable: Mutable,
-}
-
-impl Aim {
-    /// A larger volume. Never a smaller one.
-    pub(in crate::k8s) fn larger(
-        volume: &Volume,
+/// What ControllerExpandVolume or ControllerModifyVolume wants of a volume. A call compares and
+/// writes its own field only: a late call must not undo one of the other kind.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::k8s) enum Aim {
+    /// At least so many bytes, and at most the limit.
+    Capacity {
         required: u64,
         limit: Option<u64>,
-    ) -> Result<Self> {
-        let now = Self::now(volume)?;
-        let capacity = bytes(now.capacity).max(required);
-        if let Some(limit) = limit
-            && capacity > limit
-        {
-            return Err(Error::OutOfRange {
-                wanted: capacity,
-                why: format!("at most {limit} are allowed, and a volume does not shrink"),
-            });
-        }
-        Ok(Self {
-            capacity: number(capacity),
-            ..now
-        })
-    }
+    },
+    Mutable(MutableChange),
+}
 
-    /// The volume as its node has it.
-    pub(in crate::k8s) fn now(volume: &Volume) -> Result<Self> {
-        match (&volume.status, volume.phase()) {
-            (Some(status), Some(Phase::Ready)) if volume.spec.wanted != Wanted::Absent => {
-                Ok(Self {
-                    capacity: status.capacity,
-                    mutable: status.mutable,
-                })
-            }
-            (_, Some(Phase::Lost)) => Err(lost(volume)),
-            _ => {
-                let name = volume.metadata.name.clone();
-                Err(Error::NoSuchClaim(name.unwrap_or_default()))
-            }
-        }
-    }
+/// A field of `spec`, as an [`Aim`] changes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::k8s) enum Field {
+    Capacity(i64),
+    Mutable(Mutable),
+}
 
-    fn of(spec: &VolumeSpec) -> Self {
-        Self {
-            capacity: spec.capacity,
-            mutable: spec.mutable,
-        }
+/// The answer of the node that has a volume.
+fn ready(volume: &Volume) -> Result<&VolumeStatus> {
+    match (&volume.status, volume.phase()) {
+        (Some(status), Some(Phase::Ready)) if volume.spec.wanted != Wanted::Absent => Ok(status),
+        _ => Err(not_ready(volume)),
+    }
+}
+
+/// The error for a volume that its node does not report as Ready.
+pub(in crate::k8s) fn not_ready(volume: &Volume) -> Error {
+    match volume.phase() {
+        Some(Phase::Lost) => lost(volume),
+        None if volume.was_ready() && volume.spec.wanted != Wanted::Absent => is_kept(volume),
+        _ => Error::NoSuchClaim(volume.metadata.name.clone().unwrap_or_default()),
     }
 }
 
@@ -481,24 +477,48 @@ pub(in crate::k8s) enum Change {
     /// Answer.
     Done,
     /// Write this to `spec`.
-    Write(Aim),
+    Write(Field),
     /// Wait until the node answers.
     Wait,
     /// The node refuses: write back what it has, then answer with the error.
-    Restore(Aim, Error),
+    Restore(Field, Error),
 }
 
 /// Decides what brings a volume to an aim.
-pub(in crate::k8s) fn change(volume: &Volume, aim: &Aim) -> Result<Change> {
-    let now = Aim::now(volume)?;
-    if Aim::of(&volume.spec) != *aim {
-        return Ok(Change::Write(*aim));
+pub(in crate::k8s) fn change(volume: &Volume, aim: Aim) -> Result<Change> {
+    let status = ready(volume)?;
+    let [ordered, wanted, had] = match aim {
+        Aim::Capacity { required, limit } => {
+            let had = bytes(status.capacity);
+            let wanted = had.max(required);
+            if let Some(limit) = limit
+                && wanted > limit
+            {
+                return Err(Error::OutOfRange {
+                    wanted,
+                    why: format!("at most {limit} are allowed, and a volume does not shrink"),
+                });
+            }
+            // It does not shrink, whatever is ordered meanwhile.
+            if wanted == had {
+                return Ok(Change::Done);
+            }
+            [volume.spec.capacity, number(wanted), status.capacity].map(Field::Capacity)
+        }
+        Aim::Mutable(change) => {
+            let ordered = volume.spec.mutable;
+            let wanted = change.over(ordered.into()).into();
+            [ordered, wanted, status.mutable].map(Field::Mutable)
+        }
+    };
+    if ordered != wanted {
+        return Ok(Change::Write(wanted));
     }
     Ok(match volume.answer() {
         None => Change::Wait,
         Some(status) => match &status.error {
             None => Change::Done,
-            Some(error) => Change::Restore(now, of_node(&volume.spec.node_name, error)),
+            Some(error) => Change::Restore(had, of_node(&volume.spec.node_name, error)),
         },
     })
 }

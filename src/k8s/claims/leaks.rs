@@ -16,13 +16,14 @@ use kube::{Api, Client, ResourceExt as _};
 use tokio::time::Instant;
 
 use super::cluster::{Cluster, PAUSES};
-use super::objects::{failed, first_page, page_after};
+use super::objects::failed;
 use super::persistent::{ApiVolume, Named};
 use super::since::Since;
 use super::volumes::absent;
 use crate::api::{BOUND, Volume, Wanted};
 use crate::engine::Result;
 use crate::engine::claims::claim_id;
+use crate::k8s::client::{first_page, page_after};
 
 /// How many volumes are marked at once: in a burst of claims, one after the other falls behind.
 const MARKS: usize = 8;

@@ -18,6 +18,7 @@
 //! | `contents` | which snapshots are named by snapshot contents |
 //! | `leaks` | deletes volumes whose claim was given up |
 //! | `orphans` | makes lost objects of data that is named again |
+//! | `sought` | snapshots without an object that are to be deleted |
 //! | `nodes` | nodes that are gone |
 //! | `tell` | events on claims |
 //! | `figures` | metrics |
@@ -37,18 +38,18 @@ mod persistent;
 mod running;
 mod since;
 mod snapshots;
+mod sought;
 mod tell;
 pub(super) mod temporary;
 mod volumes;
 
-use crate::api;
 use crate::engine::claims::{
     Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter, group_id,
 };
 use crate::engine::{Error, Result};
 use crate::model::{
-    Attachment, MutableChange, MutableParameters, PersistentVolume, Placed, Requirement,
-    SnapshotId, Topology, VolumeId,
+    Attachment, MutableChange, PersistentVolume, Placed, Requirement, SnapshotId, Topology,
+    VolumeId,
 };
 
 use decide::Aim;
@@ -104,17 +105,12 @@ impl Claims for Cluster {
         required: u64,
         limit: Option<u64>,
     ) -> Result<PersistentVolume> {
-        let aim = |volume: &api::Volume| Aim::larger(volume, required, limit);
+        let aim = Aim::Capacity { required, limit };
         self.change_volume(id, aim).await
     }
 
     async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume> {
-        let aim = |volume: &api::Volume| {
-            let now = Aim::now(volume)?;
-            let mutable = mutable.over(MutableParameters::from(now.mutable)).into();
-            Ok(Aim { mutable, ..now })
-        };
-        self.change_volume(id, aim).await
+        self.change_volume(id, Aim::Mutable(mutable)).await
     }
 
     async fn attach_claim(&self, _: &str, _: Attachment) -> Result<()> {

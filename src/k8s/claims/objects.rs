@@ -4,9 +4,7 @@
 
 use std::fmt;
 
-use kube::api::{
-    DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions,
-};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -20,22 +18,6 @@ use crate::k8s::client::{has_code, patch_as_read, patch_status_as_read};
 /// The error for an answer of the API server that is no decision.
 pub(super) fn failed(error: &kube::Error) -> Error {
     refusal(Code::Unavailable, format!("the API server: {error}"))
-}
-
-/// How many objects of a live list are in memory at once. Users may write 256 KiB of annotations
-/// into each of their objects.
-const PAGE: u32 = 100;
-
-/// The first page of a live list.
-pub(super) fn first_page() -> ListParams {
-    ListParams::default().limit(PAGE)
-}
-
-/// The page after this one; `None`: it is the last.
-pub(super) fn page_after<K: Clone>(page: &ObjectList<K>) -> Option<ListParams> {
-    let token = page.metadata.continue_.as_deref();
-    let token = token.filter(|token| !token.is_empty())?;
-    Some(first_page().continue_token(token))
 }
 
 /// The objects of one kind, in the API server.

@@ -105,6 +105,14 @@ fn orphan_snapshots(pool: &Pool) -> &[OrphanSnapshot] {
     status.map_or(&[], |status| &status.orphans.snapshots)
 }
 
+/// The order to delete a snapshot or a group that one of these pools names.
+fn deletion<'a>(id: &str, pools: impl IntoIterator<Item = &'a Pool>) -> Option<Snapshot> {
+    pools.into_iter().find_map(|pool| {
+        let orphan = orphan_snapshots(pool).iter().find(|one| one.id == id)?;
+        snapshot_order(&pool.name_any(), orphan, Wanted::Absent)
+    })
+}
+
 impl Cluster {
     /// Makes objects of orphans as nodes report them.
     pub(super) async fn keep_forever(&self) {
@@ -197,6 +205,8 @@ impl Cluster {
     /// `settled`: the snapshots of the last look, by their nodes, and when that was.
     async fn keep_snapshots(&self, settled: &mut Option<Settled>) -> Result<()> {
         let pools = self.seen_pools.all();
+        let named = |id: &str| deletion(id, pools.iter().map(|pool| &**pool));
+        self.sought.lock().note(named);
         let orphans = pools.iter().flat_map(|pool| {
             let of_pool = orphan_snapshots(pool).iter();
             of_pool.map(move |orphan| (pool.name_any(), orphan))
@@ -302,14 +312,11 @@ impl Cluster {
         Ok(orders.next())
     }
 
-    /// The same for a snapshot or a group.
+    /// The same for a snapshot or a group. A node may have it and not name it yet.
     pub(super) async fn orphan_snapshot(&self, id: &str) -> Result<Option<Snapshot>> {
         let pools = self.pools().await?;
-        let mut orders = pools.iter().filter_map(|pool| {
-            let orphan = orphan_snapshots(pool).iter().find(|one| one.id == id)?;
-            snapshot_order(&pool.name_any(), orphan, Wanted::Absent)
-        });
-        Ok(orders.next())
+        let named = deletion(id, &pools);
+        self.sought.lock().find(id, named, &pools, Instant::now())
     }
 
     async fn pools(&self) -> Result<Vec<Pool>> {

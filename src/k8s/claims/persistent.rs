@@ -21,9 +21,9 @@ use tokio::time::timeout;
 use tonic::Code;
 
 use super::decide::{Candidate, refusal};
-use super::objects::{failed, first_page, page_after};
+use super::objects::failed;
 use crate::engine::Result;
-use crate::k8s::client::watch_config;
+use crate::k8s::client::{first_page, page_after, watch_config};
 use crate::model::{DRIVER_NAME, NODE_LABEL};
 
 /// How long the API server has for a page. The client's own limit is minutes.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::cluster::{Cluster, TO_MAKE, deadline, late, node_named};
-use super::decide::{self, Aim, Asked, Candidate, Change, Creation, Deletion, refusal};
+use super::decide::{self, Aim, Asked, Candidate, Change, Creation, Deletion, Field, refusal};
 use super::objects::Objects;
 use super::order::Order;
 use super::{lists, temporary};
@@ -226,16 +226,19 @@ impl Cluster {
         let none = || Error::NoSuchClaim(id.to_owned());
         // A text that is not an id has no object, and cannot be part of a path.
         id.parse::<VolumeId>().map_err(|_| none())?;
-        let found = self.volumes.get(id).await?;
-        found
-            .filter(|volume| volume.spec.wanted != Wanted::Absent)
-            .ok_or_else(none)
+        let Some(found) = self.volumes.get(id).await? else {
+            let named = self.persistent.naming(id).await?;
+            let named = named.filter(|named| !named.is_ending);
+            return Err(decide::no_object(id, named.as_ref().map(|it| &*it.name)));
+        };
+        let wanted = Some(found).filter(|volume| volume.spec.wanted != Wanted::Absent);
+        wanted.ok_or_else(none)
     }
 
     pub(super) async fn find_volume(&self, id: &str) -> Result<Placed<PersistentVolume>> {
         let volume = self.wanted_volume(id).await?;
         if volume.status.is_none() {
-            return Err(Error::NoSuchClaim(id.to_owned()));
+            return Err(decide::not_ready(&volume));
         }
         lists::volume(&volume)
     }
@@ -337,29 +340,18 @@ impl Cluster {
         Ok(Some(Volume::new(id, spec)))
     }
 
-    pub(super) async fn change_volume(
-        &self,
-        id: &str,
-        aim: impl Fn(&Volume) -> Result<Aim>,
-    ) -> Result<PersistentVolume> {
+    pub(super) async fn change_volume(&self, id: &str, aim: Aim) -> Result<PersistentVolume> {
         let none = || Error::NoSuchClaim(id.to_owned());
         let _alone = self.running.take(id.parse().map_err(|_| none())?)?;
         let until = deadline();
-        let mut volume = self.wanted_volume(id).await?;
-        let aim = aim(&volume)?;
         loop {
-            match decide::change(&volume, &aim)? {
+            let volume = self.wanted_volume(id).await?;
+            match decide::change(&volume, aim)? {
                 Change::Done => return Ok(lists::volume(&volume)?.what),
-                Change::Write(aim) => {
-                    self.volumes.write(&volume, spec_of(&aim)).await?;
-                }
-                Change::Restore(before, error) => {
-                    if self
-                        .volumes
-                        .write(&volume, spec_of(&before))
-                        .await?
-                        .is_some()
-                    {
+                Change::Write(field) => drop(self.volumes.write(&volume, spec_of(field)).await?),
+                Change::Restore(field, error) => {
+                    let restored = self.volumes.write(&volume, spec_of(field)).await?;
+                    if restored.is_some() {
                         return Err(error);
                     }
                 }
@@ -368,7 +360,6 @@ impl Cluster {
                 }
                 Change::Wait => answered(&self.seen_volumes, &volume, until).await,
             }
-            volume = self.wanted_volume(id).await?;
         }
     }
 }
@@ -387,15 +378,17 @@ pub(super) async fn answered<K: Order>(watched: &Watched<K>, object: &K, deadlin
     watched.becomes(name, deadline, is_over).await;
 }
 
-fn spec_of(aim: &Aim) -> Value {
-    // Null removes a field that is not wanted any more.
-    json!({
-        "capacity": aim.capacity,
-        "mutable": {
-            "sizeLimit": aim.mutable.size_limit,
-            "ttlSeconds": aim.mutable.ttl_seconds,
-        },
-    })
+fn spec_of(field: Field) -> Value {
+    match field {
+        Field::Capacity(capacity) => json!({ "capacity": capacity }),
+        // Null removes a field that is not wanted any more.
+        Field::Mutable(mutable) => json!({
+            "mutable": {
+                "sizeLimit": mutable.size_limit,
+                "ttlSeconds": mutable.ttl_seconds,
+            },
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
+use kube::api::{ApiResource, DynamicObject, PostParams};
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
 use super::fences::{Error, Listed, failed};
 use crate::api;
 use crate::hub;
-use crate::k8s::client::has_code;
+use crate::k8s::client::{first_page, has_code, page_after};
 use crate::model::{Clear, Fence, Fences};
 
 /// How many fences one can repeat (deploy/crds).
@@ -57,39 +57,46 @@ impl Fencer {
     }
 
     async fn read_once(&self, seen: &mut Seen) -> Result<Vec<api::Fence>, Error> {
-        let all = match self.unread.list(&ListParams::default()).await {
-            Ok(list) => list.items,
-            // Without the definition there is none.
-            Err(error) if has_code(&error, 404) => Vec::new(),
-            Err(error) => return Err(failed("list Fences")(error)),
-        };
-        let listed = Listed::new(all);
+        let listed = Listed::new(self.list().await?);
         self.say_malformed(seen, &listed.malformed);
         listed.check()?;
         let oldest = listed.oldest();
-        let Listed {
-            objects, fences, ..
-        } = listed;
+        let mut fences = Fences::default();
+        fences.forget(oldest);
+        for fence in &listed.fences {
+            fences.insert(fence.clone());
+        }
         let known = self.catalog.fences();
-        let is_lost = |fence: &Fence| fence.number > oldest && !fences.contains(fence);
+        let is_lost = |fence: &Fence| fence.number > oldest && !fences.knows(fence);
         if !seen.is_loaded || known.all().any(is_lost) {
             if seen.is_loaded {
                 tracing::warn!("Fences are gone from the API server: asking all nodes for theirs");
             }
-            let mut all = Fences::default();
-            all.forget(oldest);
-            for fence in fences {
-                all.insert(fence);
-            }
-            self.catalog.load_fences(all);
+            self.catalog.load_fences(fences);
             seen.is_loaded = true;
         } else {
             self.catalog.forget_fences(oldest);
-            for fence in fences {
+            for fence in listed.fences {
                 self.catalog.learn_fence(fence);
             }
         }
-        Ok(objects)
+        Ok(listed.objects)
+    }
+
+    async fn list(&self) -> Result<Vec<DynamicObject>, Error> {
+        let mut all = Vec::new();
+        let mut next = Some(first_page());
+        while let Some(params) = next {
+            let page = match self.unread.list(&params).await {
+                Ok(page) => page,
+                // Without the definition there is none.
+                Err(error) if has_code(&error, 404) => return Ok(Vec::new()),
+                Err(error) => return Err(failed("list Fences")(error)),
+            };
+            next = page_after(&page);
+            all.extend(page);
+        }
+        Ok(all)
     }
 
     fn say_malformed(&self, seen: &mut Seen, malformed: &BTreeMap<String, String>) {
@@ -149,5 +156,54 @@ impl Fencer {
             }
         }
         Err(Error::Crowded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::distribution::roster::NoNode;
+    use crate::k8s::client::client_of;
+    use crate::model::Coverage;
+
+    #[tokio::test]
+    async fn fences_are_read_in_small_pages() {
+        let chain = [(5, 0), (9, 5)].map(|(number, previous)| Fence {
+            number,
+            previous,
+            id: number,
+            covers: Coverage::Namespace("ci".parse().expect("a label")),
+            repeats: Vec::new(),
+        });
+        let objects = chain.clone().map(|fence| json!(api::Fence::from(&fence)));
+        let client = client_of(move |request| {
+            let query = request.uri().query().unwrap_or_default();
+            assert!(query.contains("limit=100"), "{query}");
+            let (object, next) = if query.contains("continue=more") {
+                (&objects[1], "")
+            } else {
+                (&objects[0], "more")
+            };
+            Some((
+                200,
+                json!({"metadata": {"continue": next}, "items": [object]}),
+            ))
+        });
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let hub = hub::Hub::open(address, Arc::new(NoNode), Duration::from_mins(1)).await;
+        let catalog = hub.expect("it opens").handle();
+        let fencer = Fencer::new(client, catalog);
+        // The first look loads them, and the second one finds nothing new.
+        for _ in 0..2 {
+            let objects = fencer.read().await.expect("both pages");
+            assert_eq!(objects.len(), 2);
+            let known = fencer.catalog.fences();
+            assert!(chain.iter().all(|fence| known.knows(fence)));
+        }
     }
 }

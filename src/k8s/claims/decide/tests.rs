@@ -1,9 +1,13 @@
 //! Tables of the controller's decisions: objects in, step out.
 //! No I/O, and no API server.
 
+use kube::ResourceExt as _;
+
 use super::*;
-use crate::api::{Fetch, VolumeStatus};
-use crate::model::{ClaimParameters, ClaimSource, MutableParameters, NODE_LABEL, NodeId, Topology};
+use crate::api::{BOUND, Fetch};
+use crate::model::{
+    ClaimParameters, ClaimSource, MutableParameters, NODE_LABEL, NodeId, Topology, Ttl,
+};
 use crate::server::code_of;
 
 fn node(name: &str) -> Arc<Node> {
@@ -359,20 +363,28 @@ fn a_deletion_is_ordered_once_and_done_when_the_node_says_so() {
     }
 }
 
+fn at_least(required: u64, limit: Option<u64>) -> Aim {
+    Aim::Capacity { required, limit }
+}
+
 #[test]
 fn a_refused_size_is_taken_back_before_it_is_answered() {
     let mut volume = volume("a", Wanted::Present, Some((Phase::Ready, 1)));
-    let aim = Aim::larger(&volume, 70, None).expect("larger");
-    assert!(matches!(change(&volume, &aim), Ok(Change::Write(write)) if write == aim));
+    let aim = at_least(70, None);
+    let step = change(&volume, aim);
+    assert!(
+        matches!(step, Ok(Change::Write(Field::Capacity(70)))),
+        "{step:?}"
+    );
     volume.spec.capacity = 70;
     volume.metadata.generation = Some(2);
-    assert!(matches!(change(&volume, &aim), Ok(Change::Wait)));
+    assert!(matches!(change(&volume, aim), Ok(Change::Wait)));
     let status = volume.status.as_mut().expect("it has one");
     status.observed_generation = 2;
     status.error = Some(full());
-    match change(&volume, &aim) {
+    match change(&volume, aim) {
         Ok(Change::Restore(before, error)) => {
-            assert_eq!(before.capacity, 50);
+            assert_eq!(before, Field::Capacity(50));
             assert_eq!(code_of(&error), Code::ResourceExhausted);
             assert_eq!(error.to_string(), "node a: no room");
         }
@@ -380,14 +392,80 @@ fn a_refused_size_is_taken_back_before_it_is_answered() {
     }
     let status = volume.status.as_mut().expect("it has one");
     (status.error, status.capacity) = (None, 70);
-    assert!(matches!(change(&volume, &aim), Ok(Change::Done)));
-    let smaller = Aim::larger(&volume, 1, None).expect("it stays");
-    assert_eq!(smaller.capacity, 70);
-    let bounded = Aim::larger(&volume, 80, Some(75)).expect_err("bounded");
+    assert!(matches!(change(&volume, aim), Ok(Change::Done)));
+    let smaller = change(&volume, at_least(1, None));
+    assert!(matches!(smaller, Ok(Change::Done)), "{smaller:?}");
+    let bounded = change(&volume, at_least(80, Some(75))).expect_err("bounded");
     assert_eq!(code_of(&bounded), Code::OutOfRange);
     volume.spec.wanted = Wanted::Absent;
-    let gone = Aim::larger(&volume, 80, None).expect_err("deleted");
+    let gone = change(&volume, at_least(80, None)).expect_err("deleted");
     assert_eq!(code_of(&gone), Code::NotFound);
+}
+
+#[test]
+fn a_late_call_does_not_undo_one_of_the_other_kind() {
+    let [earlier, later] = [60, 3600].map(|ttl| Mutable {
+        ttl_seconds: Some(ttl),
+        ..Mutable::default()
+    });
+    let expand = at_least(70, None);
+    let modify = Aim::Mutable(MutableChange {
+        ttl: Some(Ttl::Seconds(60)),
+        ..MutableChange::default()
+    });
+    // The other call has ordered, and the node has not answered it.
+    let mut volume = volume("a", Wanted::Present, Some((Phase::Ready, 1)));
+    volume.spec.mutable = later;
+    volume.metadata.generation = Some(2);
+    let step = change(&volume, expand);
+    assert!(
+        matches!(step, Ok(Change::Write(Field::Capacity(70)))),
+        "{step:?}"
+    );
+    volume.spec.capacity = 70;
+    let step = change(&volume, modify);
+    assert!(
+        matches!(step, Ok(Change::Write(Field::Mutable(it))) if it == earlier),
+        "{step:?}"
+    );
+    // Another controller has expanded the volume further, and written a smaller size again.
+    let status = volume.status.as_mut().expect("it has one");
+    status.capacity = 90;
+    let step = change(&volume, expand);
+    assert!(matches!(step, Ok(Change::Done)), "{step:?}");
+    // The node refuses.
+    let status = volume.status.as_mut().expect("it has one");
+    (status.observed_generation, status.error) = (2, Some(full()));
+    volume.spec.mutable = earlier;
+    let step = change(&volume, modify);
+    let before = Field::Mutable(Mutable::default());
+    assert!(
+        matches!(step, Ok(Change::Restore(field, _)) if field == before),
+        "{step:?}"
+    );
+}
+
+#[test]
+fn a_volume_that_exists_is_not_answered_as_not_found() {
+    let code = |volume: &Volume| code_of(&check_source(volume).expect_err("no answer"));
+    let kept = volume("a", Wanted::Kept, None);
+    assert_eq!(code(&kept), Code::Aborted);
+    let step = change(&kept, at_least(70, None)).expect_err("no answer");
+    assert_eq!(code_of(&step), Code::Aborted);
+    // From a backup.
+    let mut bound = volume("a", Wanted::Present, None);
+    assert_eq!(code(&bound), Code::NotFound);
+    let mark = (BOUND.to_owned(), "true".to_owned());
+    bound.annotations_mut().extend([mark]);
+    assert_eq!(code(&bound), Code::Aborted);
+    bound.spec.wanted = Wanted::Absent;
+    assert_eq!(code(&bound), Code::NotFound);
+    // The object is missing.
+    assert_eq!(code_of(&no_object("vol-1", None)), Code::NotFound);
+    assert_eq!(
+        code_of(&no_object("vol-1", Some("pvc-1"))),
+        Code::Unavailable
+    );
 }
 
 #[test]
