@@ -530,6 +530,48 @@ async fn pods_end_though_the_driver_starts_on_a_pool_that_takes_no_changes() {
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }
 
+/// A driver whose container lacks kubelet's directory cannot tell whether a pod runs: its volume is
+/// kept, and kubelet is not told that it was unmounted.
+#[tokio::test]
+async fn a_driver_that_does_not_see_kubelets_pods_takes_none_of_their_volumes_away() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &[]);
+    let pod = node.kubelet().await.pod("ci", "build");
+    let options = PublishOptions::default();
+    let made = pod.publish("scratch", NO_ATTRIBUTES, options).await;
+    let target = made.expect("publish").target;
+    std::fs::write(target.join("f"), "x").expect("write");
+    node.terminate().await;
+
+    // The mount moves along, as seen from the driver.
+    let pods = lab.kubelet_dir().join("pods");
+    let away = lab.kubelet_dir().join("away");
+    std::fs::rename(&pods, &away).expect("rename");
+    let node = NodeProcess::start(&lab, &[]);
+    let kubelet = node.kubelet().await;
+    let reaped = std::process::Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args(["reap", "--pool"])
+        .arg(&node.pool)
+        .output()
+        .expect("it runs");
+    assert!(reaped.status.success(), "{reaped:?}");
+    let pod = kubelet.pod_with_uid("ci", "build", pod.uid());
+    let refused = pod.unpublish("scratch").await;
+    let refused = refused.expect_err("it is still mounted").to_string();
+    let missing = format!("the driver sees no directory {}", pods.display());
+    assert!(refused.contains(&missing), "{refused}");
+    let file = away
+        .join(target.strip_prefix(&pods).expect("below"))
+        .join("f");
+    assert_eq!(std::fs::read(&file).expect("it is still there"), b"x");
+
+    std::fs::rename(&away, &pods).expect("rename");
+    pod.unpublish("scratch").await.expect("unpublish");
+    assert!(!target.exists());
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
 #[tokio::test]
 async fn it_is_not_offered_while_it_cannot_serve() {
     let lab = require_lab!(Fs::Ext4);
