@@ -38,6 +38,8 @@ use crate::shared::{Times, Url};
 
 /// How often something is tried again that only needs a disk that takes changes.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// The longest pause before another try to open a pool. Each try tests the pool's backend.
+const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 
 /// How a driver is set up.
 #[derive(Debug, Clone)]
@@ -255,6 +257,7 @@ async fn serve(
         notices: config.engine.notices.clone(),
         ..distribution::Settings::default()
     };
+    let engine = config.engine.clone();
     let opened = drain.finish("opening the pool", open(config.engine, config.peers));
     let served = match opened.await {
         Some(Ok((engine, socket, node))) => {
@@ -263,7 +266,7 @@ async fn serve(
             let node = node.map(|node| serve_peers(drain, node, engine.clone()));
             serve_pool(engine, distribution, node, socket, drain, ready, role).await
         }
-        Some(Err(Error::Engine(error))) => unmount_only(error, drain, ready, role).await,
+        Some(Err(Error::Engine(error))) => unmount_only(error, engine, drain, ready, role).await,
         Some(Err(error)) => Err(error),
         None => Ok(()),
     };
@@ -320,36 +323,49 @@ async fn serve_pool(
     role.and(node).and(admin)
 }
 
-/// Serves without a pool, if the pool could not be opened because its filesystem is read-only: pods
-/// can end, which needs nothing of the pool. Until the drain begins, or the pool takes changes; the
-/// next start opens it then. Any other error is returned.
+/// Serves without a pool that could not be opened: pods can end, which needs nothing of the pool.
+/// Until the drain begins, or the pool can be opened; the next start does that. The error is
+/// returned if no pool was made there yet, so that no volume is mounted; and if another process has
+/// the pool, which may be about to unmount the same volumes.
 async fn unmount_only(
     error: engine::Error,
+    config: engine::Config,
     drain: &Drain,
     ready: &watch::Sender<Readiness>,
     role: impl FnOnce(Option<Engine>, Drain) -> Tasks,
 ) -> Result<(), Error> {
-    let engine::Error::PoolReadOnly { path, .. } = &error else {
+    let pool = match &error {
+        engine::Error::PoolInUse { .. } => None,
+        _ => {
+            let look = Engine::look_offline(&config.pool);
+            drain.finish("looking at the pool", look).await.flatten()
+        }
+    };
+    let Some(pool) = pool.filter(|_| !drain.has_begun()) else {
         return Err(Error::Engine(error));
     };
-    let Some(backend) = Engine::backend_offline(path).filter(|_| !drain.has_begun()) else {
-        return Err(Error::Engine(error));
-    };
-    let why = server::message_of(&error);
+    let (backend, why) = (pool.backend, server::message_of(&error));
     tracing::error!(%why, "the pool cannot be opened: volumes can only be unmounted");
     ready.send_replace(Readiness::UnmountsOnly(UnmountsOnly { backend, why }));
     let role = start(drain, role(None, drain.clone()));
-    let takes_changes = async {
-        while !Engine::takes_writes_offline(path).await {
-            sleep(LOOK_AGAIN).await;
+    let opens = async {
+        let mut pause = LOOK_AGAIN;
+        loop {
+            sleep(pause).await;
+            match Engine::open(config.clone()).await {
+                Ok(engine) => break engine,
+                Err(error) => tracing::debug!(%error, "the pool still cannot be opened"),
+            }
+            pause = (pause * 2).min(AT_LEAST_EVERY);
         }
     };
     tokio::select! {
         () = drain.begun() => {}
-        () = takes_changes => {
+        engine = opens => {
             tracing::info!(
-                "the pool is writable again: the driver exits so that the next start opens it");
+                "the pool can be opened again: the driver exits so that the next start uses it");
             drain.begin();
+            engine.shutdown_within(drain.left()).await;
         }
     }
     Part::end_all(role).await

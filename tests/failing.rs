@@ -703,6 +703,34 @@ async fn a_claim_that_the_index_may_have_can_be_made_again_or_deleted_after_a_re
     }
 }
 
+/// After a restart of its own, kubelet asks again for each volume that is mounted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_publish_finds_its_mount_while_the_index_is_in_doubt() {
+    let _mine = my_turn().await;
+    let (disk, bench) = require_small_disk!();
+    bench.step("made", &TASK, a_directory).await;
+    bench.publish("pod", "mounted", &[]).await;
+    let broken = disk.breaks_at(&bench.pool().join("index.redb"));
+    let cache = held::name();
+    let destroyed = bench.engine.destroy(&cache.tenant, &cache.reference).await;
+    let error = destroyed.expect_err("the index fails");
+    assert!(matches!(error, Error::Index(_)), "{error}");
+
+    let again = bench.try_publish("pod", "mounted", &[]).await;
+    assert!(again.expect("it is mounted").already);
+    let other = bench.try_publish("pod", "other", &[]).await;
+    assert!(matches!(&other, Err(Error::Degraded(_))), "{other:?}");
+    // To mount it again, its record would have to be written.
+    run(Command::new("umount").arg(bench.target("mounted"))).expect("umount");
+    let again = bench.try_publish("pod", "mounted", &[]).await;
+    assert!(matches!(&again, Err(Error::Degraded(_))), "{again:?}");
+    bench.unpublish("mounted").await;
+
+    let bench = bench.restart_after(|_| broken.heals()).await;
+    bench.finish().await;
+    assert_eq!(disk.close(), Vec::<PathBuf>::new());
+}
+
 /// Overlayfs mounts nothing on a filesystem with an unreported lost write; the driver tries a mount
 /// when it starts.
 #[tokio::test(flavor = "multi_thread")]

@@ -6,12 +6,15 @@
 mod common;
 
 use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use baggageclaim::csi::{self, DRIVER_NAME, Readiness};
 use baggageclaim::kubelet_double::{NO_ATTRIBUTES, PublishOptions};
 use baggageclaim::model::NodeId;
 use baggageclaim::server::{Drain, Exited};
+use baggageclaim::store::PoolDirs;
 use baggageclaim::telemetry::metrics::Rpcs;
 use baggageclaim::{driver, engine};
 use common::api::{Api, Mood};
@@ -84,7 +87,7 @@ async fn it_is_offered_when_it_serves_and_withdrawn_first() {
     node.kubelet().await;
     pod.unpublish("out").await.expect("unpublish");
     node.terminate().await;
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,7 +130,7 @@ async fn a_kubelet_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lo
     assert!(registry.inode().is_none());
     drop(registry);
     for lab in [lab, kubelets] {
-        assert_eq!(lab.close(), Vec::<std::path::PathBuf>::new());
+        assert_eq!(lab.close(), Vec::<PathBuf>::new());
     }
 }
 
@@ -217,7 +220,7 @@ async fn while_the_api_server_is_away_kubelet_is_not_asked_to_fail_again() {
         .collect();
     assert_eq!(alarming.len(), 1, "{log}");
     assert!(alarming[0].contains("not yet"), "{log}");
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 /// That the driver does not reach the API server need not mean that kubelet does not.
@@ -250,7 +253,7 @@ async fn while_the_api_server_is_away_kubelet_is_asked_all_the_same_and_seldom()
         1,
         "{log}"
     );
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 /// An API server that allows the driver nothing is there, and may well enter it for kubelet.
@@ -269,7 +272,7 @@ async fn an_api_server_that_forbids_is_not_away() {
     let log = node.terminate().await;
     assert!(log.contains("offering it again"), "{log}");
     assert!(!log.contains("the watch over pods works again"), "{log}");
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 #[tokio::test]
@@ -311,7 +314,7 @@ async fn what_kubelet_sweeps_away_comes_back() {
     assert_eq!(registry.info().await.name, DRIVER_NAME);
     node.terminate().await;
     assert!(registry.inode().is_none());
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 #[tokio::test]
@@ -370,7 +373,7 @@ async fn a_killed_drivers_socket_is_replaced_and_its_mounts_are_taken_up() {
         .expect("publish");
     empty.unpublish("s").await.expect("unpublish");
     node.terminate().await;
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 /// The settings of a driver in this lab.
@@ -417,7 +420,7 @@ async fn late_tasks_of_a_role_are_named_and_the_driver_ends() {
     ended.expect("late tasks are left to the next start");
     assert_eq!(drain.late(), ["hangs", "also hangs"]);
     assert!(!socket.exists() && !lab.path().join("pool/admin.sock").exists());
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 /// A pod that has all inodes of the pool can end, and only then does the admin socket get one.
@@ -460,7 +463,7 @@ async fn a_driver_serves_kubelet_before_there_is_an_inode_for_its_admin_socket()
     let ended = driver::run(config, drain, ready, |_, _| Vec::new(), shutdown).await;
     ended.expect("it was told to end");
     assert!(!admin.exists());
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 /// The part of a role that runs beside the services may not end, or panic, unnoticed: the driver
@@ -482,33 +485,33 @@ async fn a_part_that_ends_by_itself_ends_the_driver() {
             "{error}"
         );
         assert!(!socket.exists() && !lab.path().join("pool/admin.sock").exists());
-        assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+        assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
     }
 }
 
 /// Kubelet unmounts what pods have that end, and starts no other: the driver has no pool.
-#[tokio::test]
-async fn pods_end_though_the_driver_starts_on_a_pool_that_takes_no_changes() {
-    let lab = require_lab!(Fs::Ext4);
-    let node = NodeProcess::start(&lab, &[]);
+async fn pods_end_though(lab: &Lab, breaks: impl FnOnce(&Path), says: &str) -> NodeProcess {
+    let node = NodeProcess::start(lab, &[]);
     let pod = node.kubelet().await.pod("ci", "build");
     let output = [("type", "output"), ("name", "o"), ("commit", "always")];
     let options = PublishOptions::default();
     pod.publish("out", output, options).await.expect("publish");
     let made = pod.publish("scratch", NO_ATTRIBUTES, options).await;
     std::fs::write(made.expect("publish").target.join("f"), "x").expect("write");
+    let pool = node.pool.clone();
     node.terminate().await;
 
-    lab.set_read_only(true);
+    breaks(&pool);
     let registry = Registry::new(&lab.kubelet_dir());
-    let node = NodeProcess::start(&lab, &[]);
+    let node = NodeProcess::start(lab, &[]);
     assert_eq!(registry.info().await.name, DRIVER_NAME);
     let kubelet = node.kubelet().await;
     assert_eq!(kubelet.node(), "here");
     let other = kubelet.pod("ci", "other");
     let refused = other.publish("out", output, options).await;
     let refused = refused.expect_err("there is no pool").to_string();
-    assert!(refused.contains("read-only filesystem"), "{refused}");
+    assert!(refused.contains(says), "{refused}");
+    assert!(refused.contains("can only be unmounted"), "{refused}");
     other.clean("out").expect("nothing was made");
     let pod = kubelet.pod_with_uid("ci", "build", pod.uid());
     for volume in ["out", "scratch"] {
@@ -517,29 +520,156 @@ async fn pods_end_though_the_driver_starts_on_a_pool_that_takes_no_changes() {
             assert!(!pod.target(volume).exists());
         }
     }
-    assert_eq!(lab.leftovers(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.leftovers(), [""; 0].map(PathBuf::from));
+    node
+}
 
-    lab.set_read_only(false);
+/// The driver ends by itself once the pool can be opened, and the next start takes the volumes up.
+async fn opens_again(lab: Lab, node: NodeProcess) {
     let (code, log) = node.ended().await;
     assert_eq!(code, Some(0), "{log}");
-    assert!(log.contains("the pool is writable again"), "{log}");
+    assert!(log.contains("the pool can be opened again"), "{log}");
     let node = NodeProcess::start(&lab, &[]);
-    node.logged("kubelet will no longer unpublish this volume", 2)
-        .await;
+    let before = log.matches(RETIRED).count();
+    node.logged(RETIRED, 2 - before).await;
     node.terminate().await;
-    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// Logged of a volume that was unmounted without the engine.
+const RETIRED: &str = "kubelet will no longer unpublish this volume";
+
+#[tokio::test]
+async fn pods_end_though_the_driver_starts_on_a_pool_that_takes_no_changes() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = pods_end_though(&lab, |_| lab.set_read_only(true), "read-only filesystem").await;
+    lab.set_read_only(false);
+    opens_again(lab, node).await;
+}
+
+#[tokio::test]
+async fn pods_end_though_a_newer_version_wrote_the_index() {
+    let lab = require_lab!(Fs::Ext4);
+    let set_format = |pool: &Path, format: u64| {
+        let database = redb::Database::open(pool.join("index.redb")).expect("open");
+        let write = database.begin_write().expect("begin");
+        let meta = redb::TableDefinition::<&str, u64>::new("meta");
+        let before = {
+            let mut table = write.open_table(meta).expect("the table");
+            let before = table.insert("format", format).expect("set");
+            before.expect("it has a format").value()
+        };
+        write.commit().expect("written");
+        before
+    };
+    let mut known = 0;
+    let breaks = |pool: &Path| known = set_format(pool, 99);
+    let node = pods_end_though(&lab, breaks, "has format 99").await;
+    set_format(&node.pool, known);
+    opens_again(lab, node).await;
+}
+
+#[tokio::test]
+async fn pods_end_though_the_index_is_damaged() {
+    let lab = require_lab!(Fs::Ext4);
+    let index = lab.path().join("pool/index.redb");
+    let whole = lab.path().join("whole");
+    let breaks = |_: &Path| {
+        std::fs::rename(&index, &whole).expect("rename");
+        std::fs::write(&index, "torn").expect("write");
+    };
+    let node = pods_end_though(&lab, breaks, "index.redb cannot be read").await;
+    std::fs::rename(&whole, &index).expect("rename");
+    opens_again(lab, node).await;
+}
+
+#[tokio::test]
+async fn pods_end_though_a_newer_version_made_the_pool() {
+    let lab = require_lab!(Fs::Ext4);
+    let json = lab.path().join("pool/pool.json");
+    let known = std::cell::OnceCell::new();
+    let breaks = |_: &Path| {
+        let text = known.get_or_init(|| std::fs::read_to_string(&json).expect("read"));
+        assert!(text.contains("\"format\":1"), "{text}");
+        std::fs::write(&json, text.replace("\"format\":1", "\"format\":9")).expect("write");
+    };
+    let node = pods_end_though(&lab, breaks, "has format 9").await;
+    std::fs::write(&json, known.get().expect("read")).expect("write");
+    opens_again(lab, node).await;
+}
+
+/// Nothing on the disk can be read.
+#[tokio::test]
+async fn pods_end_though_the_pools_filesystem_shut_down() {
+    let lab = require_lab!(Fs::Ext4);
+    let breaks = |_: &Path| {
+        let mut shutdown = Command::new("xfs_io");
+        let shutdown = shutdown.args(["-F", "-x", "-c", "shutdown"]);
+        common::lab::run(shutdown.arg(lab.path())).expect("xfs_io");
+    };
+    let node = pods_end_though(&lab, breaks, "EIO").await;
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// A driver whose container lacks kubelet's directory cannot tell whether a pod runs: its volume is
+/// kept, and kubelet is not told that it was unmounted.
+#[tokio::test]
+async fn a_driver_that_does_not_see_kubelets_pods_takes_none_of_their_volumes_away() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &[]);
+    let pod = node.kubelet().await.pod("ci", "build");
+    let options = PublishOptions::default();
+    let made = pod.publish("scratch", NO_ATTRIBUTES, options).await;
+    let target = made.expect("publish").target;
+    std::fs::write(target.join("f"), "x").expect("write");
+    node.terminate().await;
+
+    // The mount moves along, as seen from the driver.
+    let pods = lab.kubelet_dir().join("pods");
+    let away = lab.kubelet_dir().join("away");
+    std::fs::rename(&pods, &away).expect("rename");
+    let node = NodeProcess::start(&lab, &[]);
+    let kubelet = node.kubelet().await;
+    let reaped = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args(["reap", "--pool"])
+        .arg(&node.pool)
+        .output()
+        .expect("it runs");
+    assert!(reaped.status.success(), "{reaped:?}");
+    let pod = kubelet.pod_with_uid("ci", "build", pod.uid());
+    let refused = pod.unpublish("scratch").await;
+    let refused = refused.expect_err("it is still mounted").to_string();
+    let missing = format!("the driver sees no directory {}", pods.display());
+    assert!(refused.contains(&missing), "{refused}");
+    let file = away
+        .join(target.strip_prefix(&pods).expect("below"))
+        .join("f");
+    assert_eq!(std::fs::read(&file).expect("it is still there"), b"x");
+
+    std::fs::rename(&away, &pods).expect("rename");
+    pod.unpublish("scratch").await.expect("unpublish");
+    assert!(!target.exists());
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
 #[tokio::test]
 async fn it_is_not_offered_while_it_cannot_serve() {
     let lab = require_lab!(Fs::Ext4);
     let registry = Registry::new(&lab.kubelet_dir());
-    // A pool of a format that this version does not know: it never becomes ready.
-    std::fs::create_dir(lab.path().join("pool")).expect("mkdir");
-    std::fs::write(lab.path().join("pool/pool.json"), "{}").expect("write");
-    let node = NodeProcess::start(&lab, &[]);
-    let (code, log) = node.ended().await;
+    // Another process has the pool, and later there is none: neither driver unmounts anything.
+    let pool = lab.path().join("pool");
+    let taken = PoolDirs::open(&pool).expect("made");
+    let (code, log) = NodeProcess::start(&lab, &[]).ended().await;
     assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("in use by another process"), "{log}");
+    assert!(!log.contains("offered to kubelet"), "{log}");
+    drop(taken);
+    std::fs::create_dir(pool.join("layers/a")).expect("mkdir");
+    let (code, log) = NodeProcess::start(&lab, &[]).ended().await;
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("pool.json is missing"), "{log}");
     assert!(!log.contains("offered to kubelet"), "{log}");
     // A foreign live socket in the driver's place is not taken over.
     let socket = lab.kubelet_dir().join("plugins").join(DRIVER_NAME);

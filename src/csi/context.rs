@@ -53,19 +53,19 @@ impl Default for Features {
 pub enum Readiness {
     /// The pool is being opened.
     Recovering,
-    /// The pool's filesystem accepts no changes. Volumes can only be unmounted, so that pods can
+    /// There is a pool, and it cannot be opened. Volumes can only be unmounted, so that pods can
     /// end.
     UnmountsOnly(UnmountsOnly),
-    /// The engine runs, with the shared tier if there is one. If the pool cannot be opened for
-    /// another reason, the driver exits.
+    /// The engine runs, with the shared tier if there is one.
     Ready(Engine, Option<Arc<Distribution>>),
 }
 
 /// A driver without an engine.
 #[derive(Debug, Clone)]
 pub struct UnmountsOnly {
-    /// The backend of the pool. Kubelet asks for the topology when the driver registers.
-    pub backend: BackendKind,
+    /// The backend of the pool, if it says it. Kubelet asks for the topology when the driver
+    /// registers.
+    pub backend: Option<BackendKind>,
     /// Why the pool cannot be opened.
     pub why: String,
 }

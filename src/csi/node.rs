@@ -9,10 +9,9 @@ use tonic::{Request, Response, Status};
 use super::context::{Features, Readiness, engine, serving};
 use super::status::{Failure, advertised, answer};
 use super::{health, parse, render, topology};
-use crate::backend::BackendKind;
 use crate::distribution::Distribution;
 use crate::engine::{self, Engine, PublishRequest, Published};
-use crate::model::{NodeId, Share};
+use crate::model::{self, NodeId, Share};
 use crate::proto::csi::v1 as csi;
 use crate::server::{Rpc, message_of};
 use csi::node_server::Node;
@@ -61,12 +60,15 @@ impl Service {
         matches!(&*self.readiness.borrow(), Readiness::UnmountsOnly(_))
     }
 
-    /// The backend of the pool, even if the pool cannot be opened.
-    fn backend(&self) -> Result<BackendKind, Failure> {
+    /// This node with its labels, even if the pool cannot be opened. The label of a backend that is
+    /// unknown is left out: kubelet keeps the node's own.
+    fn place(&self) -> Result<model::Node, Failure> {
+        let labelled = |backend| topology::node(&self.node, backend);
         if let Readiness::UnmountsOnly(pool) = &*self.readiness.borrow() {
-            return Ok(pool.backend);
+            let backend = pool.backend.map(labelled);
+            return Ok(backend.unwrap_or_else(|| model::Node::place(&self.node)));
         }
-        Ok(self.engine()?.backend())
+        Ok(labelled(self.engine()?.backend()))
     }
 }
 
@@ -171,7 +173,7 @@ impl Node for Service {
         _: Request<csi::NodeGetInfoRequest>,
     ) -> Result<Response<csi::NodeGetInfoResponse>, Status> {
         answer(async {
-            let node = topology::node(&self.node, self.backend()?);
+            let node = self.place()?;
             Ok(csi::NodeGetInfoResponse {
                 node_id: self.node.as_str().to_owned(),
                 max_volumes_per_node: self.features.most_volumes.map_or(0, i64::from),

@@ -83,8 +83,8 @@ fn described(failure: Failure) -> (Code, String) {
         Failure::UnmountsOnly(why) => (
             Code::Unavailable,
             format!(
-                "{why}; volumes can only be unmounted; make the pool writable, then restart the \
-                 driver"
+                "{why}; volumes can only be unmounted until the driver, which tries again by \
+                 itself, can open the pool"
             ),
         ),
         Failure::Engine(error) => (code_of(&error), message_of(&error)),

@@ -310,13 +310,13 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         problem: String,
     },
-    /// The pool cannot be opened, because its filesystem takes no changes.
-    #[error("pool {}: it is on a read-only filesystem ({source})", path.display())]
-    PoolReadOnly {
+    /// Another process has the pool.
+    #[error("pool {}: {problem}", path.display())]
+    PoolInUse {
         /// The pool.
         path: PathBuf,
-        /// What failed.
-        source: sys::Error,
+        /// Which process, if that is known.
+        problem: String,
     },
     /// The index failed.
     #[error("index: {0}")]
@@ -402,20 +402,21 @@ impl Error {
 
     /// What is wrong with a pool, for the person who starts the driver.
     pub(super) fn of_pool(path: &Path, error: store::Error) -> Self {
+        let path = path.to_owned();
         let problem = match error {
+            store::Error::Locked { .. } => {
+                let problem = error.to_string();
+                return Self::PoolInUse { path, problem };
+            }
             store::Error::System(source) if source.is(sys::Errno::EROFS) => {
-                let path = path.to_owned();
-                return Self::PoolReadOnly { path, source };
+                format!("it is on a read-only filesystem ({source})")
             }
             store::Error::System(source) if source.is_full() => {
                 format!("its disk is full, make room by hand ({source})")
             }
             error => error.to_string(),
         };
-        Self::Pool {
-            path: path.to_owned(),
-            problem,
-        }
+        Self::Pool { path, problem }
     }
 
     /// Whether the filesystem has lost a write: in this call, or in an earlier one whose error was

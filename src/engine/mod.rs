@@ -138,6 +138,7 @@ pub use counters::Counters;
 pub use error::{Error, Result, Shortage};
 pub use metrics::Metrics;
 pub use notice::{Notice, Notices};
+pub use open::ClosedPool;
 pub use shared::{Config, Pods};
 pub use transfer::{
     Export, Exported, ImportRequest, Imported, LayerPlace, OpenArtifact, OpenLayer, OpenSnapshot,
@@ -153,7 +154,7 @@ use crate::archive::{Codec, Progress};
 use crate::backend::BackendKind;
 use crate::model::{ArtifactId, Name, Outcome, PodUid, Reference, Tenant, VolumeId};
 use crate::store::Contents;
-use crate::sys::{self, Dir};
+use crate::sys;
 
 use error::Context;
 use pool::boot_id;
@@ -352,17 +353,11 @@ impl Engine {
         self.inner.backend.kind()
     }
 
-    /// The same of a pool that cannot be opened; `None`: it does not say.
-    #[must_use]
-    pub fn backend_offline(pool: &Path) -> Option<BackendKind> {
-        open::recorded_backend(pool)
-    }
-
-    /// Whether a pool that cannot be opened takes changes again.
-    pub async fn takes_writes_offline(pool: &Path) -> bool {
+    /// What is known of a pool that cannot be opened; `None`: there is none.
+    pub async fn look_offline(pool: &Path) -> Option<ClosedPool> {
         let pool = pool.to_owned();
-        let touch = async move { Dir::open(&pool).and_then(|pool| pool.touch()).is_ok() };
-        sys::apart("look", touch).await.unwrap_or(false)
+        let look = async move { open::look(&pool) };
+        sys::apart("look", look).await.ok().flatten()
     }
 
     /// Unmounts what is at `target`, and removes the mount point unless it is a staging path.

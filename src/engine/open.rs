@@ -60,14 +60,14 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         Some(identity) => identity,
         None => found(&dirs, chosen.kind).map_err(of_pool)?,
     };
-    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason,
-        "pool opened");
     let needs_index = needs_index(Some(&dirs.layers), Some(&dirs.volumes))?;
     let (index, mut contents) = open_index(&dirs, needs_index).map_err(of_pool)?;
     if is_new {
         contents.fences = Fences::of_new_pool();
     }
     point(Point::OpenIndexed);
+    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason,
+        "pool opened");
     Ok(Opened {
         origin: Origin {
             boot: boot_id()?,
@@ -81,6 +81,13 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         contents,
         lost,
     })
+}
+
+/// A pool that cannot be opened.
+#[derive(Debug, Clone, Copy)]
+pub struct ClosedPool {
+    /// Its backend, as far as it says which.
+    pub backend: Option<BackendKind>,
 }
 
 fn wrong(path: &Path, problem: String) -> Error {
@@ -113,11 +120,17 @@ fn kept_backend(
     }
 }
 
-/// The backend of a pool, as far as it says which.
-pub(super) fn recorded_backend(pool: &Path) -> Option<BackendKind> {
-    let identity = Dir::open(pool).ok().map(|root| PoolIdentity::read(&root));
-    let backend = identity?.ok()??.backend;
-    serde_json::from_value(backend.into()).ok()
+/// What is known of a pool that cannot be opened; `None`: there is none.
+pub(super) fn look(pool: &Path) -> Option<ClosedPool> {
+    let root = match Dir::open(pool).and_then(|root| Ok((root.has(layout::POOL_JSON)?, root))) {
+        Ok((true, root)) => root,
+        // A disk that fails hides whether there is one.
+        Err(error) if error.is(sys::Errno::EIO) => return Some(ClosedPool { backend: None }),
+        Ok((false, _)) | Err(_) => return None,
+    };
+    let backend = PoolIdentity::read_backend(&root);
+    let backend = backend.and_then(|name| serde_json::from_value(name.into()).ok());
+    Some(ClosedPool { backend })
 }
 
 /// A directory without `pool.json` must have no layers: their backend would be unknown.

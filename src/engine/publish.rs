@@ -51,7 +51,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         });
     }
     let request = Arc::new(request);
-    let mut guard = Guard::take(inner, &request.volume, guard::deadline()).await?;
+    let mut guard = Guard::take_to_leave(inner, &request.volume, guard::deadline()).await?;
     let started = Instant::now();
     let mut full_since = None;
     let mut last = false;
@@ -196,10 +196,11 @@ fn decide(
     request: &PublishRequest,
     started: Instant,
 ) -> Result<Decision> {
-    state.health.refuse_changes()?;
+    state.health.refuse_closing()?;
     if state.volumes.live(&request.volume).is_some() {
         return Ok(Decision::Planned(None));
     }
+    state.health.refuse_degraded()?;
     if state.claims.contains(&request.volume) {
         return Err(Error::Different {
             volume: request.volume.clone(),

@@ -1,9 +1,9 @@
 //! Publish, once more: a volume that exists is asked for again.
 //!
 //! Kubelet repeats a call whose answer it did not get, and after a restart of its own the calls for
-//! live volumes. A repeated call finds its mount and does nothing. A mount that vanished is made
-//! again, also at another target. A second target beside a mounted one is refused: kubelet names
-//! one target for each volume of a pod.
+//! live volumes. A repeated call finds its mount and does nothing, so it may while the engine is
+//! degraded. A mount that vanished is made again, also at another target. A second target beside a
+//! mounted one is refused: kubelet names one target for each volume of a pod.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -65,6 +65,7 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
             });
         }
     }
+    inner.refuse_degraded()?;
     published.already = false;
     mount_again(inner, request, &target, record)?;
     Ok(published)

@@ -30,8 +30,17 @@ pub(super) enum Found {
     Mount(MountPoint),
 }
 
+/// The directory of kubelet that a target is in, if it is one of kubelet's. Kubelet makes both when
+/// it starts: `pods`, with `<pod uid>/volumes/kubernetes.io~csi/<volume>/mount` for published
+/// volumes; and `plugins`, with `kubernetes.io/csi/<driver>/<digest>/globalmount` for staged ones.
+fn kubelet_tree(target: &Path) -> Option<&Path> {
+    let tree = target.ancestors().nth(5);
+    tree.filter(|tree| tree.ends_with("pods") || tree.ends_with("plugins"))
+}
+
 impl<'a> Target<'a> {
-    /// Opens the directory above; `None` when that does not exist.
+    /// Opens the directory above; `None` when that does not exist. An error if the driver does not
+    /// see kubelet's tree at all: then the volume may well be mounted, and its pod may run.
     pub(super) fn open(path: &'a Path) -> Result<Option<Self>> {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Error::Target {
@@ -45,12 +54,22 @@ impl<'a> Target<'a> {
                 parent,
                 name: name.to_owned(),
             })),
-            // Where there is no directory there is nothing of ours.
             Err(error)
                 if [Errno::ENOENT, Errno::ENOTDIR, Errno::ENAMETOOLONG]
                     .contains(&error.errno()) =>
             {
-                Ok(None)
+                match kubelet_tree(path).filter(|tree| Dir::open(tree).is_err()) {
+                    Some(tree) => Err(Error::Target {
+                        path: path.to_owned(),
+                        problem: format!(
+                            "the driver sees no directory {}; mount kubelet's directory into the \
+                             driver's container at the same path",
+                            tree.display()
+                        ),
+                    }),
+                    // Where there is no directory there is nothing of ours.
+                    None => Ok(None),
+                }
             }
             Err(error) => Err(error).context("open the directory above the target"),
         }

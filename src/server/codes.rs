@@ -47,7 +47,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Lost { .. }
         | Error::LostContent { .. }
         | Error::Pool { .. }
-        | Error::PoolReadOnly { .. } => Code::FailedPrecondition,
+        | Error::PoolInUse { .. } => Code::FailedPrecondition,
         Error::Full(_)
         | Error::CopyTooLarge { .. }
         | Error::TargetFull(_)
@@ -229,7 +229,7 @@ mod tests {
             Error::Remote { .. } => "Remote",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
-            Error::PoolReadOnly { .. } => "PoolReadOnly",
+            Error::PoolInUse { .. } => "PoolInUse",
             Error::Index(_) => "Index",
             Error::System { .. } => "System",
             Error::Backend { .. } => "Backend",
@@ -354,11 +354,11 @@ mod tests {
             Error::ShuttingDown,
             Error::Pool {
                 path: "/pool".into(),
-                problem: "another process owns it; stop that first".into(),
+                problem: "it is on a read-only filesystem".into(),
             },
-            Error::PoolReadOnly {
+            Error::PoolInUse {
                 path: "/pool".into(),
-                source: sys::Error::new("openat", "/pool/lock", Errno::EROFS),
+                problem: "another process owns it; stop that first".into(),
             },
             Error::Index(store::Error::Damaged {
                 path: "/pool/index.redb".into(),

@@ -125,6 +125,17 @@ impl PoolIdentity {
         }
         serde_json::from_slice(&bytes).map(Some).map_err(damaged)
     }
+
+    /// The name of the backend, also from `pool.json` of another format; `None`: it does not say.
+    pub fn read_backend(root: &Dir) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Recorded {
+            backend: String,
+        }
+        let bytes = root.read(layout::POOL_JSON, 4096).ok()?;
+        let recorded: Recorded = serde_json::from_slice(&bytes).ok()?;
+        Some(recorded.backend)
+    }
 }
 
 /// A read-only view of a pool. It creates and writes nothing, so the filesystem may be mounted

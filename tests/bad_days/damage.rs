@@ -125,9 +125,7 @@ impl Closed {
         let error = loop {
             match Engine::open(self.bench.config.clone()).await {
                 Err(error) if error.to_string().contains("in use by another") => {}
-                Err(error @ (Error::Pool { .. } | Error::PoolReadOnly { .. })) => {
-                    break error.to_string();
-                }
+                Err(error @ Error::Pool { .. }) => break error.to_string(),
                 other => panic!("{other:?}"),
             }
         };

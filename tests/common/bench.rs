@@ -291,7 +291,7 @@ pub async fn open_again(config: &Config) -> Engine {
     let deadline = Instant::now() + NEVER;
     loop {
         match Engine::open(config.clone()).await {
-            Err(error @ Error::Pool { .. })
+            Err(error @ Error::PoolInUse { .. })
                 if error.to_string().contains("in use by another process") =>
             {
                 assert!(Instant::now() < deadline, "{error}");

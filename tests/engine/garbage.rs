@@ -501,7 +501,7 @@ async fn a_second_engine_on_the_same_pool_is_refused() {
         .await
         .expect_err("owned");
     assert!(
-        matches!(&error, Error::Pool { .. })
+        matches!(&error, Error::PoolInUse { .. })
             && error.to_string().contains("in use by another process"),
         "{error}"
     );

@@ -91,21 +91,26 @@ async fn restore(pods: &Pods, snapshot: &Snapshot) -> Result<PersistentVolume> {
     pods.engine.create_claim(restore).await
 }
 
-/// It changes nothing, and says why; what is mounted is unmounted; and it is to be restarted when
-/// its index can be opened again.
+/// It changes nothing, and says why; what is mounted stays so, and is unmounted; and it is to be
+/// restarted when its index can be opened again.
 async fn assert_degraded(pods: &Pods, made: &[Change], mounted: &PersistentVolume) {
     let engine = &pods.engine;
+    let second = pods.publish_request(mounted, "second");
     let refused = [
         engine.create_claim(request("other")).await.map(drop),
         engine.takes_writes().await,
         engine.reap().await.map(drop),
         engine.check().await.map(drop),
         delete(pods, made).await,
-        pods.stage(mounted).await,
+        engine.mount_claim(second).await,
     ];
     for refused in refused {
         assert!(matches!(&refused, Err(Error::Degraded(_))), "{refused:?}");
     }
+    // As kubelet asks for it again after a restart of its own.
+    pods.stage(mounted).await.expect("it is staged");
+    let again = pods.publish_request(mounted, mounted.id.as_str());
+    engine.mount_claim(again).await.expect("it is published");
     pods.unmount(mounted).await;
     let restart = engine.needs_restart();
     tokio::pin!(restart);

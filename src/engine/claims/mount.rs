@@ -28,7 +28,7 @@ const GROUP_BITS: u32 = 0o2070;
 
 /// Mounts a claim; repeatable.
 pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()> {
-    let guard = Guard::take(inner, &request.claim, guard::deadline()).await?;
+    let guard = Guard::take_to_leave(inner, &request.claim, guard::deadline()).await?;
     let job = move |inner: &Arc<Inner>| {
         let mounted = mount_now(inner, &request);
         inner.ask_for_room_after(&mounted);
@@ -48,8 +48,11 @@ struct ClaimView {
 
 fn known(inner: &Inner, id: &VolumeId) -> Result<ClaimView> {
     let state = inner.state.lock();
-    let held = state.claims.get(id);
-    let held = held.ok_or_else(|| Error::ClaimNotHere(id.to_string()))?;
+    let Some(held) = state.claims.get(id) else {
+        // The index may have it.
+        state.health.refuse_degraded()?;
+        return Err(Error::ClaimNotHere(id.to_string()));
+    };
     refuse_broken(held)?;
     Ok(ClaimView {
         claim: held.claim.clone(),
@@ -72,6 +75,8 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
             }),
         };
     }
+    // Not before: kubelet repeats its calls for live mounts after a restart of its own.
+    inner.refuse_degraded()?;
     // Mounts that another program unmounted are forgotten.
     known
         .mounts
