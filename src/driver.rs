@@ -334,12 +334,11 @@ async fn unmount_only(
     ready: &watch::Sender<Readiness>,
     role: impl FnOnce(Option<Engine>, Drain) -> Tasks,
 ) -> Result<(), Error> {
-    let pool = match &error {
-        engine::Error::PoolInUse { .. } => None,
-        _ => {
-            let look = Engine::look_offline(&config.pool);
-            drain.finish("looking at the pool", look).await.flatten()
-        }
+    let pool = if let engine::Error::PoolInUse { .. } = error {
+        None
+    } else {
+        let look = Engine::look_offline(&config.pool);
+        drain.finish("looking at the pool", look).await.flatten()
     };
     let Some(pool) = pool.filter(|_| !drain.has_begun()) else {
         return Err(Error::Engine(error));

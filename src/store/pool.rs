@@ -127,6 +127,7 @@ impl PoolIdentity {
     }
 
     /// The name of the backend, also from `pool.json` of another format; `None`: it does not say.
+    #[must_use]
     pub fn read_backend(root: &Dir) -> Option<String> {
         #[derive(Deserialize)]
         struct Recorded {
