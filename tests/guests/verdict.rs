@@ -214,17 +214,26 @@ async fn empty(place: &Place, engine: &Engine, verdict: &mut Verdict) -> Result<
         }
     }
     let deadline = Instant::now() + NEVER;
-    while engine.reap().await?.held > 0 && Instant::now() < deadline {
+    let mut reaped = engine.reap().await?;
+    while reaped.held > 0 && Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(10)).await;
+        reaped = engine.reap().await?;
+    }
+    if reaped.held > 0 {
+        let volumes = engine.volumes(None);
+        let why = format!("the last reap: {reaped:?}; volumes: {volumes:?}");
+        verdict.leaked.push(why);
     }
     for room in ["volumes", "pending", "layers", "incoming", "trash"] {
         for entry in fs::read_dir(place.pool.join(room))
             .expect("a room")
             .flatten()
         {
-            verdict
-                .leaked
-                .push(format!("{room}/{}", entry.file_name().display()));
+            let inside = fs::read_dir(entry.path()).into_iter().flatten().flatten();
+            let inside: Vec<_> = inside.map(|entry| entry.file_name()).collect();
+            let name = entry.file_name();
+            let leaked = format!("{room}/{}: {inside:?}", name.display());
+            verdict.leaked.push(leaked);
         }
     }
     for entry in fs::read_dir(&place.targets).expect("targets").flatten() {
