@@ -257,7 +257,7 @@ async fn serve(
         notices: config.engine.notices.clone(),
         ..distribution::Settings::default()
     };
-    let engine = config.engine.clone();
+    let engine_config = config.engine.clone();
     let opened = drain.finish("opening the pool", open(config.engine, config.peers));
     let served = match opened.await {
         Some(Ok((engine, socket, node))) => {
@@ -266,7 +266,9 @@ async fn serve(
             let node = node.map(|node| serve_peers(drain, node, engine.clone()));
             serve_pool(engine, distribution, node, socket, drain, ready, role).await
         }
-        Some(Err(Error::Engine(error))) => unmount_only(error, engine, drain, ready, role).await,
+        Some(Err(Error::Engine(error))) => {
+            unmount_only(error, engine_config, drain, ready, role).await
+        }
         Some(Err(error)) => Err(error),
         None => Ok(()),
     };

@@ -73,7 +73,7 @@ struct Running {
     /// Its place among the fetches that run. Another one has it during pauses.
     thread: Free,
     callers: Callers<ArtifactId, Fetched>,
-    /// Since when no pod has waited for it, if it was looked at since.
+    /// When [`Fetcher::gives_way`] first saw that no pod waits for it, since one did.
     unawaited: Mutex<Option<Instant>>,
     since: Timestamp,
     of: AtomicU64,

@@ -284,9 +284,9 @@ impl wire::peer_server::Peer for Service {
     ) -> Result<Response<wire::GetArtifactResponse>, Status> {
         let inner = &self.0;
         let (peer, who) = inner.caller(&request)?;
-        let _checking = inner.place_to_check(&peer).await?;
         let ask = request.into_inner().ask;
         if let Some(clone) = ask.as_ref().and_then(|ask| ask.clone.as_ref()) {
+            let _checking = inner.place_to_check(&peer).await?;
             let asked = inner.admit_clone(&peer, who, clone).await?;
             return inner.get_snapshot(&peer, &asked).await;
         }
@@ -310,6 +310,8 @@ impl wire::peer_server::Peer for Service {
         if local().is_none() {
             return answer(State::Nothing, None);
         }
+        // Not before: checks that take long must not keep the peer from hearing of nothing.
+        let _checking = inner.place_to_check(&peer).await?;
         inner.check(&peer, who, &asked).await?;
         // The check may have taken long.
         let Some(local) = local() else {
