@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, mount};
 
@@ -19,16 +20,68 @@ const DISK: &str = "/dev/vda";
 /// The port of reports.
 static REPORTS: Mutex<Option<File>> = Mutex::new(None);
 
+/// After this long without a report, the console shows where each thread waits. The process that
+/// started the guest waits longer, and shows the end of the console.
+const SILENCE: Duration = Duration::from_secs(90);
+
+/// How many calls of a thread are shown.
+const DEEP: usize = 12;
+
+/// When the last report was sent.
+static TOLD: Mutex<Option<Instant>> = Mutex::new(None);
+
 /// Reports to the process that started the guest.
 pub(crate) fn tell(report: &Report) {
     let mut line = serde_json::to_vec(report).expect("plain data serialises");
     line.push(b'\n');
     let mut port = REPORTS.lock().expect("no thread panicked with this lock");
+    *TOLD.lock().expect("nothing panics with this lock") = Some(Instant::now());
     if let Some(port) = port.as_mut() {
         port.write_all(&line).expect("the port takes it");
         // A power-off would not wait for what the port has not sent yet.
         let _ = rustix::termios::tcdrain(port);
     }
+}
+
+/// Shows on the console where threads wait, once in each silence.
+fn watch_for_silence() {
+    let mut shown = None;
+    loop {
+        std::thread::sleep(SILENCE / 10);
+        let told = *TOLD.lock().expect("nothing panics with this lock");
+        if told != shown && told.is_some_and(|told| told.elapsed() > SILENCE) {
+            shown = told;
+            eprintln!(
+                "silent for {SILENCE:?}; the threads wait here:\n{}",
+                threads()
+            );
+        }
+    }
+}
+
+/// Where each thread of this process, and each thread of the kernel that is blocked, waits.
+pub(crate) fn threads() -> String {
+    let mut text = String::new();
+    let own = fs::read_dir("/proc/self/task").expect("proc").flatten();
+    let all = fs::read_dir("/proc").expect("proc").flatten();
+    let read = |path: &Path, name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
+    for thread in own.chain(all) {
+        let path = thread.path();
+        let stat = read(&path, "stat");
+        let state = stat.rsplit(')').next().unwrap_or_default().trim().get(..1);
+        let is_own = path.starts_with("/proc/self/task");
+        if is_own || state == Some("D") {
+            let name = read(&path, "comm");
+            let stack = read(&path, "stack");
+            let frames = stack
+                .lines()
+                .filter_map(|line| line.split([' ', '+']).nth(1));
+            let stack: Vec<_> = frames.take(DEEP).collect();
+            let what = format!("{} {state:?}: {}\n", name.trim(), stack.join(" < "));
+            text.push_str(&what);
+        }
+    }
+    text
 }
 
 /// All of a guest's life.
@@ -39,6 +92,7 @@ pub(crate) fn live() -> ! {
     }));
     let worked = std::panic::catch_unwind(|| {
         prepare();
+        std::thread::spawn(watch_for_silence);
         let line = fs::read_to_string("/proc/cmdline").expect("the command line");
         let job = Job::from_command_line(&line).expect("a job on the command line");
         work(job);

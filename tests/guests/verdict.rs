@@ -221,7 +221,8 @@ async fn empty(place: &Place, engine: &Engine, verdict: &mut Verdict) -> Result<
     }
     if reaped.held > 0 {
         let volumes = engine.volumes(None);
-        let why = format!("the last reap: {reaped:?}; volumes: {volumes:?}");
+        let threads = super::init::threads();
+        let why = format!("the last reap: {reaped:?}; volumes: {volumes:?}\n{threads}");
         verdict.leaked.push(why);
     }
     for room in ["volumes", "pending", "layers", "incoming", "trash"] {
