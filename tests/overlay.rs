@@ -497,6 +497,24 @@ fn a_mapping_keeps_a_volume_busy_and_what_it_stores_is_sealed() {
 }
 
 #[test]
+fn a_volume_whose_first_mount_was_not_made_is_in_use_once_it_is_mounted() {
+    require_root!();
+    everywhere(|pool| {
+        let volume = pool.volume("v");
+        pool.backend().create(&volume, &START).expect("create");
+        // A driver was killed here.
+        volume.create_dir("work.1", 0o700).expect("mkdir");
+        assert!(!pool.backend().in_use(&volume).expect("in_use"));
+        let mounted = pool.mount(&volume, &START);
+        assert!(pool.backend().in_use(&volume).expect("in_use"));
+        drop(mounted);
+        eventually("it is free", || {
+            !pool.backend().in_use(&volume).expect("in_use")
+        });
+    });
+}
+
+#[test]
 fn a_working_directory_is_in_use_but_writes_nothing_once_frozen() {
     require_root!();
     everywhere(|pool| {

@@ -303,9 +303,9 @@ impl Backend for Overlay {
     fn in_use(&self, volume: &Dir) -> Result<bool> {
         use std::os::fd::AsRawFd;
         let top = match volume.open_if_there(TOP)? {
-            // An empty first work directory means that it never was an overlay's upper directory.
-            // Then the kernel is not asked: its answer costs a line in its log. On a serial console
-            // that line blocks all mounts for milliseconds.
+            // An empty first work directory: it never was an overlay's upper directory. Then the
+            // kernel is not asked: its answer costs a line in its log. On a serial console that
+            // line blocks all mounts for milliseconds.
             Some(_) if !was_mounted(volume)? => return Ok(false),
             Some(top) => top,
             // Sealed: the kernel knows the directory by inode, not by name.
@@ -323,7 +323,11 @@ impl Backend for Overlay {
         context.string("upperdir", &path(&top))?;
         context.string("workdir", &path(&self.elsewhere))?;
         context.string("index", "on")?;
-        Ok(!matches!(context.create(), Err(error) if error.is(Errno::EINVAL)))
+        match context.create() {
+            Err(error) if error.is(Errno::EINVAL) => Ok(false),
+            Err(error) if !error.is(Errno::EBUSY) => Err(error.of(volume.path()).into()),
+            _ => Ok(true),
+        }
     }
 
     fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
