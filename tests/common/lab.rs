@@ -304,7 +304,7 @@ impl Lab {
     }
 
     /// What a power cut at this moment would leave: a copy of the image, mounted. One at a time, of
-    /// ext4 or xfs.
+    /// ext4, xfs, or btrfs on Linux 6.7 or newer.
     pub fn cut(&self) -> Self {
         let image = self.image().expect("an image");
         let cut = Self {

@@ -3,7 +3,7 @@
 //!
 //! It is made in `incoming/` and then renamed. So a directory in `volumes/` under a claim's id is
 //! the claim's content, also after a power cut: the content of unsynced files is then undefined,
-//! but the filesystem keeps the order of renames.
+//! but the filesystem keeps the order of renames, or is told to ([`keep_place`]).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::engine::mounts::start_of_claim;
 use crate::engine::shared::Inner;
 use crate::model::{ClaimRecord, ClaimTarget, LayerId, PersistentVolume, VolumeId, layout};
 use crate::store;
-use crate::sys::{self, Dir, Errno};
+use crate::sys::{self, Dir, Errno, Space};
 
 /// The claim's directory, if it has its content.
 pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir>> {
@@ -105,11 +105,16 @@ pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Opti
 /// Makes durable that the directories of claims are where they are, before a pod can make durable
 /// what is in them.
 ///
-/// In a journal the rename stands before whatever is fsynced later. btrfs has no such order: a
-/// claim's content is a subvolume of its own, and an fsync in there writes down nothing of the
-/// pool's, where the directory would still be in `incoming/`, which is swept at start.
+/// In a journal the rename stands before whatever is fsynced later. btrfs has no such order, with
+/// any backend: an fsync names only directories that the running transaction made, and nothing
+/// outside of its subvolume. The directory would still be in `incoming/`, which is swept at start.
 pub(super) fn keep_place(inner: &Inner) -> Result<()> {
-    if inner.backend.has_snapshots() {
+    let space = inner
+        .dirs
+        .root
+        .space()
+        .context("ask for the pool's filesystem")?;
+    if space.magic == Space::BTRFS {
         let volumes = &inner.dirs.volumes;
         volumes.sync().context("make the volume's place durable")?;
     }
