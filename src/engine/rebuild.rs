@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
-use super::pool::boot_id;
-use super::pool_scan::{Found, look, names};
+use super::pool_scan::names;
 use super::types::Rebuilt;
 use crate::model::{
     Artifact, ArtifactId, Fences, LayerId, Name, PersistentVolume, layout, takes_name,
@@ -27,7 +26,6 @@ use crate::sys::Dir;
 pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
     let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
-    let unfinished = unfinished(&dirs)?;
     let mut whole = HashSet::new();
     let mut records = Vec::new();
     let mut of_claims = Vec::new();
@@ -39,7 +37,6 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
         if layer.has(layout::FS).context("look at a layer")?
             && let Ok(record) = store::read_layer(&layer).context("read a layer's record")?
             && Path::new(&record.id.to_string()) == name
-            && !unfinished.contains(&name)
         {
             whole.insert(record.id);
             // Of a claim or snapshot, or merged for some.
@@ -108,22 +105,6 @@ fn replace(root: &Dir, changes: &[Change]) -> store::Result<()> {
     index.take_place()?;
     point(Point::RebuildPlaced);
     Ok(())
-}
-
-/// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have
-/// taken bytes of them.
-fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
-    let boot = boot_id()?;
-    let mut unfinished = Vec::new();
-    for name in names(&dirs.pending)? {
-        match look(&dirs.pending, &name)? {
-            Found::Gone => {}
-            Found::Volume(_, record) if record.boot == boot => {}
-            Found::Unreadable(error) => return Err(error).context("read a volume's record"),
-            Found::Stray | Found::Unrecorded(..) | Found::Volume(..) => unfinished.push(name),
-        }
-    }
-    Ok(unfinished)
 }
 
 /// The claims with a readable record, and the directories of claims with an unreadable one. The
