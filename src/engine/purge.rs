@@ -79,22 +79,22 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
 /// Deletes one thing in the trash, unless a process holds it open.
 fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     let trash = &inner.dirs.trash;
-    let in_use = match trash.open_beneath(name) {
-        // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted
-        // refers to it.
-        Ok(dir)
-            if dir
-                .has(layout::VOLUME_JSON)
-                .context("look into the trash")? =>
-        {
-            let in_use = inner.backend.in_use(&dir);
-            in_use.context("ask whether an entry of the trash is in use")? || is_read(inner, &dir)?
-        }
-        // A layer, or a stray file.
-        _ => false,
+    let dir = match trash.open_if_there(name) {
+        // A stray file.
+        Err(error) if error.is_no_directory() => None,
+        dir => dir.context("look into the trash")?,
     };
-    if in_use {
-        return Ok(false);
+    // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted
+    // refers to it.
+    if let Some(dir) = dir
+        && dir
+            .has(layout::VOLUME_JSON)
+            .context("look into the trash")?
+    {
+        let in_use = inner.backend.in_use(&dir);
+        if in_use.context("ask whether an entry of the trash is in use")? || is_read(inner, &dir)? {
+            return Ok(false);
+        }
     }
     inner
         .backend
