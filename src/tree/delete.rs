@@ -2,6 +2,7 @@
 //!
 //! It follows no symlink and crosses no mount point, and a deep tree costs no stack.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
@@ -23,6 +24,9 @@ const ROUNDS: usize = 4;
 /// How often one directory is read to its end before the deletion gives up on emptying it. A
 /// filesystem may skip names while entries are unlinked (readdir(3) promises nothing).
 const PASSES: usize = 3;
+/// So many steps are taken before `stop` is asked. Otherwise attempts that a busy machine delays
+/// could all end before their first step, and the deletion would never end.
+const STEPS: u32 = 64;
 
 /// Deletes `name` in `trash` with everything below it; Ok if there is no such name.
 ///
@@ -33,9 +37,15 @@ const PASSES: usize = 3;
 /// A process with a directory of the tree open may create entries as fast as they are deleted.
 /// After some passes that is ENOTEMPTY, or [`Error::Stopped`] once `stop` says so: on some
 /// filesystems (btrfs before Linux 6.5) one pass over it never ends. A retry continues.
+/// Each attempt takes some steps, however soon `stop` says so.
 pub fn delete(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
+    let steps = Cell::new(0);
+    let stop = || {
+        steps.set(steps.get() + 1);
+        steps.get() > STEPS && stop()
+    };
     for round in 1.. {
-        match delete_once(trash, name, stop) {
+        match delete_once(trash, name, &stop) {
             Err(Error::System(error)) if round < ROUNDS && moved(error.errno()) => {}
             result => return result,
         }
@@ -201,6 +211,25 @@ fn remove(dir: &Dir, name: &Path, is_directory: bool) -> sys::Result<()> {
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn attempts_without_any_time_come_to_an_end() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("open");
+        fs::create_dir_all(folder.path().join("doomed/a/b")).expect("mkdir");
+        for number in 0..500 {
+            fs::write(folder.path().join(format!("doomed/a/b/{number}")), b"").expect("write");
+        }
+        let attempts = (0..).find(|_| match delete(&root, Path::new("doomed"), &|| true) {
+            Ok(()) => true,
+            Err(error) => {
+                assert!(matches!(error, Error::Stopped), "{error}");
+                false
+            }
+        });
+        assert!(attempts.expect("it ends") < 20);
+        assert!(!root.has("doomed").expect("stat"));
+    }
 
     #[test]
     fn a_deep_and_wide_tree_goes_and_what_a_link_points_at_stays() {
