@@ -220,14 +220,14 @@ mod tests {
         for number in 0..500 {
             fs::write(folder.path().join(format!("doomed/a/b/{number}")), b"").expect("write");
         }
-        let attempts = (0..).find(|_| match delete(&root, Path::new("doomed"), &|| true) {
+        let ended = (0..20).any(|_| match delete(&root, Path::new("doomed"), &|| true) {
             Ok(()) => true,
             Err(error) => {
                 assert!(matches!(error, Error::Stopped), "{error}");
                 false
             }
         });
-        assert!(attempts.expect("it ends") < 20);
+        assert!(ended);
         assert!(!root.has("doomed").expect("stat"));
     }
 
