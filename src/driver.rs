@@ -327,8 +327,8 @@ async fn serve_pool(
 
 /// Serves without a pool that could not be opened: pods can end, which needs nothing of the pool.
 /// Until the drain begins, or the pool can be opened; the next start does that. The error is
-/// returned if no pool was made there yet, so that no volume is mounted; and if another process has
-/// the pool, which may be about to unmount the same volumes.
+/// returned if the directory has nothing of a pool, so that no volume is mounted; and if another
+/// process has the pool, which may be about to unmount the same volumes.
 async fn unmount_only(
     error: engine::Error,
     config: engine::Config,

@@ -606,6 +606,21 @@ async fn pods_end_though_a_newer_version_made_the_pool() {
     opens_again(lab, node).await;
 }
 
+/// As after a repair of the filesystem that lost it.
+#[tokio::test]
+async fn pods_end_though_the_pool_does_not_say_what_it_is() {
+    let lab = require_lab!(Fs::Ext4);
+    let json = lab.path().join("pool/pool.json");
+    let away = lab.path().join("pool.json");
+    let breaks = |pool: &Path| {
+        std::fs::create_dir(pool.join("layers/layer")).expect("mkdir");
+        std::fs::rename(&json, &away).expect("rename");
+    };
+    let node = pods_end_though(&lab, breaks, "pool.json is missing").await;
+    std::fs::rename(&away, &json).expect("rename");
+    opens_again(lab, node).await;
+}
+
 /// Nothing on the disk can be read, on xfs not even which backend the pool has.
 #[tokio::test]
 async fn pods_end_though_the_pools_filesystem_shut_down() {

@@ -15,7 +15,7 @@ use super::shared::Config;
 use crate::backend::{self, Backend, BackendKind, Chosen, Wanted};
 use crate::model::{Fences, LayerId, layout};
 use crate::store::{self, Contents, Index, PoolDirs, PoolIdentity};
-use crate::sys::{self, Dir};
+use crate::sys::{self, Dir, Errno};
 use crate::tree;
 
 /// A pool, opened but not yet recovered.
@@ -122,15 +122,33 @@ fn kept_backend(
 
 /// What is known of a pool that cannot be opened; `None`: there is none.
 pub(super) fn look(pool: &Path) -> Option<ClosedPool> {
-    let root = match Dir::open(pool).and_then(|root| Ok((root.has(layout::POOL_JSON)?, root))) {
-        Ok((true, root)) => root,
-        // A disk that fails hides whether there is one.
-        Err(error) if error.is(sys::Errno::EIO) => return Some(ClosedPool { backend: None }),
-        Ok((false, _)) | Err(_) => return None,
+    let root = match Dir::open(pool) {
+        Err(error) if error.is(Errno::ENOENT) || error.is(Errno::ENOTDIR) => return None,
+        root => root.ok(),
     };
-    let backend = PoolIdentity::read_backend(&root);
+    // A disk that fails, or a damaged filesystem, hides whether there is one.
+    let is_new = |root: &Dir| is_new(root).unwrap_or(false);
+    if root.as_ref().is_some_and(is_new) {
+        return None;
+    }
+    let backend = root.as_ref().and_then(PoolIdentity::read_backend);
     let backend = backend.and_then(|name| serde_json::from_value(name.into()).ok());
     Some(ClosedPool { backend })
+}
+
+/// Whether a directory has nothing of a pool.
+fn is_new(root: &Dir) -> sys::Result<bool> {
+    if root.has(layout::POOL_JSON)? {
+        return Ok(false);
+    }
+    for place in [layout::LAYERS, layout::VOLUMES] {
+        if let Some(dir) = root.open_if_there(place)?
+            && !dir.entries()?.is_empty()
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// A directory without `pool.json` must have no layers: their backend would be unknown.

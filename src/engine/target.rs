@@ -173,9 +173,11 @@ impl<'a> Target<'a> {
             let point = match self.look() {
                 Ok(Found::Mount(point)) => point,
                 Ok(Found::Nothing | Found::Directory) => break,
-                // xfs that has shut down answers no statx(2). Its mount goes all the same.
+                // xfs that has shut down, or a damaged filesystem, answers no statx(2). Its mount
+                // goes all the same.
                 Err(Error::System { source, .. })
-                    if source.is(Errno::EIO) && sys::detach(&self.parent, &self.name).is_ok() =>
+                    if !source.is_of_this_process()
+                        && sys::detach(&self.parent, &self.name).is_ok() =>
                 {
                     continue;
                 }
