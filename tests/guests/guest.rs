@@ -58,15 +58,14 @@ impl Machine<'_> {
     pub(crate) fn start(&self, job: &Job, drives: &[String]) -> Result<Guest> {
         for _ in 0..BOOTS {
             let mut guest = self.switch_on(job, drives)?;
-            match guest.next()? {
-                Some(Report::Up) => return Ok(guest),
-                Some(other) => return Err(format!("{other:?} before the machine is up")),
-                None => eprintln!(
-                    "guests: Linux {} did not come up:\n{}",
-                    self.kernel.series,
-                    guest.console()
-                ),
-            }
+            let why = match guest.next() {
+                Ok(Some(Report::Up)) => return Ok(guest),
+                Ok(Some(other)) => return Err(format!("{other:?} before the machine is up")),
+                Ok(None) => guest.console(),
+                Err(why) => why,
+            };
+            let series = self.kernel.series;
+            eprintln!("guests: Linux {series} did not come up:\n{why}");
         }
         Err(format!("Linux {} does not come up", self.kernel.series))
     }

@@ -13,8 +13,10 @@ use super::common::bench::request;
 use super::facts::{self, Promised};
 use super::work::{self, CACHE, Place, claim, mount, unmount};
 
-/// How long something is waited for before it counts as never coming.
+/// How long something is waited for before it counts as never coming, and how often it is tried at
+/// least: a machine may stand still for so long.
 const NEVER: Duration = Duration::from_secs(120);
+const TRIES: usize = 5;
 
 /// Content that should not be there, or that is missing.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -215,14 +217,16 @@ async fn empty(place: &Place, engine: &Engine, verdict: &mut Verdict) -> Result<
     }
     let deadline = Instant::now() + NEVER;
     let mut reaped = engine.reap().await?;
-    while reaped.held > 0 && Instant::now() < deadline {
+    let mut tries = 1;
+    while reaped.held > 0 && (tries < TRIES || Instant::now() < deadline) {
         tokio::time::sleep(Duration::from_millis(10)).await;
         reaped = engine.reap().await?;
+        tries += 1;
     }
     if reaped.held > 0 {
         let volumes = engine.volumes(None);
         let threads = super::init::threads();
-        let why = format!("the last reap: {reaped:?}; volumes: {volumes:?}\n{threads}");
+        let why = format!("the last of {tries} reaps: {reaped:?}; volumes: {volumes:?}\n{threads}");
         verdict.leaked.push(why);
     }
     for room in ["volumes", "pending", "layers", "incoming", "trash"] {

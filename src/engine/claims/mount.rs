@@ -345,6 +345,9 @@ fn unmount_now(
         drop(others);
         if last {
             let_go(&engine, &claim, ours);
+        } else {
+            // Before the guard: the next unmount asks whether a process holds the volume.
+            drop(ours);
         }
     };
     drop(inner.threads.run(Pool::Closes, job));
