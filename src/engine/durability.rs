@@ -12,11 +12,32 @@ use crate::model::{LayerId, Timestamp, VolumeRecord};
 /// What this boot knows of write-back.
 #[derive(Debug, Default)]
 pub(super) struct WriteBack {
+    /// When this process started.
+    started: Timestamp,
     tainted_until: Option<Timestamp>,
     synced: Option<Timestamp>,
 }
 
 impl WriteBack {
+    /// What a process knows that starts now, and finds the record of a failed write-back, if any.
+    pub(super) fn found(started: Timestamp, failed: Option<Timestamp>) -> Self {
+        Self {
+            started,
+            tainted_until: failed.map(|until| until.min(started)),
+            synced: None,
+        }
+    }
+
+    /// When content that this process finds was begun. A date ahead of its start is of a wrong
+    /// clock. Such content counts as old as the last failed write-back. Otherwise a failure of
+    /// today would be older than the content, and would not taint it.
+    pub(super) fn begun(&self, dated: Timestamp) -> Timestamp {
+        if dated <= self.started {
+            return dated;
+        }
+        self.tainted_until.unwrap_or(self.started)
+    }
+
     /// A write-back failed: content that existed until now may have lost bytes.
     pub(super) fn taint(&mut self, until: Timestamp) {
         self.tainted_until = Some(until);

@@ -15,6 +15,7 @@ use std::path::Path;
 
 use super::catalog::Catalog;
 use super::claims::recover as claims;
+use super::durability::WriteBack;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::confirm;
@@ -86,16 +87,18 @@ fn sweep_spares(inner: &Inner) -> Result<()> {
 /// Fills an empty state.
 pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
+    let failed = store::read_writeback_failure(&inner.dirs.root, inner.boot())
+        .context("read the record of a write-back error")?
+        .map(|failure| failure.until);
+    if let Some(until) = failed {
+        inner.saw(until);
+    }
     let mut state = State {
         policies: policies::found(inner).into(),
+        // Before any other record is seen: some may be of a wrong clock.
+        write_back: WriteBack::found(inner.now(), failed),
         ..State::default()
     };
-    if let Some(failure) = store::read_writeback_failure(&inner.dirs.root, inner.boot())
-        .context("read the record of a write-back error")?
-    {
-        state.write_back.taint(failure.until);
-        inner.saw(failure.until);
-    }
     sweep_spares(inner)?;
     point(Point::RecoverSwept);
     let on_disk: HashSet<LayerId> = keys(&inner.dirs.layers)?.into_iter().collect();
@@ -273,7 +276,7 @@ fn recover_volumes(
         }
         let at = (Parent::Volumes, name);
         let rebooted = |record: &VolumeRecord| say_rebooted(inner, record);
-        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, rebooted)? else {
+        let Some((dir, mut record)) = volume_at(inner, at, mounts, recovered, rebooted)? else {
             continue;
         };
         if id.as_ref() != Some(&record.id) {
@@ -287,6 +290,7 @@ fn recover_volumes(
             mount,
         });
         inner.saw(record.created);
+        record.created = state.write_back.begun(record.created);
         let volume = Volume::found(record, lifecycle, outcome);
         state.volumes.add_live(volume);
     }
@@ -372,7 +376,7 @@ fn recover_pending(
                 None => say_rebooted(inner, record),
             }
         };
-        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, rebooted)? else {
+        let Some((dir, mut record)) = volume_at(inner, at, mounts, recovered, rebooted)? else {
             continue;
         };
         let plan = record
@@ -389,6 +393,7 @@ fn recover_pending(
             continue;
         };
         inner.saw(record.created);
+        record.created = state.write_back.begun(record.created);
         let key = plan.layer;
         if let Some(sealed) = state.catalog.get(&plan.artifact) {
             // Only the clean-up was missing, and maybe the line in the log.

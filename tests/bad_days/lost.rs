@@ -4,13 +4,15 @@
 use std::fs;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::common::bench::{Bench, NEVER, empty_claim, eventually};
 use crate::common::disk::{Broken, SmallDisk, fill, require_small_disk, sync};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
-use baggageclaim::model::{ClaimSource, Outcome, PersistentVolume};
+use baggageclaim::model::{ClaimSource, Outcome, PersistentVolume, VolumeRecord};
+use baggageclaim::store::{Change, Index};
+use baggageclaim::sys::Dir;
 
 /// Overlayfs mounts no volatile overlay on a filesystem with an unreported write-back error.
 #[tokio::test(flavor = "multi_thread")]
@@ -492,6 +494,87 @@ async fn a_claim_whose_last_writer_came_late_may_have_lost_bytes() {
     let taken = bench.engine.create_snapshot("torn", claim.id.as_str());
     let error = taken.await.expect_err("it may have lost bytes");
     assert!(matches!(error, Error::ClaimInUse { .. }), "{error}");
+    let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
+    deleted.expect("deleted");
+    bench.finish().await;
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
+}
+
+/// Dates a volume and all claims two days ahead, as if the clock of the boot had been wrong.
+fn date_ahead(pool: &Path, volume: &str) {
+    const AHEAD: Duration = Duration::from_secs(2 * 24 * 60 * 60);
+    let path = pool.join("volumes").join(volume).join("volume.json");
+    let record = fs::read(&path).expect("read");
+    let mut record: VolumeRecord = serde_json::from_slice(&record).expect("a record");
+    record.created = record.created.after(AHEAD);
+    fs::write(&path, serde_json::to_vec(&record).expect("json")).expect("write");
+    let pool = Dir::open(pool).expect("open");
+    let (index, contents) = Index::open(&pool).expect("open");
+    let claims = contents.claims.into_iter().map(|mut claim| {
+        claim.created = claim.created.after(AHEAD);
+        Change::PutClaim(claim)
+    });
+    let changes: Vec<Change> = claims.collect();
+    index.commit(&changes).expect("commit");
+    index.close();
+}
+
+/// A node booted with a wrong clock, which NTP then corrected: the driver started again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_date_ahead_of_the_clock_hides_no_lost_write() {
+    let (disk, bench) = require_small_disk!();
+    let request = empty_claim("claim");
+    let claim = bench.engine.create_claim(request).await.expect("made");
+    let target = bench.target("claim");
+    let request = MountClaim {
+        claim: claim.id.clone(),
+        target: target.clone(),
+        staging: false,
+        staged_at: None,
+        read_only: false,
+        multiple_targets: false,
+        mount_group: None,
+    };
+    bench.engine.mount_claim(request).await.expect("mounted");
+    fs::write(target.join("f"), "claim").expect("write");
+    let output = |name| [("type", "output"), ("name", name), ("commit", "always")];
+    let (at, _) = bench.publish("early", "early", &output("early")).await;
+    fs::write(at.join("f"), "early").expect("write");
+    bench.publish("scratch", "scratch", &[]).await;
+    let bench = bench.restart_after(|pool| date_ahead(pool, "early")).await;
+
+    let broken = lose(&disk, &bench, "scratch");
+    let (at, _) = bench.publish("other", "other", &output("other")).await;
+    fs::write(at.join("f"), "other").expect("write");
+    bench.unpublish("other").await;
+    eventually("it is noted", || bench.pool().join("doomed").exists()).await;
+    broken.works_again();
+    eventually("the claim is marked", || {
+        let volume = bench.pool().join("volumes").join(claim.id.as_str());
+        volume.join("damaged").exists()
+    })
+    .await;
+    // The records still have their dates.
+    let bench = bench.restart().await;
+    // Content from now on is sound.
+    let (at, _) = bench.publish("later", "later", &output("later")).await;
+    fs::write(at.join("f"), "later").expect("write");
+    let bench = bench.restart().await;
+    for volume in ["early", "scratch", "later"] {
+        bench.unpublish(volume).await;
+    }
+    bench.quiet().await;
+    assert!(
+        bench.artifact("artifact/early").is_none(),
+        "it may have lost bytes"
+    );
+    assert!(bench.artifact("artifact/later").is_some());
+    let found = bench.engine.claim_use(claim.id.as_str()).await;
+    assert_eq!(found.expect("there").problems.len(), 1, "it is damaged");
+    let unmounted = bench
+        .engine
+        .unmount_claim(claim.id.as_str(), &target, false);
+    unmounted.await.expect("unmounted");
     let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
     deleted.expect("deleted");
     bench.finish().await;

@@ -35,8 +35,9 @@ pub(in crate::engine) fn recover_index(
             .copied()
             .find(|layer| !on_disk.contains(layer))
     };
-    for claim in claims {
+    for mut claim in claims {
         inner.saw(claim.created);
+        claim.created = state.write_back.begun(claim.created);
         inner.saw(claim.last_used);
         let mut held = VolumeEntry::new(claim);
         if let Some(layer) = missing(&held.claim.layers) {
