@@ -1,7 +1,7 @@
 //! The disk usage of a tree.
 //!
 //! The walk reads names and inodes, never content, and counts hard links once. Its memory is
-//! bounded: names are read in pieces ([`Names`]), and at most [`LINKED`] inodes are remembered.
+//! bounded: names are read in pieces ([`Names`]), and inodes are remembered as bits ([`Links`]).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -18,15 +18,15 @@ use super::dir_stack::DirStack;
 use super::error::{Stop, is_gone};
 use super::names::Names;
 
-/// The maximum of inodes with several names to remember: 16 MB.
-const LINKED: usize = 1 << 18;
+/// The maximum of groups of 64 inodes to remember: 16 MB.
+const GROUPS: usize = 1 << 18;
 
 /// Adds up the allocated blocks of `root` and all below it. A file with several names counts once.
 ///
 /// Blocks shared by reflinks or snapshots count each time: only reading every extent would tell. If
 /// the tree changes, the result is approximate: vanished entries do not count. Mounts are not
-/// entered. Once [`LINKED`] inodes wait for more of their names, each name of a further inode
-/// counts blocks ÷ names: exact if all names are in the tree, else too little.
+/// entered. Once files of [`GROUPS`] groups of inodes have several names, each name of a file in a
+/// further group counts blocks ÷ names: exact if all names are in the tree, else too little.
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn usage(root: &Dir, stop: Stop<'_>) -> Result<Usage> {
@@ -65,7 +65,7 @@ fn walk(
     cost: impl Fn(&Dir, &OsStr, &Stat) -> Result<u64>,
 ) -> Result<Usage> {
     let mut usage = Usage::default();
-    let mut links = Links::holding(LINKED);
+    let mut links = Links::holding(GROUPS);
     let mut stack = DirStack::new(root)?;
     let mut levels = vec![Names::new()];
     usage.directories = 1;
@@ -104,19 +104,22 @@ fn walk(
     Ok(usage)
 }
 
-/// Files with several names, some of which the walk has not seen yet.
+/// The files with several names that the walk has counted.
+///
+/// A merged layer is all hard links: each of its files has another name in a layer that is merged.
+/// So the number of names in the tree is unknown, and a file cannot be forgotten after its last
+/// one. But filesystems give files that are made together inodes that are near each other: a group
+/// of 64 is one entry with a bit for each.
 struct Links {
     most: usize,
-    overflowed: bool,
-    missing: HashMap<(u64, u64), u64>,
+    counted: HashMap<(u64, u64), u64>,
 }
 
 impl Links {
     fn holding(most: usize) -> Self {
         Self {
             most,
-            overflowed: false,
-            missing: HashMap::new(),
+            counted: HashMap::new(),
         }
     }
 
@@ -130,22 +133,18 @@ impl Links {
         if names < 2 {
             return bytes;
         }
-        // Permanent: a file counted by its share once must not count in full at its next name.
-        self.overflowed |= self.missing.len() >= self.most;
-        match self.missing.entry((stat.st_dev, stat.st_ino)) {
-            Slot::Occupied(mut slot) => {
-                *slot.get_mut() -= 1;
-                if *slot.get() == 0 {
-                    slot.remove();
-                }
-                0
-            }
-            Slot::Vacant(_) if self.overflowed => bytes / names,
-            Slot::Vacant(slot) => {
-                slot.insert(names - 1);
-                bytes
-            }
+        let is_full = self.counted.len() >= self.most;
+        let group = match self.counted.entry((stat.st_dev, stat.st_ino / 64)) {
+            // So it is at each further name: no group is forgotten.
+            Slot::Vacant(_) if is_full => return bytes / names,
+            slot => slot.or_default(),
+        };
+        let bit = 1 << (stat.st_ino % 64);
+        if *group & bit != 0 {
+            return 0;
         }
+        *group |= bit;
+        bytes
     }
 }
 
@@ -175,26 +174,45 @@ mod tests {
         assert!(matches!(stopped, Error::Stopped), "{stopped}");
     }
 
+    /// Files with two names each, whose inodes are `step` apart.
+    fn linked(files: u64, step: u64) -> Vec<Stat> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = |name| folder.path().join(name);
+        fs::write(path("one"), vec![1; 8192]).expect("write");
+        fs::hard_link(path("one"), path("other")).expect("link");
+        let mut stat = rustix::fs::lstat(path("one")).expect("stat");
+        let numbered = |number| {
+            stat.st_ino = number * step;
+            stat
+        };
+        (0..files).map(numbered).collect()
+    }
+
     #[test]
     fn links_are_counted_once_and_no_more_of_them_are_remembered_than_fit() {
         const FILES: usize = 20;
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = |kind: &str, number| folder.path().join(format!("{kind}-{number}"));
-        let mut stats = Vec::new();
-        for number in 0..FILES {
-            fs::write(path("one", number), vec![1; 8192]).expect("write");
-            fs::hard_link(path("one", number), path("other", number)).expect("link");
-            stats.push(rustix::fs::lstat(path("one", number)).expect("stat"));
-        }
+        let stats = linked(FILES as u64, 64);
         let all: u64 = stats.iter().map(|stat| bytes(stat.st_blocks)).sum();
         for most in [0, 1, FILES / 2, FILES] {
             let mut links = Links::holding(most);
             let mut sum = 0;
             for stat in stats.iter().chain(&stats) {
                 sum += links.count(stat, bytes(stat.st_blocks));
-                assert!(links.missing.len() <= most);
+                assert!(links.counted.len() <= most);
             }
-            assert_eq!((sum, links.missing.len()), (all, 0), "at most {most}");
+            assert_eq!(sum, all, "at most {most}");
+        }
+    }
+
+    /// As in a merged layer, whose files have a name in an older layer each.
+    #[test]
+    fn files_with_a_name_elsewhere_count_in_full() {
+        const MOST: usize = 4;
+        let stats = linked(64 * MOST as u64, 1);
+        let mut links = Links::holding(MOST);
+        for stat in &stats {
+            let blocks = bytes(stat.st_blocks);
+            assert_eq!(links.count(stat, blocks), blocks, "inode {}", stat.st_ino);
         }
     }
 }
