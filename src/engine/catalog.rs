@@ -206,6 +206,20 @@ impl Catalog {
     pub(super) fn take_gone(&mut self) -> Vec<LayerId> {
         std::mem::take(&mut self.gone)
     }
+
+    /// The index did not get these uses, nor that these layers are gone. The uses count as of now,
+    /// so that a full disk does not refuse them again at once.
+    pub(super) fn put_unwritten_back(
+        &mut self,
+        used: &[ArtifactId],
+        gone: Vec<LayerId>,
+        now: Timestamp,
+    ) {
+        for id in used {
+            self.used.entry(*id).or_insert(now);
+        }
+        self.gone.extend(gone);
+    }
 }
 
 #[cfg(test)]

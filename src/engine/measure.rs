@@ -9,7 +9,6 @@ use super::error::{Context, Error, Result};
 use super::layers::{confirm, tell_sizes};
 use super::shared::Inner;
 use super::state::State;
-use super::transaction::unwritten;
 use crate::backend;
 use crate::model::{LayerId, Usage, layout};
 use crate::store::Change;
@@ -66,11 +65,10 @@ pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
         }
         let layers = measured.iter().copied();
         let layers = layers.map(|(layer, usage)| Change::PutLayer(layer, usage));
-        let mut changes: Vec<Change> = layers.collect();
-        changes.extend(unwritten(inner));
+        let changes: Vec<Change> = layers.collect();
         // First: the sizes are in memory already, so a later round would not tell them.
         tell_sizes(inner, &measured.iter().map(|(layer, _)| *layer).collect());
-        inner.transact(&changes).result()?;
+        inner.transact_with_unwritten(changes)?;
     }
     failure.map_or(Ok(measured.len()), Err)
 }

@@ -447,9 +447,8 @@ impl Engine {
         let job = |inner: &Arc<Inner>| {
             // After the last deletion and merge: written before, a deleted entry would come back.
             let _one_at_a_time = inner.collector.lock();
-            let mut uses = transaction::unwritten(inner);
-            uses.extend(claims::maintenance::uses(inner));
-            if let Err(error) = inner.transact(&uses).result() {
+            let uses = claims::maintenance::uses(inner);
+            if let Err(error) = inner.transact_with_unwritten(uses) {
                 tracing::warn!(%error,
                     "the times at which artifacts and volumes were last used could not be saved");
             }

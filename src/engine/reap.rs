@@ -21,7 +21,6 @@ use super::remove::remove;
 use super::shared::{Inner, SHARE};
 use super::space::is_nearly_full;
 use super::threads::Pool;
-use super::transaction::unwritten;
 use super::types::Reaped;
 use super::{budgets, flatten, purge, transfer, unpublish};
 use crate::model::{Candidate, garbage};
@@ -316,17 +315,19 @@ fn remember_uses(inner: &Inner) -> Result<usize> {
     if since.is_none_or(|since| since.after(inner.config.uses_unwritten) > now) {
         return Ok(0);
     }
-    let changes = unwritten(inner);
-    if !changes.is_empty() {
-        inner.transact(&changes).result()?;
-    }
-    Ok(changes.len())
+    inner.transact_with_unwritten(Vec::new())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
+    use crate::engine::artifacts::tests::made;
+    use crate::engine::health::Health;
+    use crate::engine::transaction::entries;
     use crate::engine::{Config, Engine};
+    use crate::model::{LayerId, Usage};
 
     #[tokio::test]
     async fn after_a_round_only_a_call_that_waits_for_room_starts_the_next_at_once() {
@@ -353,6 +354,51 @@ mod tests {
         // A reason that came during the rest is not forgotten at its end.
         inner.wake_reaper();
         wanted(inner, Instant::now() + Duration::from_millis(1)).await;
+        engine.shutdown().await;
+    }
+
+    /// As on a full disk.
+    #[tokio::test]
+    async fn the_index_learns_later_of_a_use_that_it_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::of_copies(folder.path());
+        config.uses_unwritten = Duration::ZERO;
+        let engine = Engine::open(config.clone()).await.expect("it opens");
+        let inner = &engine.inner;
+        inner.lifetime.stop();
+        inner.lifetime.ended().await;
+        let (artifact, gone) = (made(1, &[1]), LayerId::from_bits(2));
+        let id = artifact.id;
+        let layer = artifact.layers[0].to_string();
+        inner.dirs.layers.create_dir(layer, 0o700).expect("mkdir");
+        let named = HashMap::from([(artifact.name(), id)]);
+        let changes = entries([&artifact], &named);
+        inner.transact(&changes).result().expect("committed");
+        let used = {
+            let mut state = inner.state.lock();
+            state.catalog.add_artifact(artifact);
+            state.catalog.set_durable(&id, true);
+            let used = inner.time();
+            assert!(state.catalog.touch(id, used));
+            state.catalog.set_usage(gone, Usage::default());
+            state.catalog.forget_usage(&gone).expect("it was known");
+            state.health.degrade("refused".to_owned());
+            used
+        };
+        remember_uses(inner).expect_err("refused");
+        {
+            let mut state = inner.state.lock();
+            state.health = Health::default();
+            assert_eq!(state.catalog.take_gone(), [gone]);
+        }
+        engine.shutdown().await;
+        drop(engine);
+        let engine = Engine::open(config).await.expect("it opens");
+        let known = {
+            let state = engine.inner.state.lock();
+            state.catalog.get(&id).map(|it| it.artifact.last_used)
+        };
+        assert_eq!(known, Some(used));
         engine.shutdown().await;
     }
 }

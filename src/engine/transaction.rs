@@ -60,6 +60,30 @@ impl Inner {
         }
     }
 
+    /// Changes the index, and tells it what it does not know yet and need not know soon: when
+    /// artifacts were last used, and which measured layers are gone. Returns the number of changes.
+    pub(super) fn transact_with_unwritten(&self, mut changes: Vec<Change>) -> Result<usize> {
+        let (uses, gone) = {
+            let catalog = &mut self.state.lock().catalog;
+            (catalog.take_unwritten_uses(), catalog.take_gone())
+        };
+        let ids: Vec<ArtifactId> = uses.iter().map(|artifact| artifact.id).collect();
+        changes.extend(uses.into_iter().map(Change::PutArtifact));
+        changes.extend(gone.iter().copied().map(Change::RemoveLayer));
+        if changes.is_empty() {
+            return Ok(0);
+        }
+        let transaction = self.transact(&changes);
+        if let Transaction::RolledBack(_) = transaction {
+            let now = self.time();
+            self.state
+                .lock()
+                .catalog
+                .put_unwritten_back(&ids, gone, now);
+        }
+        transaction.result().map(|()| changes.len())
+    }
+
     /// Writes to the index. When the disk is full, gives the reserve back, reopens the index and
     /// tries once more.
     fn write_index(&self, changes: &[Change]) -> store::Result<()> {
@@ -156,18 +180,6 @@ pub(super) async fn await_index(inner: Arc<Inner>) {
         "the index can be opened again: the driver exits so that the next start reads it"
     );
     inner.lifetime.ask_for_restart();
-}
-
-/// What the index does not know yet, and need not know soon: when artifacts were last used, and
-/// which measured layers are gone. It is written along with something else, if that comes soon.
-pub(super) fn unwritten(inner: &Inner) -> Vec<Change> {
-    let (uses, gone) = {
-        let catalog = &mut inner.state.lock().catalog;
-        (catalog.take_unwritten_uses(), catalog.take_gone())
-    };
-    let uses = uses.into_iter().map(Change::PutArtifact);
-    uses.chain(gone.into_iter().map(Change::RemoveLayer))
-        .collect()
 }
 
 #[cfg(test)]
