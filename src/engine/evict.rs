@@ -11,10 +11,18 @@ use super::transfer;
 use crate::model::{ArtifactId, LayerId, evict};
 use crate::sys::Space;
 
+/// What went to make room.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Gone {
+    pub(super) artifacts: usize,
+    /// Partial layers of failed fetches.
+    pub(super) parts: usize,
+}
+
 /// Evicts until the pool is below its low watermark, if it is above the high one or a call found no
 /// space; and on, until there is what the call needs. Nothing goes for a call that needs more than
 /// there would be if all unused artifacts went.
-pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
+pub(super) fn make_room(inner: &Arc<Inner>) -> Result<Gone> {
     let space = inner.dirs.root.space().context("ask for the pool's room")?;
     let space = with_what_comes(inner, space);
     let most = largest_request(inner, &space);
@@ -25,16 +33,19 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     };
     let missing = most.unwrap_or(0).saturating_sub(space.bytes_free);
     if missing == 0 && !above(&space, high) {
-        return Ok(0);
+        return Ok(Gone::default());
     }
-    // Partial layers of failed fetches go before any artifact. The next round sees the freed space.
+    // Partial layers go before any artifact. The next round sees the freed space.
     let parts = transfer::delete_parts(inner);
     if parts > 0 {
         if let Some(bytes) = most {
             inner.space.ask(bytes);
         }
         inner.wake_reaper();
-        return Ok(parts);
+        return Ok(Gone {
+            artifacts: 0,
+            parts,
+        });
     }
     let gone = choose(inner, &space, missing);
     if gone.is_empty() {
@@ -48,7 +59,10 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     inner
         .counters()
         .evicted(None, removed.artifacts, removed.bytes);
-    Ok(removed.artifacts)
+    Ok(Gone {
+        artifacts: removed.artifacts,
+        parts: 0,
+    })
 }
 
 /// The most bytes that a waiting call needs which can be helped; `None`: no call waits.
@@ -147,7 +161,7 @@ mod tests {
         let inner = &engine.inner;
         let expect = |bytes, artifacts| {
             assert_eq!(evictable(inner, 5), bytes);
-            assert_eq!(make_room(inner).expect("a round"), artifacts);
+            assert_eq!(make_room(inner).expect("a round").artifacts, artifacts);
         };
         expect(0, 0);
         inner.state.lock().catalog.set_durable(&id, true);
@@ -163,7 +177,7 @@ mod tests {
         let evicted = || {
             let space = inner.dirs.root.space().expect("statfs");
             inner.space.ask(space.bytes);
-            make_room(inner).expect("a round")
+            make_room(inner).expect("a round").artifacts
         };
         // It is not measured: it may hold all that is used.
         let (dirs, trash) = (&inner.dirs, &inner.collector.trash);

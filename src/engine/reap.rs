@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::claims::maintenance;
 use super::error::{Error, Result};
-use super::evict::make_room;
+use super::evict::{Gone, make_room};
 use super::layers::trash_unreferenced;
 use super::measure::measure_layers;
 use super::pool_scan::keys;
@@ -252,11 +252,15 @@ fn round(inner: &Arc<Inner>) -> Round {
     let mut freed = empty_trash(inner, &mut round);
     let for_room = {
         let _one_at_a_time = inner.collector.lock();
-        round.step(make_room(inner))
+        make_room(inner)
     };
-    if for_room > 0 {
-        round.done.evicted += for_room;
-        freed |= empty_trash(inner, &mut round);
+    let for_room = for_room.unwrap_or_else(|error| {
+        round.step(Err(error));
+        Gone::default()
+    });
+    if for_room != Gone::default() {
+        round.done.evicted += for_room.artifacts;
+        freed |= empty_trash(inner, &mut round) || for_room.parts > 0;
     }
     // There may be space now: deferred teardowns can begin.
     round.step(unpublish::retire_abandoned(inner));
