@@ -44,7 +44,7 @@ pub(super) struct Collector {
 
 impl Collector {
     /// Held by whatever takes artifacts out of the index, or writes of them what the index may know
-    /// better; never across a walk.
+    /// better; never across a walk. A layer whose table is being made may hold it up for seconds.
     pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
         self.turn.lock()
     }

@@ -6,9 +6,10 @@
 //! # State
 //!
 //! Every module gets [`Inner`]: one subsystem a field. `state` is what is known in memory, in parts
-//! that keep their fields private: `volumes`, `catalog`, `claims`, `write_back`, `health`. Who
-//! refers to which layer is computed from them, in `state`, and never stored. The other subsystems
-//! are `durability`, `collector`, `space`, `teardown`, `threads` and `lifetime`.
+//! that keep their fields private: `volumes`, `catalog`, `claims`, `pinned`, `write_back`,
+//! `health`, `fences`, `policies`. Who refers to which layer is computed from them, in `state`, and
+//! never stored. The other subsystems are `durability`, `collector`, `space`, `teardown`,
+//! `threads`, `lifetime` and `policies`, the record of the policies in the pool.
 //!
 //! # Locking
 //!
@@ -17,7 +18,8 @@
 //! - `state`: one mutex, never held across a system call.
 //! - `collector.lock`: held while artifacts are removed from the index, or their entries rewritten.
 //!   A comparison holds it while it reads memory and the names of layers. It is never held across a
-//!   walk.
+//!   walk. But a layer that leaves its place may be read for its table of contents: then the holder
+//!   waits until that ends, at most ten seconds (`table_digests`).
 //! - `durability.lock_names`: held from the look at the names in memory until the index has them.
 //!   So the last writer of a name is its owner. Taken after the collector, before the state.
 //! - `durability.lock`: held from `syncfs` until the index names the synced content. The kernel
