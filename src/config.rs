@@ -358,6 +358,9 @@ impl Node {
             controller: false,
             ..csi::Features::default()
         };
+        if self.cluster == Switch::On && self.kubernetes == Switch::Off {
+            return Err(Error::ClusterAlone);
+        }
         let driver = self.driver.resolve(self.pool, socket, features)?;
         let in_cluster = self.cluster == Switch::On && self.kubernetes == Switch::On;
         let peers = self.peers.resolve(in_cluster)?;

@@ -691,10 +691,11 @@ async fn it_is_not_offered_while_it_cannot_serve() {
     assert!(log.contains("in use by another process"), "{log}");
     assert!(!log.contains("offered to kubelet"), "{log}");
     drop(taken);
-    std::fs::create_dir(pool.join("layers/a")).expect("mkdir");
+    std::fs::rename(&pool, lab.path().join("away")).expect("rename");
+    std::fs::write(&pool, "").expect("write");
     let (code, log) = NodeProcess::start(&lab, &[]).ended().await;
     assert_eq!(code, Some(1), "{log}");
-    assert!(log.contains("pool.json is missing"), "{log}");
+    assert!(log.contains("ENOTDIR"), "{log}");
     assert!(!log.contains("offered to kubelet"), "{log}");
     // A foreign live socket in the driver's place is not taken over.
     let socket = lab.kubelet_dir().join("plugins").join(DRIVER_NAME);

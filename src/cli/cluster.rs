@@ -123,7 +123,10 @@ pub(super) async fn clear(what: Clear) -> Done {
     let all = if prefix { "…" } else { "" };
     let name = format!("{}{all} of namespace {tenant}", printable(&reference));
     print(|to| match &order {
-        Order::Done => writeln!(to, "{name} is cleared on all nodes."),
+        Order::Done => writeln!(
+            to,
+            "{name} is cleared. Nodes that are away clear it before their content counts again."
+        ),
         Order::Given { object } => writeln!(
             to,
             "The order to clear {name} is given. The controller has not carried it out yet. It \

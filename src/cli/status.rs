@@ -57,7 +57,7 @@ pub(super) fn show(
         ("pool id", status.pool_id.clone()),
         ("driver", format!("baggageclaim {}", status.version)),
         ("backend", status.backend.clone()),
-        ("because", printable(&status.backend_reason)),
+        ("reason", printable(&status.backend_reason)),
         (
             "space",
             format!(
@@ -89,7 +89,7 @@ fn peers_lines(peers: &admin::Peers) -> Vec<(&'static str, String)> {
         (
             "from peers",
             format!(
-                "{} artifacts, {} ({} sent over the network)",
+                "{} artifacts, {} ({} received over the network)",
                 peers.fetches,
                 bytes(peers.fetched_bytes),
                 bytes(peers.received_bytes)

@@ -225,10 +225,11 @@ Example:
 
     /// Clear a cache or an output on all nodes of the cluster
     ///
-    /// Give the order through the API server, with your own rights: you may create and delete Cache
-    /// objects in the namespace, as the roles edit and admin allow. `kubectl auth can-i delete
-    /// caches -n NAMESPACE` tells. It makes a Cache object and deletes it: that is the order, and
-    /// the controller carries it out. Only administrators clear outputs, in the controller's pod.
+    /// The order goes through the API server, with your rights. You need the right to create and
+    /// delete Cache objects in the namespace; the roles edit and admin have it. To check: `kubectl
+    /// auth can-i delete caches.baggageclaim.concourse-ci.org -n NAMESPACE`. The command makes a
+    /// Cache object and deletes it: that is the order, and the controller carries it out. Only
+    /// administrators clear outputs, in the controller's pod.
     ///
     /// Nodes with a connection to the controller clear it at once, and the others before their
     /// content counts again. No node is waited for. A step that began before the clear does not

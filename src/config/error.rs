@@ -10,6 +10,12 @@ use crate::shared::UrlError;
 /// Why flags that are valid alone do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
+    /// The node would belong to no cluster.
+    #[error(
+        "--cluster on needs --kubernetes on: the orders for persistent volumes come from the API \
+         server; set --cluster off, or --kubernetes on"
+    )]
+    ClusterAlone,
     /// Eviction would never end, or never begin.
     #[error("--low-watermark {low} must be below --high-watermark {high}")]
     Watermarks {

@@ -128,7 +128,10 @@ pub enum Error {
         source: sys::Error,
     },
     /// A volume uses the content that an administrator wants to delete.
-    #[error("{name} is in use by {volumes} volume(s); nothing was deleted")]
+    #[error(
+        "{name} is in use by {volumes} volume(s); nothing was deleted; end the pods that use it \
+         (baggageclaim volumes), then try again"
+    )]
     InUse {
         /// What.
         name: Name,

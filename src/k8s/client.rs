@@ -132,8 +132,8 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Client {
             Err(error) => {
                 let retry = backoff.after_failure(Instant::now());
                 tracing::error!(%error, ?retry,
-                    "no client for the API server can be created; outcomes stay unknown until a \
-                     retry succeeds");
+                    "no client for the API server can be created: check the service account of this \
+                     pod, or --kubeconfig; retrying");
                 tokio::time::sleep(retry).await;
             }
         }

@@ -51,7 +51,8 @@ impl PodEvent {
             What::Forked(hit) => (false, "Forked", "Publish", describe(&hit)),
             What::HeldOpen { reference } => {
                 let note = format!(
-                    "{reference} is not committed yet: a process still has files of it open"
+                    "{reference} is not committed yet: a process still has files of it open; find \
+                     and end that process on the node"
                 );
                 (true, "HeldOpen", "Commit", note)
             }

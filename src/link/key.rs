@@ -27,7 +27,7 @@ pub fn name_of(spki: &[u8]) -> Sha256 {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read or made.
-    #[error("the key file {}: {operation}: {source}", path.display())]
+    #[error("the key file {} cannot be {operation}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -96,13 +96,13 @@ impl Key {
                     Ok(()) => Self::parse(path, bytes),
                     // Another process was faster.
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                        let bytes = std::fs::read(path).map_err(failed("read it"))?;
+                        let bytes = std::fs::read(path).map_err(failed("read"))?;
                         Self::parse(path, bytes)
                     }
-                    Err(error) => Err(failed("make it")(error)),
+                    Err(error) => Err(failed("made")(error)),
                 }
             }
-            Err(error) => Err(failed("read it")(error)),
+            Err(error) => Err(failed("read")(error)),
         }
     }
 
@@ -180,6 +180,6 @@ mod tests {
         assert!(error.contains("holds no P-256 key"), "{error}");
         assert_eq!(std::fs::read(&path).expect("read"), b"no key");
         let error = Key::open(&dir.path().join("none/key")).expect_err("no directory");
-        assert!(error.to_string().contains("make it"), "{error}");
+        assert!(error.to_string().contains("cannot be made"), "{error}");
     }
 }

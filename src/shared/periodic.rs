@@ -258,7 +258,7 @@ impl Periodic {
             ),
             (
                 "collector_failures",
-                "Collections of the shared tier that failed, and are tried again",
+                "Rounds over all namespaces of the shared tier that failed, and are tried again",
                 &figures.failures,
             ),
             (
