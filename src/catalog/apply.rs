@@ -12,6 +12,7 @@ use super::name::NameHash;
 use super::names::ToldCache;
 use super::packed::{Key, Packed};
 use super::state::{Catalog, KEEP, MAX_INCOMPLETE};
+use super::table::Table;
 
 /// The first message of a stream.
 #[derive(Debug)]
@@ -83,6 +84,20 @@ fn dated(told: &Entry, holders: impl Iterator<Item = Packed>, time: Timestamp) -
     entry.version.stamp = stamp;
     let packed = Packed::new(&entry);
     if is_lowered { packed.lowered() } else { packed }
+}
+
+/// Marks the copies of content whose commit time is not known. A node with a copy may report before
+/// the one whose stamp shows that, and may be the only holder later.
+fn lower_copies(entries: &mut Table, of: &Entry) {
+    let all: Vec<(SessionId, Packed)> = entries.of(of.name).collect();
+    for (session, packed) in all {
+        let mut copy = packed.entry(of.name);
+        let is_copy = copy.state == State::Durable && copy.version.tie == of.version.tie;
+        if is_copy && !packed.is_lowered() {
+            copy.version = of.version;
+            entries.insert(Key::new(of.name, session), Packed::new(&copy).lowered());
+        }
+    }
 }
 
 impl Catalog {
@@ -172,6 +187,9 @@ impl Catalog {
             let holders = self.entries.of(told.name).map(|(_, packed)| packed);
             let packed = dated(&entry, holders, time);
             self.entries.insert(key, packed);
+            if packed.is_lowered() {
+                lower_copies(&mut self.entries, &packed.entry(told.name));
+            }
             session.entries += usize::from(old.is_none());
             session.coming += usize::from(packed.is_coming());
             session.coming -= usize::from(old.is_some_and(Packed::is_coming));
@@ -229,17 +247,15 @@ impl Catalog {
     fn supersede(&self, name: NameHash, orders: &mut Vec<Supersede>) {
         let holders = || {
             let durable = self.entries_of(name);
-            durable.filter(|(_, session, entry)| {
-                session.lost.is_none() && entry.state == State::Durable
-            })
+            durable.filter(|(_, session, packed)| session.lost.is_none() && !packed.is_coming())
         };
-        let undated = self.undated(name);
-        let dated = holders().filter(|(_, _, entry)| !undated.contains(&entry.version.tie));
-        let Some((_, _, newest)) = dated.max_by_key(|(_, _, entry)| entry.version) else {
+        let dated = holders().filter(|(_, _, packed)| !packed.is_lowered());
+        let dated = dated.map(|(_, _, packed)| packed.entry(name));
+        let Some(newest) = dated.max_by_key(|entry| entry.version) else {
             return;
         };
-        for (session, _, entry) in holders() {
-            if entry.version < newest.version {
+        for (session, _, packed) in holders() {
+            if packed.entry(name).version < newest.version {
                 orders.push(Supersede {
                     session,
                     name,

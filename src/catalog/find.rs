@@ -8,7 +8,7 @@ use crate::model::{Name, Origin, TenantOrigin, Timestamp};
 use super::entry::{Entry, Session, SessionId, State, Version};
 use super::name::NameHash;
 use super::newest::Newest;
-use super::packed::Key;
+use super::packed::{Key, Packed};
 use super::state::Catalog;
 
 /// The most holders in an answer.
@@ -120,37 +120,30 @@ impl Catalog {
     pub(super) fn valid(&self, hash: NameHash, name: &Name) -> Vec<(&Session, Entry)> {
         let fence = self.fences.covering(name);
         let entries = self.entries_of(hash);
-        let valid = entries.filter(|(_, _, entry)| entry.fence >= fence);
-        let mut valid: Vec<_> = valid.map(|(_, session, entry)| (session, entry)).collect();
-        let undated = self.undated(hash);
-        let is_dated = |(_, entry): &(&Session, Entry)| {
-            entry.state == State::Durable && !undated.contains(&entry.version.tie)
-        };
-        if !undated.is_empty() && valid.iter().any(is_dated) {
+        let entries = entries.map(|(_, session, packed)| (session, packed));
+        let mut valid: Vec<_> = entries
+            .filter(|(_, packed)| packed.entry(hash).fence >= fence)
+            .collect();
+        let is_dated =
+            |(_, packed): &(&Session, Packed)| !packed.is_coming() && !packed.is_lowered();
+        if valid.iter().any(|(_, packed)| packed.is_lowered()) && valid.iter().any(is_dated) {
             valid.retain(is_dated);
         }
-        valid
-    }
-
-    /// The content of a name whose commit time is not known: the stamp of a holder was too far
-    /// ahead. Copies share the tie, and may have the time of their fetch as their stamp.
-    pub(super) fn undated(&self, name: NameHash) -> Vec<u32> {
-        let entries = self.entries.of(name);
-        let lowered = entries.filter(|(_, packed)| packed.is_lowered());
-        let ties = lowered.map(|(_, packed)| packed.entry(name).version.tie);
-        ties.collect()
+        let valid = valid.into_iter();
+        let valid = valid.map(|(session, packed)| (session, packed.entry(hash)));
+        valid.collect()
     }
 
     /// The entries of a name, one for each node: the newest that the node has reported.
     pub(super) fn entries_of(
         &self,
         name: NameHash,
-    ) -> impl Iterator<Item = (SessionId, &Session, Entry)> {
+    ) -> impl Iterator<Item = (SessionId, &Session, Packed)> {
         self.entries.of(name).filter_map(move |(id, packed)| {
             // Else the session has ended.
             let session = self.sessions.get(&id)?;
             let is_newest = !self.is_in_later_session(name, session);
-            is_newest.then(|| (id, session, packed.entry(name)))
+            is_newest.then_some((id, session, packed))
         })
     }
 

@@ -11,6 +11,7 @@ use super::entry::{Entry, Session};
 use super::find::{Answer, Asked, current};
 use super::name::NameHash;
 use super::names::{Author, Named};
+use super::packed::Packed;
 use super::state::Catalog;
 
 /// A cache of the cluster.
@@ -110,7 +111,8 @@ impl Catalog {
         let hash = NameHash::of(name);
         let fence = self.fences.covering(name);
         let current = current(name, &self.valid(hash, name));
-        let of_node = |(_, session, entry): (_, &Session, Entry)| {
+        let of_node = |(_, session, packed): (_, &Session, Packed)| {
+            let entry = packed.entry(hash);
             let has_it = |(of, _): &(&Session, Entry)| of.node == session.node;
             OfNode {
                 node: Arc::clone(&session.node),

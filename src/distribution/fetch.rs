@@ -21,6 +21,7 @@ use super::places::PlacesOfEach;
 use super::resume::{Readers, UNAWAITED, of_peers};
 use super::roster::Reader;
 use super::search::{AGAIN, search};
+use super::turns::{Place, Turns};
 use super::types::Moving;
 use super::work::{Free, Workers};
 use crate::archive;
@@ -60,6 +61,8 @@ pub(super) struct Fetcher {
     flights: Flights<ArtifactId, Fetched>,
     /// The pods that wait for fetches.
     readers: Readers,
+    /// The fetches that wait for a place.
+    turns: Turns<Fetched>,
     /// When a fetch last gave its place to another one.
     gave_way: Mutex<Option<Instant>>,
     /// For `status`.
@@ -70,6 +73,8 @@ pub(super) struct Fetcher {
 #[derive(Debug)]
 struct Running {
     name: Name,
+    /// The namespace whose place it has: that of its first pod.
+    tenant: Tenant,
     /// Its place among the fetches that run. Another one has it during pauses.
     thread: Free,
     callers: Callers<ArtifactId, Fetched>,
@@ -153,6 +158,7 @@ impl Fetcher {
             of_one: PlacesOfEach::new(OF_ONE),
             flights: context.flights(),
             readers: Readers::default(),
+            turns: Turns::new(),
             gave_way: Mutex::default(),
             running: Mutex::default(),
             asker,
@@ -176,8 +182,12 @@ impl Fetcher {
         let fetched = self.flights.join(artifact, |callers| {
             let (fetcher, name, found) = (Arc::clone(self), name.clone(), Arc::clone(found));
             async move {
+                let turn = fetcher.turns.wait(&callers, Place::Of(tenant.clone()));
                 let own = fetcher.of_one.take(&tenant).await;
+                drop(turn);
+                let turn = fetcher.turns.wait(&callers, Place::Thread);
                 let free = fetcher.workers.free().await;
+                drop(turn);
                 // One that was given up before it began is not begun.
                 let free = free.filter(|_| !callers.give_up());
                 let abandoned = || Err("the fetch was abandoned".into());
@@ -189,7 +199,7 @@ impl Fetcher {
                 let (this, thread) = (Arc::clone(&fetcher), free.clone());
                 let call = move || {
                     let _own = own;
-                    this.fetch_now(&name, found, thread, callers)
+                    this.fetch_now(&name, tenant, found, thread, callers)
                 };
                 let result = fetcher.workers.run_on(free, call).await;
                 result.unwrap_or_else(abandoned)
@@ -263,6 +273,7 @@ impl Fetcher {
     fn fetch_now(
         &self,
         name: &Name,
+        tenant: Tenant,
         mut found: Arc<Offered>,
         thread: Free,
         callers: Callers<ArtifactId, Fetched>,
@@ -270,6 +281,7 @@ impl Fetcher {
         let artifact = found.manifest.artifact;
         let running = Arc::new(Running {
             name: name.clone(),
+            tenant,
             thread,
             callers,
             unawaited: Mutex::default(),
@@ -452,8 +464,7 @@ impl Fetcher {
             return false;
         }
         let since = *unawaited.get_or_insert_with(Instant::now);
-        let runs = |artifact| self.running.lock().contains_key(&artifact);
-        if since.elapsed() < UNAWAITED || !self.readers.wait_for_turn(TURN, runs) {
+        if since.elapsed() < UNAWAITED || !self.turns.need(&fetch.tenant, TURN) {
             return false;
         }
         let mut last = self.gave_way.lock();

@@ -44,6 +44,7 @@ mod resume;
 pub mod roster;
 mod search;
 mod sources;
+mod turns;
 mod types;
 mod upload;
 mod waiting;

@@ -39,7 +39,6 @@ pub(super) struct Waits {
     name: Name,
     artifact: ArtifactId,
     reader: Reader,
-    since: Instant,
     /// No node has the rest.
     gone: CancellationToken,
 }
@@ -58,7 +57,6 @@ impl Readers {
             name: name.clone(),
             artifact,
             reader,
-            since: Instant::now(),
             gone: CancellationToken::new(),
         });
         let mut all = self.0.lock();
@@ -78,13 +76,6 @@ impl Readers {
     pub(super) fn of(&self, name: &Name, artifact: ArtifactId) -> Vec<Reader> {
         let waits = self.waiting(name, artifact);
         waits.iter().map(|it| it.reader.clone()).collect()
-    }
-
-    /// Whether a pod has waited so long for content whose fetch has not begun.
-    pub(super) fn wait_for_turn(&self, long: Duration, runs: impl Fn(ArtifactId) -> bool) -> bool {
-        let all = self.0.lock();
-        let mut waits = all.iter().filter_map(Weak::upgrade);
-        waits.any(|it| it.since.elapsed() >= long && !runs(it.artifact))
     }
 
     /// No node has the rest.

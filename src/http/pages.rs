@@ -24,6 +24,9 @@ use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, R
 /// wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// After a collection of the metrics, none begins for so many times as long as that took.
+const PAUSES: u32 = 9;
+
 const OPENMETRICS: &str = "application/openmetrics-text";
 
 /// Finds out whether the driver does its work; if not, why.
@@ -86,9 +89,11 @@ impl Pages {
     pub(super) fn new(sources: Sources) -> Self {
         Self {
             sources,
-            alive: Shared::new(),
-            ready: Shared::new(),
-            metrics: Shared::new(),
+            // Probes of kubelet wait for these, so no answer is held back.
+            alive: Shared::new(0),
+            ready: Shared::new(0),
+            // The engine looks at all that it has, under the lock that volumes need.
+            metrics: Shared::new(PAUSES),
         }
     }
 }

@@ -2,13 +2,13 @@
 //! a connection to the driver, or the lock that pods need for their volumes.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::task::JoinError;
+use tokio::time::{Instant, sleep_until};
 
-/// How long no answer begins to be made after one, as a multiple of what that took, and at most.
-const PAUSES: u32 = 9;
+/// The longest pause between two answers.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The last answer.
@@ -16,6 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct Shared<T> {
     /// Held while an answer is made.
     last: Arc<Mutex<Option<Made<T>>>>,
+    pauses: u32,
 }
 
 #[derive(Debug)]
@@ -27,10 +28,11 @@ struct Made<T> {
 }
 
 impl<T: Clone + Send + 'static> Shared<T> {
-    /// No answer yet.
-    pub(super) fn new() -> Self {
+    /// No answer yet. After each one, none begins to be made for so many times as long as that
+    /// took, and at most a second. Without a pause a caller waits for two answers at most.
+    pub(super) fn new(pauses: u32) -> Self {
         let last = Arc::default();
-        Self { last }
+        Self { last, pauses }
     }
 
     /// An answer that began after this call. One is made at a time, and calls that came before it
@@ -45,13 +47,14 @@ impl<T: Clone + Send + 'static> Shared<T> {
         if let Some(last) = last.as_ref().filter(|last| last.begun >= asked) {
             return Ok(last.answer.clone());
         }
+        let pauses = self.pauses;
         let making = tokio::spawn(async move {
             if let Some(last) = last.as_ref() {
-                tokio::time::sleep_until(last.next.into()).await;
+                sleep_until(last.next).await;
             }
             let begun = Instant::now();
             let answer = make.await;
-            let pause = begun.elapsed().saturating_mul(PAUSES).min(LONGEST_PAUSE);
+            let pause = begun.elapsed().saturating_mul(pauses).min(LONGEST_PAUSE);
             *last = Some(Made {
                 begun,
                 answer: answer.clone(),
@@ -75,7 +78,7 @@ mod tests {
     #[tokio::test]
     async fn requests_share_an_answer_also_those_whose_clients_leave() {
         let count = Arc::new(AtomicUsize::new(0));
-        let shared = Shared::new();
+        let shared = Shared::new(9);
         let make = || {
             let count = Arc::clone(&count);
             async move { count.fetch_add(1, Ordering::Relaxed) }
@@ -92,5 +95,27 @@ mod tests {
         assert_eq!(shared.get(make()).await.expect("an answer"), 1);
         // What is asked for later is found out later.
         assert_eq!(shared.get(make()).await.expect("an answer"), 2);
+    }
+
+    /// As a probe and a pod that asks without end see a slow disk.
+    #[tokio::test]
+    async fn without_a_pause_a_caller_waits_for_two_answers_at_most() {
+        const TAKES: Duration = Duration::from_millis(100);
+        const CALLS: u32 = 5;
+        let shared = Arc::new(Shared::new(0));
+        let make = || async { tokio::time::sleep(TAKES).await };
+        let asking = Arc::clone(&shared);
+        let asks_without_end = tokio::spawn(async move {
+            loop {
+                asking.get(make()).await.expect("an answer");
+            }
+        });
+        let began = Instant::now();
+        for _ in 0..CALLS {
+            shared.get(make()).await.expect("an answer");
+        }
+        // As long again for a slow machine.
+        assert!(began.elapsed() < 4 * TAKES * CALLS, "{:?}", began.elapsed());
+        asks_without_end.abort();
     }
 }

@@ -12,12 +12,18 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
 
+use crate::distribution::PlacesOfEach;
 use crate::distribution::roster::{Access, Asked, AskedClone, Refusal};
 use crate::model::{Name, NodeId, PodUid, Tenant};
 
 /// How long a result holds.
 const HOLDS: Duration = Duration::from_secs(60);
+/// How many questions to the API server run at once because of one peer: a refusal is not
+/// remembered. What is remembered is answered without a place: the API server may be away, and a
+/// transfer goes on.
+const CHECKS: usize = 8;
 /// How many results are remembered; with more, all are forgotten.
 const REMEMBERED: usize = 4096;
 
@@ -26,6 +32,7 @@ const REMEMBERED: usize = 4096;
 pub struct Checked {
     access: Arc<dyn Access>,
     recent: Mutex<Recent>,
+    checks: PlacesOfEach<NodeId>,
 }
 
 impl Checked {
@@ -35,12 +42,23 @@ impl Checked {
         Self {
             access,
             recent: Mutex::default(),
+            checks: PlacesOfEach::new(CHECKS),
         }
+    }
+
+    async fn place(&self, peer: &NodeId) -> Result<OwnedSemaphorePermit, Refusal> {
+        let place = self.checks.take(peer).await;
+        place.map_err(|_| Refusal::Unknown("the driver ends".to_owned()))
     }
 
     /// `now`: when it is asked. What the API server tells then is at least as new.
     async fn check_at(&self, peer: &NodeId, asked: &Asked, now: Instant) -> Result<(), Refusal> {
         let check = check_of(peer, asked);
+        if self.recent.lock().holds(&check, now) {
+            return Ok(());
+        }
+        let _place = self.place(peer).await?;
+        // Another call of the peer may have asked the same meanwhile.
         if self.recent.lock().holds(&check, now) {
             return Ok(());
         }
@@ -58,6 +76,7 @@ impl Access for Checked {
 
     /// Never remembered: the right ends when the volume is made, and it asks seldom.
     async fn check_clone(&self, peer: &NodeId, asked: &AskedClone) -> Result<(), Refusal> {
+        let _place = self.place(peer).await?;
         self.access.check_clone(peer, asked).await
     }
 }

@@ -58,7 +58,7 @@ impl Inner {
         peer: &NodeId,
         asked: &AskedClone,
     ) -> Result<Response<wire::GetArtifactResponse>, Status> {
-        let (state, snapshot) = match self.find(asked).await? {
+        let (state, snapshot) = match self.find(peer, asked).await? {
             Found::Gone => (State::Nothing, None),
             Found::Coming => (State::Coming, None),
             Found::Here(open) => {
@@ -76,26 +76,29 @@ impl Inner {
     }
 
     /// The snapshot, to send a part of it.
-    pub(super) async fn sent_snapshot(&self, asked: &AskedClone) -> Result<Sent, Status> {
-        match self.find(asked).await? {
+    pub(super) async fn sent_snapshot(
+        &self,
+        peer: &NodeId,
+        asked: &AskedClone,
+    ) -> Result<Sent, Status> {
+        match self.find(peer, asked).await? {
             Found::Here(open) => Ok(Sent::Snapshot(open)),
             Found::Gone | Found::Coming => Err(gone()),
         }
     }
 
     /// Opens a snapshot, on a thread that may block, and keeps it.
-    async fn find(&self, asked: &AskedClone) -> Result<Found, Status> {
+    async fn find(&self, peer: &NodeId, asked: &AskedClone) -> Result<Found, Status> {
         let id = asked.snapshot.clone();
         if let Some(open) = self.snapshots.get(&id) {
             return Ok(Found::Here(open));
         }
-        let permit = Arc::clone(&self.opens).acquire_owned().await;
-        let permit = permit.map_err(|_| Status::unavailable("the driver ends"))?;
+        let places = self.place_to_open(peer).await?;
         if let Some(open) = self.snapshots.get(&id) {
             return Ok(Found::Here(open));
         }
         let (engine, leases) = (self.engine.clone(), Arc::clone(&self.snapshots));
-        let opened = apart("peer-open", permit, move || {
+        let opened = apart("peer-open", places, move || {
             Ok(match engine.open_snapshot(&id)? {
                 Opened::Gone => Found::Gone,
                 Opened::Coming => Found::Coming,

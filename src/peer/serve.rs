@@ -32,13 +32,11 @@ use wire::get_layer_request::Part;
 /// How many streams are sent at once, and how many of them to one peer.
 const SERVES: u32 = 8;
 const TO_ONE: usize = SERVES as usize / 2;
-/// How many artifacts are opened at once.
+/// How many artifacts are opened at once, and how many of them for one peer.
 const OPENS: u32 = 4;
-/// How many calls of one peer are checked at once, with the opening of their content. Each may ask
-/// the API server, and a refusal is not remembered.
-const CHECKS: usize = 8;
-/// How many reports of damage are looked at, at once.
-const REPORTS: usize = 16;
+const OPENS_OF_ONE: usize = OPENS as usize / 2;
+/// How many reports of damage of one peer are looked at, at once.
+const REPORTS: usize = 4;
 /// How long a stream waits for its turn. The peer asks another holder after that.
 const TURN: Duration = Duration::from_secs(2);
 /// How long a peer may read nothing before its stream ends: it holds a lease.
@@ -69,9 +67,9 @@ pub(super) struct Inner {
     drain: Drain,
     serves: Arc<Semaphore>,
     to_one: PlacesOfEach<NodeId>,
-    pub(super) opens: Arc<Semaphore>,
-    reports: Arc<Semaphore>,
-    checks: PlacesOfEach<NodeId>,
+    opens: Arc<Semaphore>,
+    opens_of_one: PlacesOfEach<NodeId>,
+    reports: PlacesOfEach<NodeId>,
 }
 
 impl Service {
@@ -97,8 +95,8 @@ impl Service {
             serves: Arc::new(Semaphore::new(SERVES as usize)),
             to_one: PlacesOfEach::new(TO_ONE),
             opens: Arc::new(Semaphore::new(OPENS as usize)),
-            reports: Arc::new(Semaphore::new(REPORTS)),
-            checks: PlacesOfEach::new(CHECKS),
+            opens_of_one: PlacesOfEach::new(OPENS_OF_ONE),
+            reports: PlacesOfEach::new(REPORTS),
         }))
     }
 
@@ -147,10 +145,18 @@ impl Inner {
         Ok((peer, who))
     }
 
-    /// A place among the calls of a peer that are checked, and whose content is opened.
-    async fn place_to_check(&self, peer: &NodeId) -> Result<OwnedSemaphorePermit, Status> {
-        let place = self.checks.take(peer).await;
-        place.map_err(|_| Status::unavailable("the driver ends"))
+    /// A place among the openings for a peer, and one among all openings.
+    pub(super) async fn place_to_open(
+        &self,
+        peer: &NodeId,
+    ) -> Result<[OwnedSemaphorePermit; 2], Status> {
+        let to_all = Arc::clone(&self.opens);
+        let places = async {
+            let one = self.opens_of_one.take(peer).await?;
+            Ok::<_, AcquireError>([one, to_all.acquire_owned().await?])
+        };
+        let places = places.await;
+        places.map_err(|_| Status::unavailable("the driver ends"))
     }
 
     /// What a peer asks for, if it may have this content.
@@ -192,11 +198,16 @@ impl Inner {
     }
 
     /// The artifact of a request, opened.
-    async fn sent_artifact(&self, artifact: &str, asked: &Asked) -> Result<Sent, Status> {
+    async fn sent_artifact(
+        &self,
+        peer: &NodeId,
+        artifact: &str,
+        asked: &Asked,
+    ) -> Result<Sent, Status> {
         let id: ArtifactId = artifact
             .parse()
             .map_err(|_| Status::invalid_argument("artifact"))?;
-        let open = self.open(id).await?.ok_or_else(gone)?;
+        let open = self.open(peer, id).await?.ok_or_else(gone)?;
         // Content is given under the name that was checked, and under no other.
         let is_named = open.artifact.name() == asked.name;
         if !is_named || !open.artifact.sharing.may_leave() {
@@ -222,17 +233,20 @@ impl Inner {
     }
 
     /// Opens an artifact, on a thread that may block, and keeps it.
-    async fn open(&self, id: ArtifactId) -> Result<Option<Arc<OpenArtifact>>, Status> {
+    async fn open(
+        &self,
+        peer: &NodeId,
+        id: ArtifactId,
+    ) -> Result<Option<Arc<OpenArtifact>>, Status> {
         if let Some(open) = self.leases.get(&id) {
             return Ok(Some(open));
         }
-        let permit = Arc::clone(&self.opens).acquire_owned().await;
-        let permit = permit.map_err(|_| Status::unavailable("the driver ends"))?;
+        let places = self.place_to_open(peer).await?;
         if let Some(open) = self.leases.get(&id) {
             return Ok(Some(open));
         }
         let (engine, leases) = (self.engine.clone(), Arc::clone(&self.leases));
-        let opened = apart("peer-open", permit, move || {
+        let opened = apart("peer-open", places, move || {
             let open = engine.open_layers(id)?;
             Ok::<_, crate::engine::Error>(open.map(|open| leases.keep(id, open)))
         });
@@ -257,16 +271,16 @@ pub(super) fn status(refusal: Refusal) -> Status {
     }
 }
 
-/// Runs a call that blocks on a thread of its own, which holds the permit.
+/// Runs a call that blocks on a thread of its own, which holds the places.
 pub(super) async fn apart<T: Send + 'static>(
     name: &str,
-    permit: OwnedSemaphorePermit,
+    places: [OwnedSemaphorePermit; 2],
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
     let (answer, answered) = oneshot::channel();
     let thread = std::thread::Builder::new().name(name.to_owned());
     let started = thread.spawn(move || {
-        let _permit = permit;
+        let _places = places;
         drop(answer.send(call()));
     });
     started.map_err(|error| Status::unavailable(format!("no thread can be started: {error}")))?;
@@ -286,7 +300,6 @@ impl wire::peer_server::Peer for Service {
         let (peer, who) = inner.caller(&request)?;
         let ask = request.into_inner().ask;
         if let Some(clone) = ask.as_ref().and_then(|ask| ask.clone.as_ref()) {
-            let _checking = inner.place_to_check(&peer).await?;
             let asked = inner.admit_clone(&peer, who, clone).await?;
             return inner.get_snapshot(&peer, &asked).await;
         }
@@ -310,8 +323,6 @@ impl wire::peer_server::Peer for Service {
         if local().is_none() {
             return answer(State::Nothing, None);
         }
-        // Not before: checks that take long must not keep the peer from hearing of nothing.
-        let _checking = inner.place_to_check(&peer).await?;
         inner.check(&peer, who, &asked).await?;
         // The check may have taken long.
         let Some(local) = local() else {
@@ -320,7 +331,7 @@ impl wire::peer_server::Peer for Service {
         if !local.durable {
             return answer(State::Coming, None);
         }
-        let Some(open) = inner.open(local.id).await? else {
+        let Some(open) = inner.open(&peer, local.id).await? else {
             let is_coming = inner.engine.can_leave(local.id);
             let state = if is_coming {
                 State::Coming
@@ -348,17 +359,17 @@ impl wire::peer_server::Peer for Service {
     ) -> Result<Response<Chunks>, Status> {
         let inner = &self.0;
         let (peer, who) = inner.caller(&request)?;
-        let checking = inner.place_to_check(&peer).await?;
         let request = request.into_inner();
         let clone = request.ask.as_ref().and_then(|ask| ask.clone.as_ref());
         let content = if let Some(clone) = clone {
             let asked = inner.admit_clone(&peer, who, clone).await?;
-            inner.sent_snapshot(&asked).await?
+            inner.sent_snapshot(&peer, &asked).await?
         } else {
             let asked = inner.admit(&peer, who, request.ask.clone()).await?;
-            inner.sent_artifact(&request.artifact, &asked).await?
+            inner
+                .sent_artifact(&peer, &request.artifact, &asked)
+                .await?
         };
-        drop(checking);
         let digest = messages::digest(&request.layer).map_err(Status::invalid_argument)?;
         let wants = match request.part {
             Some(Part::Table(_)) => None,
@@ -402,12 +413,11 @@ impl wire::peer_server::Peer for Service {
     ) -> Result<Response<wire::ReportDamageResponse>, Status> {
         let inner = Arc::clone(&self.0);
         let (peer, who) = inner.caller(&request)?;
-        let checking = inner.place_to_check(&peer).await?;
-        let place = Arc::clone(&inner.reports).acquire_owned().await;
+        let place = inner.reports.take(&peer).await;
         let place = place.map_err(|_| Status::unavailable("the driver ends"))?;
         // A report runs to its end, also when the peer goes away.
         let report = tokio::spawn(async move {
-            let _held = (checking, place);
+            let _place = place;
             inner.report_damage(&peer, who, request.into_inner()).await
         });
         let reported = report.await;

@@ -65,9 +65,10 @@ use common::{Fs, require_lab};
 use driver::{client, controller, kubelet, node};
 use futures_util::future::join_all;
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
 use plane::ControlPlane;
 use rustix::process::Signal;
+use serde_json::json;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -248,11 +249,27 @@ async fn grow_and_modify(plane: &ControlPlane, client: &mut calls::Client, clone
     assert_eq!(seen.status.expect("known").mutable.ttl_seconds, None);
     let grown = client.controller_expand_volume(larger).await;
     grown.expect("as large as before");
-    let refused = client.controller_expand_volume(huge).await;
+    let refused = client.controller_expand_volume(huge.clone()).await;
     refused.expect_err("too large");
     let seen = volume_of_clone(plane).await;
     assert_eq!(seen.spec.mutable.ttl_seconds, None);
     assert_eq!(seen.status.expect("known").mutable.ttl_seconds, None);
+    // A controller that ended before it took the refused size back holds up no other change.
+    let all: Api<Volume> = Api::all(plane.client.clone());
+    let size = json!({ "spec": { "capacity": 1_u64 << 60 } });
+    let params = PatchParams::default();
+    let left = all.patch(clone, &params, &Patch::Merge(size)).await;
+    left.expect("written");
+    let seen = with_ttl(plane, client, clone, "7d").await;
+    let status = seen.status.expect("known");
+    assert_eq!(status.mutable.ttl_seconds, Some(7 * 24 * 3600));
+    assert_eq!(seen.spec.mutable.ttl_seconds, Some(7 * 24 * 3600));
+    assert_eq!((seen.spec.capacity, status.capacity), (1 << 60, 2 << 20));
+    let refused = client.controller_expand_volume(huge).await;
+    refused.expect_err("too large");
+    let seen = volume_of_clone(plane).await;
+    assert_eq!(seen.spec.capacity, 2 << 20, "it is taken back now");
+    assert_eq!(seen.spec.mutable.ttl_seconds, Some(7 * 24 * 3600));
 }
 
 async fn volume_of_clone(plane: &ControlPlane) -> Volume {

@@ -135,13 +135,22 @@ fn ask(output: &str) -> wire::Ask {
     }
 }
 
-/// How many calls of a peer are checked at once.
+/// How many calls of a peer ask the API server at once.
 const CHECKS: u64 = 8;
 
-/// Each check may ask the API server.
+/// Each check may ask the API server, and that may be away.
 #[tokio::test]
-async fn a_peer_that_asks_for_very_much_at_once_has_few_calls_checked_at_a_time() {
-    let [holder, greedy, reader] = peers!("holder", "greedy", "reader");
+async fn few_checks_of_a_peer_run_at_once_and_what_was_checked_before_waits_for_none() {
+    let holder = Node::with("holder", |start| start.remembers = true).await;
+    let (Some(holder), Some(greedy)) = (holder, Node::new("greedy").await) else {
+        return;
+    };
+    let Some(reader) = Node::new("reader").await else {
+        return;
+    };
+    let nodes = [holder, greedy, reader];
+    introduce(&nodes);
+    let [holder, greedy, reader] = &nodes;
     holder
         .commit("makes-small", &output("small"), "small")
         .await;
@@ -149,31 +158,51 @@ async fn a_peer_that_asks_for_very_much_at_once_has_few_calls_checked_at_a_time(
         let channel = link::connect(&node.key, holder.key.name(), holder.address.to_string());
         PeerClient::new(channel.expect("TLS"))
     };
-    let calls = |client: PeerClient<tonic::transport::Channel>, count: u64| {
-        let calls = (0..count).map(|_| {
-            let request = wire::GetArtifactRequest {
-                ask: Some(ask("small")),
-            };
+    let calls = |client: PeerClient<tonic::transport::Channel>, pods: std::ops::Range<u64>| {
+        let calls = pods.map(|pod| {
+            let mut ask = ask("small");
+            ask.pod_uid = format!("p-{pod}");
+            let request = wire::GetArtifactRequest { ask: Some(ask) };
             let mut client = client.clone();
             tokio::spawn(async move { client.get_artifact(request).await.map(drop) })
         });
         calls.collect::<Vec<_>>()
     };
+    let mut known = client(greedy);
+    let found = loop {
+        let request = wire::GetArtifactRequest {
+            ask: Some(ask("small")),
+        };
+        let answer = known.get_artifact(request).await.expect("an answer");
+        if let Some(artifact) = answer.into_inner().artifact {
+            break artifact;
+        }
+        holder.bench.engine.content_changed().await;
+    };
     let before = holder.known.checks.load(Ordering::SeqCst);
     let checks = || holder.known.checks.load(Ordering::SeqCst) - before;
     let gate = holder.known.gate.write().await;
     // One connection has no more calls than this.
-    let of_one = [calls(client(&greedy), 50), calls(client(&greedy), 50)];
+    let of_one = [calls(client(greedy), 0..50), calls(client(greedy), 50..100)];
     eventually("some are checked", || checks() >= CHECKS).await;
-    let of_another = calls(client(&reader), 1);
+    let of_another = calls(client(reader), 0..1);
     eventually("the other peer's is, too", || checks() > CHECKS).await;
     assert_eq!(checks(), CHECKS + 1);
+    // A transfer that runs goes on.
+    let table = wire::GetLayerRequest {
+        ask: Some(ask("small")),
+        artifact: found.id,
+        layer: found.layers[0].digest.clone(),
+        part: Some(Part::Table(wire::Table {})),
+    };
+    let table = tokio::time::timeout(PATIENCE, known.get_layer(table)).await;
+    table.expect("it waits for no check").expect("it may");
     drop(gate);
     for call in of_one.into_iter().flatten().chain(of_another) {
         call.await.expect("no panic").expect("an answer");
     }
     assert_eq!(checks(), 101);
-    finish_all([holder, greedy, reader]).await;
+    finish_all(nodes).await;
 }
 
 /// Less than the time in which two times 256 connections end, one after the other.

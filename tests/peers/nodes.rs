@@ -18,6 +18,7 @@ use baggageclaim::distribution::{
 use baggageclaim::engine::notice::{Forked, What};
 use baggageclaim::engine::{ContentSource, Error, Notice, Notices, Published};
 use baggageclaim::hub;
+use baggageclaim::k8s::checked::Checked;
 use baggageclaim::link::Key;
 use baggageclaim::model::{Name, NodeId, Outcome, Sha256, Tenant};
 use baggageclaim::peer::{self, Access, Asked, Peer, Refusal, Roster};
@@ -129,6 +130,8 @@ pub(crate) struct Start {
     pub(crate) ground: Ground,
     /// The part of the pool, in percent, above which content is evicted.
     pub(crate) high_watermark: Option<u8>,
+    /// Whether it remembers the rights of peers, as the nodes of a cluster do.
+    pub(crate) remembers: bool,
     /// Where the controller is, if there is one.
     pub(crate) controller: Option<watch::Receiver<Option<Controller>>>,
 }
@@ -148,6 +151,7 @@ impl Default for Start {
             bandwidth: None,
             ground: Ground::ALL[0],
             high_watermark: None,
+            remembers: false,
             controller: None,
         }
     }
@@ -179,6 +183,11 @@ impl Node {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let key = Key::open(&dir.path().join("key")).expect("a key");
         let known = Arc::new(Known::default());
+        let access: Arc<dyn Access> = if start.remembers {
+            Arc::new(Checked::new(known.clone()))
+        } else {
+            known.clone()
+        };
         let controller = start.controller;
         let catalog = controller.map(|it| hub::Node::new(id.clone(), key.clone(), it));
         let directory = catalog.clone().map(|it| -> Arc<dyn Directory> { it });
@@ -187,7 +196,7 @@ impl Node {
             members: peer::Members::Given {
                 key: key.clone(),
                 roster: known.clone(),
-                access: known.clone(),
+                access,
                 directory,
                 away: Arc::default(),
             },

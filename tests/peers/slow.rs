@@ -277,3 +277,60 @@ async fn slow_fetches_whose_pods_have_ended_give_one_place_to_a_pod_that_waits()
     b.end("read-three-1", Outcome::Failed).await;
     finish_all(nodes).await;
 }
+
+#[tokio::test]
+async fn a_fetch_gives_its_place_to_a_pod_that_can_use_it_only() {
+    let slow = |id: &'static str, bandwidth| {
+        Node::with(id, move |start| start.bandwidth = Some(bandwidth))
+    };
+    let (Some(a), Some(c)) = (slow("a", 512 << 10).await, slow("c", 128 << 10).await) else {
+        return;
+    };
+    let Some(b) = Node::new("b").await else {
+        return;
+    };
+    let nodes = [a, b, c];
+    introduce(&nodes);
+    let [a, b, c] = &nodes;
+    let of_one = ["one-1", "one-2", "one-3", "one-4"];
+    for name in of_one {
+        commits(a, "one", name, 16 << 20).await;
+    }
+    commits(c, "two", "two-1", 16 << 20).await;
+    commits(c, "one", "one-5", 4 << 10).await;
+    let fetches = |name: &str| {
+        let reference = format!("artifact/{name}");
+        let fetching = b.distribution.fetching();
+        let mut fetching = fetching.iter();
+        fetching.any(|it| it.reference.to_string() == reference)
+    };
+    let awaited = async {
+        let all = join_all(of_one.map(|name| reads(b, "one", name))).await;
+        panic!("they are not slow: {all:?}");
+    };
+    let mut fifth = Box::pin(reads(b, "one", "one-5"));
+    tokio::select! {
+        () = awaited => {}
+        () = async {
+            let all_run = || of_one.iter().all(|name| fetches(name));
+            eventually("its namespace has all of its places", all_run).await;
+            tokio::select! {
+                two = reads(b, "two", "two-1") => panic!("it is not slow: {two:?}"),
+                () = eventually("all places are taken", || fetches("two-1")) => {}
+            }
+            // Its pod has ended. The fifth pod of the other namespace has no use for its place. A
+            // fetch that gives way does so after 15 s.
+            tokio::select! {
+                done = &mut fifth => panic!("four of its namespace run: {done:?}"),
+                () = tokio::time::sleep(Duration::from_secs(25)) => {}
+            }
+            assert!(fetches("two-1"), "it goes on");
+        } => {}
+    }
+    // Pods of its own namespace have ended.
+    fifth.await.expect("it gets a place");
+    let left = of_one.iter().filter(|name| fetches(name)).count();
+    assert_eq!(left, of_one.len() - 1, "the other fetches go on");
+    b.end("read-one-5", Outcome::Failed).await;
+    finish_all(nodes).await;
+}

@@ -208,15 +208,14 @@ async fn volume(volume: Arc<Volume>, agent: Arc<Agent>) -> Result<Action, Error>
             decide::created(&volume, &agent.pool, created.as_ref())
         }
         VolumeStep::Change { capacity, mutable } => {
-            let changed = async {
-                engine.expand_claim(&id, capacity, None).await?;
-                let change = MutableChange {
-                    size_limit: mutable.size_limit,
-                    ttl: Some(mutable.ttl_seconds.map_or(Ttl::Never, Ttl::Seconds)),
-                };
-                engine.modify_claim(&id, change).await
+            let expanded = finally(engine.expand_claim(&id, capacity, None).await)?;
+            let change = MutableChange {
+                size_limit: mutable.size_limit,
+                ttl: Some(mutable.ttl_seconds.map_or(Ttl::Never, Ttl::Seconds)),
             };
-            let error = finally(changed.await)?.err();
+            // Another call ordered each of the two: a refused size holds back no `ttl`.
+            let modified = finally(engine.modify_claim(&id, change).await)?;
+            let error = expanded.and(modified).err();
             // Work that an error left undone shows here.
             decide::reported(&volume, &agent.pool, &engine.claim(&id)?, error)
         }

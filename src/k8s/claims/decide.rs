@@ -517,8 +517,10 @@ pub(in crate::k8s) fn change(volume: &Volume, aim: Aim) -> Result<Change> {
     Ok(match volume.answer() {
         None => Change::Wait,
         Some(status) => match &status.error {
-            None => Change::Done,
+            // The node changes each field that it can. It refused a size that a call left in `spec`.
+            Some(_) if wanted == had && volume.spec.capacity > status.capacity => Change::Done,
             Some(error) => Change::Restore(had, of_node(&volume.spec.node_name, error)),
+            None => Change::Done,
         },
     })
 }

@@ -206,7 +206,7 @@ impl Cluster {
     async fn keep_snapshots(&self, settled: &mut Option<Settled>) -> Result<()> {
         let pools = self.seen_pools.all();
         let named = |id: &str| deletion(id, pools.iter().map(|pool| &**pool));
-        self.sought.lock().note(named);
+        self.sought.lock().note(named, &pools, Instant::now());
         let orphans = pools.iter().flat_map(|pool| {
             let of_pool = orphan_snapshots(pool).iter();
             of_pool.map(move |orphan| (pool.name_any(), orphan))

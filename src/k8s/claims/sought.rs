@@ -2,6 +2,7 @@
 //! it has many. So a snapshot is gone only when each node has named all of its orphans since the
 //! first call. Pure: no I/O, no clock.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -18,18 +19,72 @@ const TURN: Duration = Duration::from_secs(120);
 /// The most turns that are waited for: a node may report a wrong count.
 const MOST_TURNS: u32 = 100;
 
-/// The snapshots that were looked for in vain: since when, and the order to delete one that was
-/// named meanwhile.
+/// The snapshots that were looked for in vain, and the reports of the nodes that name only some of
+/// their orphans.
 #[derive(Debug, Default)]
-pub(super) struct Sought(HashMap<String, (Instant, Option<Snapshot>)>);
+pub(super) struct Sought {
+    snapshots: HashMap<String, Search>,
+    reports: HashMap<String, Reports>,
+}
+
+/// A snapshot that is looked for.
+#[derive(Debug)]
+struct Search {
+    since: Instant,
+    /// The last call.
+    last: Instant,
+    /// The order to delete it, if it was named between two calls.
+    order: Option<Snapshot>,
+}
+
+/// The reports of a node that came without a long pause.
+#[derive(Debug)]
+struct Reports {
+    version: Option<String>,
+    since: Instant,
+    last: Instant,
+}
 
 impl Sought {
-    /// Remembers the orders for those that are named now.
-    pub(super) fn note(&mut self, named: impl Fn(&str) -> Option<Snapshot>) {
-        for (id, (_, order)) in &mut self.0 {
+    /// Notes what nodes report now: remembers the orders for the snapshots that they name.
+    pub(super) fn note<P: Borrow<Pool>>(
+        &mut self,
+        named: impl Fn(&str) -> Option<Snapshot>,
+        pools: &[P],
+        now: Instant,
+    ) {
+        self.note_reports(pools, now);
+        // Of one that is deleted no more, or elsewhere, no call comes.
+        let is_asked_for = |one: &Search| now < one.last + TURN * MOST_TURNS;
+        self.snapshots.retain(|_, one| is_asked_for(one));
+        for (id, one) in &mut self.snapshots {
             if let Some(named) = named(id) {
-                *order = Some(named);
+                one.order = Some(named);
             }
+        }
+    }
+
+    /// A report of a node that names some of its orphans names others than the one before. So it
+    /// is another version of the `Pool`.
+    fn note_reports<P: Borrow<Pool>>(&mut self, pools: &[P], now: Instant) {
+        let mut before = std::mem::take(&mut self.reports);
+        for pool in pools.iter().map(Borrow::borrow) {
+            if to_name_all(pool).is_zero() {
+                continue;
+            }
+            let (name, version) = (pool.name_any(), pool.resource_version());
+            let mut reports = before.remove(&name).unwrap_or_else(|| Reports {
+                version: version.clone(),
+                since: now,
+                last: now,
+            });
+            if reports.version != version {
+                if now > reports.last + TURN {
+                    reports.since = now;
+                }
+                (reports.version, reports.last) = (version, now);
+            }
+            self.reports.insert(name, reports);
         }
     }
 
@@ -42,10 +97,21 @@ impl Sought {
         pools: &[Pool],
         now: Instant,
     ) -> Result<Option<Snapshot>> {
-        let (since, order) = self.0.entry(id.to_owned()).or_insert((now, None));
-        let order = named.or(order.take());
-        let mut pools = pools.iter();
-        let unknown = pools.find(|pool| now < *since + to_name_all(pool));
+        self.note_reports(pools, now);
+        let one = self.snapshots.entry(id.to_owned());
+        let one = one.or_insert(Search {
+            since: now,
+            last: now,
+            order: None,
+        });
+        one.last = now;
+        let (since, order) = (one.since, named.or(one.order.take()));
+        // A node that is cut off names none, however long that takes.
+        let has_named_all = |pool: &Pool| {
+            let reports = self.reports.get(&pool.name_any());
+            reports.is_none_or(|it| since.max(it.since) + to_name_all(pool) <= it.last)
+        };
+        let unknown = pools.iter().find(|pool| !has_named_all(pool));
         if let (None, Some(pool)) = (&order, unknown) {
             let message = format!(
                 "node {} has more orphans than its Pool names at a time; snapshot {id} may be one \
@@ -54,7 +120,7 @@ impl Sought {
             );
             return Err(refusal(Code::Unavailable, message));
         }
-        self.0.remove(id);
+        self.snapshots.remove(id);
         Ok(order)
     }
 }
@@ -101,9 +167,7 @@ mod tests {
         pool
     }
 
-    #[test]
-    fn a_snapshot_is_gone_when_all_orphans_were_named_since_it_is_looked_for() {
-        let (mut sought, began) = (Sought::default(), Instant::now());
+    fn order() -> Snapshot {
         let spec = SnapshotSpec {
             name: "c".to_owned(),
             node_name: "node-1".to_owned(),
@@ -111,7 +175,28 @@ mod tests {
             group: false,
             wanted: Wanted::Absent,
         };
-        let order = Some(Snapshot::new("c", spec));
+        Snapshot::new("c", spec)
+    }
+
+    /// The node reports each minute, up to this one.
+    fn reports(
+        sought: &mut Sought,
+        began: Instant,
+        minutes: std::ops::RangeInclusive<u32>,
+    ) -> Pool {
+        let mut pool = pool(4);
+        for minute in minutes {
+            pool.metadata.resource_version = Some(minute.to_string());
+            let now = began + TURN / 2 * minute;
+            sought.note(|_| None, std::slice::from_ref(&pool), now);
+        }
+        pool
+    }
+
+    #[test]
+    fn a_snapshot_is_gone_when_all_orphans_were_named_since_it_is_looked_for() {
+        let (mut sought, began) = (Sought::default(), Instant::now());
+        let order = Some(order());
         let (all, some) = ([pool(2)], [pool(4)]);
         let found = sought.find("c", None, &all, began);
         assert_eq!(found.expect("all are named"), None);
@@ -121,13 +206,47 @@ mod tests {
         let early = sought.find("c", None, &some, began);
         let early = early.expect_err("it may be one of the others");
         assert_eq!(code_of(&early), Code::Unavailable);
-        let found = sought.find("c", None, &some, began + 3 * TURN);
+        let last = reports(&mut sought, began, 1..=6);
+        let found = sought.find("c", None, &[last], began + 3 * TURN);
         assert_eq!(found.expect("all were named"), None);
         // It is named between two calls.
         assert!(sought.find("c", None, &some, began).is_err());
-        sought.note(|id| order.clone().filter(|_| id == "c"));
-        sought.note(|_| None);
+        sought.note(|id| order.clone().filter(|_| id == "c"), &some, began);
+        sought.note(|_| None, &some, began);
         let found = sought.find("c", None, &some, began);
         assert_eq!(found.expect("it was named"), order);
+    }
+
+    #[test]
+    fn a_node_that_is_cut_off_names_nothing_however_long_that_is() {
+        let (mut sought, began) = (Sought::default(), Instant::now());
+        let stale = reports(&mut sought, began, 0..=0);
+        let stale = [stale];
+        for later in [0, 3, 50] {
+            let unknown = sought.find("c", None, &stale, began + later * TURN);
+            assert_eq!(code_of(&unknown.expect_err("unknown")), Code::Unavailable);
+        }
+        // It is back, and begins again.
+        let back = reports(&mut sought, began, 101..=101);
+        let unknown = sought.find("c", None, &[back], began + 51 * TURN);
+        assert_eq!(code_of(&unknown.expect_err("unknown")), Code::Unavailable);
+        let last = reports(&mut sought, began, 102..=107);
+        let found = sought.find("c", None, &[last], began + 54 * TURN);
+        assert_eq!(found.expect("all were named"), None);
+    }
+
+    #[test]
+    fn a_snapshot_that_is_looked_for_no_more_is_forgotten() {
+        let (mut sought, began) = (Sought::default(), Instant::now());
+        let some = [pool(4)];
+        assert!(sought.find("c", None, &some, began).is_err());
+        let longest = TURN * MOST_TURNS;
+        let find = |sought: &mut Sought, now| sought.find("c", None, &some, now).is_err();
+        sought.note(|_| None, &some, began + longest / 2);
+        assert!(find(&mut sought, began + longest / 2));
+        sought.note(|_| Some(order()), &some, began + longest);
+        assert_eq!(sought.snapshots.len(), 1);
+        sought.note(|_| Some(order()), &some, began + longest / 2 * 3);
+        assert_eq!(sought.snapshots.len(), 0);
     }
 }

@@ -446,6 +446,46 @@ fn a_late_call_does_not_undo_one_of_the_other_kind() {
 }
 
 #[test]
+fn a_size_that_was_refused_is_no_error_of_a_ttl() {
+    let ttl = |seconds| Mutable {
+        ttl_seconds: Some(seconds),
+        ..Mutable::default()
+    };
+    let modify = Aim::Mutable(MutableChange {
+        ttl: Some(Ttl::Seconds(3600)),
+        ..MutableChange::default()
+    });
+    // The controller ended before it took the size back. The node has the new `ttl`.
+    let mut volume = volume("a", Wanted::Present, Some((Phase::Ready, 2)));
+    volume.metadata.generation = Some(2);
+    (volume.spec.capacity, volume.spec.mutable) = (70, ttl(3600));
+    let status = volume.status.as_mut().expect("it has one");
+    (status.mutable, status.error) = (ttl(3600), Some(full()));
+    let step = change(&volume, modify);
+    assert!(matches!(step, Ok(Change::Done)), "{step:?}");
+    // The call for the size still takes that back, and nothing else.
+    let step = change(&volume, at_least(70, None));
+    assert!(
+        matches!(step, Ok(Change::Restore(Field::Capacity(50), _))),
+        "{step:?}"
+    );
+    // The `ttl` was refused, too.
+    let status = volume.status.as_mut().expect("it has one");
+    status.mutable = ttl(60);
+    let step = change(&volume, modify);
+    assert!(
+        matches!(step, Ok(Change::Restore(Field::Mutable(it), _)) if it == ttl(60)),
+        "{step:?}"
+    );
+    // A size limit was noted and could not be set.
+    let status = volume.status.as_mut().expect("it has one");
+    status.mutable = ttl(3600);
+    volume.spec.capacity = 50;
+    let step = change(&volume, modify);
+    assert!(matches!(step, Ok(Change::Restore(..))), "{step:?}");
+}
+
+#[test]
 fn a_volume_that_exists_is_not_answered_as_not_found() {
     let code = |volume: &Volume| code_of(&check_source(volume).expect_err("no answer"));
     let kept = volume("a", Wanted::Kept, None);

@@ -1,0 +1,63 @@
+//! The fetches that wait for a place, each in one of two queues: for a place of its namespace, and
+//! then for a thread. `fetch` asks whether another fetch, for which no pod waits, is in their way.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::flight::Callers;
+use crate::model::{ArtifactId, Tenant};
+
+/// The fetches that wait. `V`: what a fetch answers.
+#[derive(Debug)]
+pub(super) struct Turns<V>(Mutex<Vec<Weak<Turn<V>>>>);
+
+/// A fetch that waits, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Turn<V> {
+    callers: Callers<ArtifactId, V>,
+    place: Place,
+    since: Instant,
+}
+
+/// The place that a fetch waits for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// One of this namespace. No fetch for another namespace has one.
+    Of(Tenant),
+    /// A thread: any fetch that ends makes one free.
+    Thread,
+}
+
+impl<V: Clone> Turns<V> {
+    pub(super) fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// A fetch begins to wait.
+    pub(super) fn wait(&self, callers: &Callers<ArtifactId, V>, place: Place) -> Arc<Turn<V>> {
+        let turn = Arc::new(Turn {
+            callers: callers.clone(),
+            place,
+            since: Instant::now(),
+        });
+        let mut all = self.0.lock();
+        all.retain(|turn| turn.strong_count() > 0);
+        all.push(Arc::downgrade(&turn));
+        turn
+    }
+
+    /// Whether a pod has waited so long for a place that a fetch for this namespace makes free.
+    pub(super) fn need(&self, tenant: &Tenant, long: Duration) -> bool {
+        let all = self.0.lock();
+        let mut turns = all.iter().filter_map(Weak::upgrade);
+        turns.any(|turn| {
+            let is_of_use = match &turn.place {
+                Place::Of(of) => of == tenant,
+                Place::Thread => true,
+            };
+            is_of_use && turn.since.elapsed() >= long && !turn.callers.are_gone()
+        })
+    }
+}
