@@ -247,6 +247,7 @@ pub(super) fn setback(error: &Error) -> UploadRetry {
     match error {
         Error::Late { .. } => UploadRetry::Again,
         Error::Away { .. }
+        | Error::TooSlow { .. }
         | Error::Stalled { .. }
         | Error::Full { .. }
         | Error::Conflict { .. }

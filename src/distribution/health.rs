@@ -80,6 +80,7 @@ impl Health {
                 | Error::Layer(_)
                 | Error::System(_)
                 | Error::Late { .. }
+                | Error::TooSlow { .. }
                 | Error::Conflict { .. }
                 | Error::Deleting { .. }
                 | Error::Leased { .. },

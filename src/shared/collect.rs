@@ -238,12 +238,14 @@ impl<'a> Collector<'a> {
         stop: Stop<'_>,
     ) -> Result<Lists> {
         let begun = Since::now();
-        let lists = self.lists(keys, clock, done, stop)?;
-        if begun.elapsed() > LIST_WITHIN {
-            let object = keys.base().to_owned();
-            return Err(Error::Late { object });
+        let is_late = || begun.elapsed() > LIST_WITHIN;
+        match self.lists(keys, clock, done, &|| stop() || is_late()) {
+            Ok(_) | Err(Error::Stopped) if is_late() => Err(Error::TooSlow {
+                prefix: format!("{}/{}", self.store, keys.base()),
+                minutes: LIST_WITHIN.as_secs() / 60,
+            }),
+            lists => lists,
         }
-        Ok(lists)
     }
 
     fn lists(
@@ -276,7 +278,7 @@ impl<'a> Collector<'a> {
             })
         };
         list(keys.manifests(), &mut lists, done)?;
-        self.read_manifests(keys, &mut lists, done)?;
+        self.read_manifests(keys, &mut lists, done, stop)?;
         list(keys.layers(), &mut lists, done)?;
         for (listed, object) in &lists.objects {
             if let (Listed::Layer(..), Some((bytes, _))) = (listed, object.stored) {
@@ -308,6 +310,9 @@ impl<'a> Collector<'a> {
         })?;
         let found = items.keys().cloned();
         self.store.get_many(found, MOST_NAME, &mut |key, bytes| {
+            if stop() {
+                return Err(Error::Stopped);
+            }
             let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, self.tenant, None));
             let record = match record {
                 Ok(record) => record,
@@ -375,7 +380,13 @@ impl<'a> Collector<'a> {
         }
     }
 
-    fn read_manifests(&self, keys: &Keys, lists: &mut Lists, done: &mut Collected) -> Result<()> {
+    fn read_manifests(
+        &self,
+        keys: &Keys,
+        lists: &mut Lists,
+        done: &mut Collected,
+        stop: Stop<'_>,
+    ) -> Result<()> {
         let found = lists.objects.iter();
         let found: Vec<_> = found
             .filter_map(|(listed, object)| match listed {
@@ -394,6 +405,9 @@ impl<'a> Collector<'a> {
         let mut contents: HashMap<_, _> = contents.map(|name| (name.manifest, name)).collect();
         self.store
             .get_many(found, MOST_MANIFEST, &mut |key, bytes| {
+                if stop() {
+                    return Err(Error::Stopped);
+                }
                 let Some(Listed::Manifest(artifact, publication)) = keys.parse(key) else {
                     return Ok(());
                 };

@@ -108,6 +108,18 @@ pub enum Error {
         /// What was to be published.
         object: String,
     },
+    /// A collection took too long to read what there is, so that it could not decide safely. The
+    /// next one would, too.
+    #[error(
+        "reading all that is below {prefix} took more than {minutes} minutes, so nothing of it was \
+         collected; shorten the ttl of outputs, or run the collector nearer to the storage"
+    )]
+    TooSlow {
+        /// Where the tenant's objects are.
+        prefix: String,
+        /// The limit.
+        minutes: u64,
+    },
     /// Another collector works on this tenant.
     #[error("another collector has the lease {object}; it ends within {minutes} minutes")]
     Leased {

@@ -70,11 +70,20 @@ pub(super) fn take(
             store.replace(&key, ours, &version)
         }
     };
-    match taken {
-        Ok(()) => store.modified(&key),
-        Err(Error::Conflict { .. }) => Err(leased(LEASE)),
-        Err(error) => Err(error),
+    let Err(error) = taken else {
+        return store.modified(&key);
+    };
+    // The answer was lost, or this is the answer to a repeated request: the lease may be ours.
+    match store.get(&key, MOST_NAME) {
+        Ok(Some((bytes, version))) if is_of(&key, &bytes, holder) => Ok(version.modified()),
+        _ if matches!(error, Error::Conflict { .. }) => Err(leased(LEASE)),
+        _ => Err(error),
     }
+}
+
+/// Whether a lease is this collector's.
+fn is_of(key: &str, bytes: &[u8], holder: ObjectId) -> bool {
+    Lease::parse(key, bytes).is_ok_and(|lease| lease.holder == holder)
 }
 
 /// Ends the lease, if this collector has it.
@@ -83,7 +92,7 @@ pub(super) fn end(store: &Store, keys: &Keys, holder: ObjectId, end: End) -> Res
     let Some((bytes, version)) = store.get(&key, MOST_NAME)? else {
         return Ok(());
     };
-    if !Lease::parse(&key, &bytes).is_ok_and(|lease| lease.holder == holder) {
+    if !is_of(&key, &bytes, holder) {
         return Ok(());
     }
     match store.replace(&key, lease(holder, end.seconds()), &version) {

@@ -87,8 +87,7 @@ pub fn list(store: &Store, tenant: &Tenant) -> Result<(Vec<Listed>, Vec<Damage>)
         }
         Ok(())
     })?;
-    found.sort();
-    let (mut names, mut damage) = (Vec::new(), Vec::new());
+    let (mut names, mut damage) = (BTreeMap::new(), Vec::new());
     store.get_many(found.into_iter(), MOST_NAME, &mut |key, bytes| {
         let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, tenant, None));
         match record {
@@ -97,7 +96,7 @@ pub fn list(store: &Store, tenant: &Tenant) -> Result<(Vec<Listed>, Vec<Damage>)
                 object: key.to_owned(),
                 cause: format!("it is the record of {}", record.reference),
             }),
-            Ok(record) => names.push(Listed { record }),
+            Ok(record) => drop(names.insert(key.to_owned(), Listed { record })),
             Err(error @ Error::Corrupt { .. }) => damage.push(Damage {
                 object: key.to_owned(),
                 cause: error.to_string(),
@@ -106,7 +105,8 @@ pub fn list(store: &Store, tenant: &Tenant) -> Result<(Vec<Listed>, Vec<Damage>)
         }
         Ok(())
     })?;
-    Ok((names, damage))
+    damage.sort_by(|one: &Damage, other| one.object.cmp(&other.object));
+    Ok((names.into_values().collect(), damage))
 }
 
 /// The space that a tenant uses.

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryStreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use hyper::body::Bytes;
 use object_store::path::Path;
 use object_store::{
@@ -233,39 +234,37 @@ impl Store {
         }
     }
 
-    /// Reads many objects of at most `most` bytes each, some at once, and reports each that exists.
+    /// Reads many objects of at most `most` bytes each, some at once, and reports each that exists,
+    /// in any order.
     /// The keys are asked for as the reads need them, so that they take no memory.
     pub(super) fn get_many(
         &self,
-        mut keys: impl Iterator<Item = String>,
+        keys: impl Iterator<Item = String>,
         most: u64,
         each: &mut dyn FnMut(&str, Result<Bytes>) -> Result<()>,
     ) -> Result<()> {
-        loop {
-            let keys: Vec<String> = keys.by_ref().take(AT_ONCE).collect();
-            if keys.is_empty() {
-                return Ok(());
-            }
-            let reads = keys.iter().map(|key| async move {
-                let request = async { self.client.get()?.get(&self.path(key)).await };
-                let shown = self.shown(key);
-                let answer = match self.soon(&shown, request).await {
-                    Err(Error::Missing { .. }) => return None,
-                    Err(error) => return Some(Err(error)),
-                    Ok(answer) => answer,
-                };
-                if answer.meta.size > most {
-                    return Some(Err(Error::corrupt(shown, "it is too large")));
+        let read = |key: String| async move {
+            let request = async { self.client.get()?.get(&self.path(&key)).await };
+            let shown = self.shown(&key);
+            let bytes = match self.soon(&shown, request).await {
+                Ok(answer) if answer.meta.size > most => {
+                    Err(Error::corrupt(shown, "it is too large"))
                 }
-                Some(self.soon(&shown, answer.bytes()).await)
-            });
-            let answers = self.runtime.block_on(futures_util::future::join_all(reads));
-            for (key, answer) in keys.iter().zip(answers) {
-                if let Some(answer) = answer {
-                    each(key, answer)?;
-                }
+                Ok(answer) => self.soon(&shown, answer.bytes()).await,
+                Err(error) => Err(error),
+            };
+            (key, bytes)
+        };
+        // In any order: a slow read takes only its own place.
+        let reads = futures_util::stream::iter(keys).map(read);
+        let mut reads = pin!(reads.buffer_unordered(AT_ONCE));
+        while let Some((key, bytes)) = self.runtime.block_on(reads.next()) {
+            match bytes {
+                Err(Error::Missing { .. }) => {}
+                bytes => each(&key, bytes)?,
             }
         }
+        Ok(())
     }
 
     /// Reads a part of an object into memory. If nothing comes for a while, it begins once more.

@@ -675,6 +675,26 @@ fn a_condemned_layer_is_not_found_and_one_that_is_shown_again_lives() {
 }
 
 #[test]
+fn a_lease_whose_acknowledgement_is_lost_was_taken() {
+    let Some(tier) = Tier::s3() else { return };
+    for taken in [Op::Create, Op::Replace] {
+        let lost = AtomicBool::new(false);
+        let (store, _) = tier.failing(move |op, path| {
+            let is_it = op == taken && path.ends_with("/gc");
+            if is_it && !lost.swap(true, Ordering::Relaxed) {
+                return Fault::LostAnswer;
+            }
+            Fault::None
+        });
+        let later = Timestamp(now().0 + 3 * 3_600_000);
+        let collected = Collector::new(&store, &tenant(), id()).run(later, &never);
+        collected.unwrap_or_else(|error| panic!("{taken:?}: {error}"));
+        let again = Collector::new(&tier.store, &tenant(), id()).run(later, &never);
+        again.unwrap_or_else(|error| panic!("{taken:?}: {error}"));
+    }
+}
+
+#[test]
 fn the_lease_and_a_storage_that_fails() {
     let lab = require_lab!(Fs::Ext4);
     let Some(tier) = Tier::s3() else { return };

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, Cursor, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use baggageclaim::archive::{self, Codec};
 use baggageclaim::engine::{
@@ -370,10 +371,10 @@ pub(crate) async fn small(ground: Ground) -> Result<Bench, String> {
     Ok(Bench::with(lab, change).await)
 }
 
-/// A tar stream with one file of so many bytes that no filesystem makes smaller.
-fn large(bytes: u64) -> impl Read + Send + 'static {
+/// The header of a file in a tar stream.
+fn header(name: &str, bytes: u64) -> [u8; 512] {
     let mut header = [0_u8; 512];
-    header[..4].copy_from_slice(b"file");
+    header[..name.len()].copy_from_slice(name.as_bytes());
     header[100..107].copy_from_slice(b"0000644");
     header[108..115].copy_from_slice(b"0000000");
     header[116..123].copy_from_slice(b"0000000");
@@ -385,8 +386,13 @@ fn large(bytes: u64) -> impl Read + Send + 'static {
     header[148..156].fill(b' ');
     let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
     header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    header
+}
+
+/// A tar stream with one file of so many bytes that no filesystem makes smaller.
+fn large(bytes: u64) -> impl Read + Send + 'static {
     let noise = Noise(1).take(bytes);
-    Cursor::new(header.to_vec())
+    Cursor::new(header("file", bytes).to_vec())
         .chain(noise)
         .chain(Cursor::new(vec![0; 1024]))
 }
@@ -466,6 +472,37 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
         assert_left(&bench, 1, "eviction").await;
         bench.finish().await;
     }
+}
+
+/// Files without content fill a disk, too. Running pods need some of the last inodes.
+#[tokio::test]
+async fn an_import_leaves_inodes_for_others() {
+    let bench = match small(Ground::ALL[0]).await {
+        Ok(bench) => bench,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let pool = bench.pool();
+    let free = move || rustix::fs::statvfs(&pool).expect("statvfs").f_ffree;
+    let many = free() + 10_000;
+    let mut archive: Vec<u8> = (0..many)
+        .flat_map(|number| header(&number.to_string(), 0))
+        .collect();
+    archive.extend([0; 1024]);
+    let ended = Arc::new(AtomicBool::new(false));
+    let watched = Arc::clone(&ended);
+    let watching = std::thread::spawn(move || {
+        let mut least = u64::MAX;
+        while !watched.load(Ordering::Relaxed) {
+            least = least.min(free());
+        }
+        least
+    });
+    let refused = import(&bench, request("artifact/many"), Cursor::new(archive)).await;
+    ended.store(true, Ordering::Relaxed);
+    assert!(matches!(refused, Err(Error::Full(_))), "{refused:?}");
+    let least = watching.join().expect("no panic");
+    assert!(least > 500, "{least}");
+    bench.finish().await;
 }
 
 /// ext4 answers ENOSPC, and is not full.

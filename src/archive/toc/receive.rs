@@ -187,7 +187,13 @@ impl Receiver {
                 };
                 let before = taken.bytes;
                 taken.frames += 1;
-                let written = divider.divide(&frame, &plain, |piece| self.piece(piece, &mut taken));
+                // A frame may have many thousand files.
+                let written = divider.divide(&frame, &plain, |piece| {
+                    if stop() {
+                        return Err(Error::Stopped);
+                    }
+                    self.piece(piece, &mut taken)
+                });
                 let noted = self.done.write();
                 progress.fetch_add(taken.bytes - before, Ordering::Relaxed);
                 let written = written.and_then(|()| noted.map_err(Error::from));

@@ -24,6 +24,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The space is looked at each time that so many plain bytes came in, which may take twice as many
 /// on disk.
 const STEP: u64 = 8 << 20;
+/// It is also looked at after so many entries. Each may take an inode and a block, or many of them
+/// no content at all.
+const ENTRIES: u64 = 1024;
 /// What came in is written back each time that it is so many plain bytes more. Otherwise all of it
 /// waits for the `syncfs` at the end: the kernel begins by itself at a tenth of the memory
 /// (`vm.dirty_background_ratio`).
@@ -38,6 +41,12 @@ fn margin(space: &Space) -> u64 {
 /// What it leaves free while it runs: files take more on disk than their bytes.
 fn least(space: &Space) -> u64 {
     margin(space) / 2
+}
+
+/// The inodes that it leaves free: a thirty-second, and at most 4,096. Some filesystems have no
+/// limit.
+fn least_inodes(space: &Space) -> u64 {
+    (space.inodes / 32).min(4096)
 }
 
 /// Waits until `needs` bytes are free beside the margin, and has unused caches evicted for them.
@@ -55,7 +64,9 @@ fn ask_beside(inner: &Inner, needs: u64, stays_free: fn(&Space) -> u64) -> Resul
             .space()
             .context("ask for the pool's space")?;
         let wanted = needs.saturating_add(stays_free(&space));
-        if wanted <= space.bytes_available {
+        let has_inodes = space.inodes == 0 || space.inodes_free >= least_inodes(&space);
+        let has_bytes = wanted <= space.bytes_available;
+        if has_bytes && has_inodes {
             return Ok(());
         }
         if wanted > space.bytes {
@@ -64,13 +75,21 @@ fn ask_beside(inner: &Inner, needs: u64, stays_free: fn(&Space) -> u64) -> Resul
                 pool: space.bytes,
             });
         }
-        let what = format!(
-            "the archive needs {needs} bytes more, and {} of the pool's {} bytes are free",
-            space.bytes_available, space.bytes
-        );
-        // The collector counts the share that the filesystem reserves for root as free.
-        let reserved = space.bytes_free.saturating_sub(space.bytes_available);
-        let needs = wanted.saturating_add(reserved);
+        let (what, needs) = if has_bytes {
+            let what = format!(
+                "{} of the pool's {} inodes are free",
+                space.inodes_free, space.inodes
+            );
+            (what, 0)
+        } else {
+            let what = format!(
+                "the archive needs {needs} bytes more, and {} of the pool's {} bytes are free",
+                space.bytes_available, space.bytes
+            );
+            // The collector counts the share that the filesystem reserves for root as free.
+            let reserved = space.bytes_free.saturating_sub(space.bytes_available);
+            (what, wanted.saturating_add(reserved))
+        };
         let full = Error::Full(Shortage { what, needs });
         let left = PATIENCE.saturating_sub(began.elapsed());
         if left.is_zero() || inner.lifetime.is_stopping() || !evicts(inner, needs, left) {
@@ -140,6 +159,8 @@ pub(super) struct Gate<'a> {
     all: Option<u64>,
     writes_back: bool,
     looked_at: Cell<u64>,
+    /// Entries since then.
+    entries: Cell<u64>,
     written_back: Cell<u64>,
     is_writing: Arc<AtomicBool>,
     failed: RefCell<Option<Error>>,
@@ -161,22 +182,26 @@ impl<'a> Gate<'a> {
             all,
             writes_back,
             looked_at: Cell::new(0),
+            entries: Cell::new(0),
             written_back: Cell::new(0),
             is_writing: Arc::default(),
             failed: RefCell::default(),
         }
     }
 
-    /// Whether the import is to stop here.
+    /// Whether the import is to stop here. Asked at each entry.
     pub(super) fn stops(&self) -> bool {
         if self.inner.lifetime.is_stopping() {
             return true;
         }
         let plain = (self.plain)();
-        if plain < self.looked_at.get().saturating_add(STEP) {
+        let entries = self.entries.get() + 1;
+        self.entries.set(entries);
+        if plain < self.looked_at.get().saturating_add(STEP) && entries < ENTRIES {
             return false;
         }
         self.looked_at.set(plain);
+        self.entries.set(0);
         if self.writes_back {
             self.write_back(plain);
         }
