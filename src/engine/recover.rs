@@ -95,8 +95,9 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     }
     let mut state = State {
         policies: policies::found(inner).into(),
-        // Before any other record is seen: some may be of a wrong clock.
-        write_back: WriteBack::found(inner.now(), failed),
+        // Some records may be of a wrong clock. The clock is not told the time of this machine for
+        // good: the controller may tell another.
+        write_back: WriteBack::found(inner.time(), failed),
         ..State::default()
     };
     sweep_spares(inner)?;
