@@ -51,8 +51,7 @@ impl PodEvent {
             What::Forked(hit) => (false, "Forked", "Publish", describe(&hit)),
             What::HeldOpen { reference } => {
                 let note = format!(
-                    "{reference} is not committed yet: a process still has files of it open; find \
-                     and end that process on the node"
+                    "{reference} is not committed yet: end the process that has its files open"
                 );
                 (true, "HeldOpen", "Commit", note)
             }
