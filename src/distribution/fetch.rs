@@ -182,10 +182,10 @@ impl Fetcher {
         let fetched = self.flights.join(artifact, |callers| {
             let (fetcher, name, found) = (Arc::clone(self), name.clone(), Arc::clone(found));
             async move {
-                let turn = fetcher.turns.wait(&callers, Place::Of(tenant.clone()));
+                let turn = fetcher.turns.wait(&callers, &tenant, Place::OfNamespace);
                 let own = fetcher.of_one.take(&tenant).await;
                 drop(turn);
-                let turn = fetcher.turns.wait(&callers, Place::Thread);
+                let turn = fetcher.turns.wait(&callers, &tenant, Place::Thread);
                 let free = fetcher.workers.free().await;
                 drop(turn);
                 // One that was given up before it began is not begun.

@@ -17,15 +17,16 @@ pub(super) struct Turns<V>(Mutex<Vec<Weak<Turn<V>>>>);
 #[derive(Debug)]
 pub(super) struct Turn<V> {
     callers: Callers<ArtifactId, V>,
+    tenant: Tenant,
     place: Place,
     since: Instant,
 }
 
 /// The place that a fetch waits for.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// One of this namespace. No fetch for another namespace has one.
-    Of(Tenant),
+    /// One of its namespace. No fetch for another namespace has one.
+    OfNamespace,
     /// A thread: any fetch that ends makes one free.
     Thread,
 }
@@ -36,9 +37,15 @@ impl<V: Clone> Turns<V> {
     }
 
     /// A fetch begins to wait.
-    pub(super) fn wait(&self, callers: &Callers<ArtifactId, V>, place: Place) -> Arc<Turn<V>> {
+    pub(super) fn wait(
+        &self,
+        callers: &Callers<ArtifactId, V>,
+        tenant: &Tenant,
+        place: Place,
+    ) -> Arc<Turn<V>> {
         let turn = Arc::new(Turn {
             callers: callers.clone(),
+            tenant: tenant.clone(),
             place,
             since: Instant::now(),
         });
@@ -51,12 +58,14 @@ impl<V: Clone> Turns<V> {
     /// Whether a pod has waited so long for a place that a fetch for this namespace makes free.
     pub(super) fn need(&self, tenant: &Tenant, long: Duration) -> bool {
         let all = self.0.lock();
-        let mut turns = all.iter().filter_map(Weak::upgrade);
-        turns.any(|turn| {
-            let is_of_use = match &turn.place {
-                Place::Of(of) => of == tenant,
-                Place::Thread => true,
-            };
+        let turns: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
+        // A fetch keeps its namespace's place while it waits for a thread.
+        let wants_thread = |of: &Tenant| {
+            let mut turns = turns.iter();
+            turns.any(|turn| turn.place == Place::Thread && turn.tenant == *of)
+        };
+        turns.iter().any(|turn| {
+            let is_of_use = turn.tenant == *tenant || wants_thread(&turn.tenant);
             is_of_use && turn.since.elapsed() >= long && !turn.callers.are_gone()
         })
     }

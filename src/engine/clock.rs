@@ -18,6 +18,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::model::Timestamp;
 
+/// A time so far ahead was written by a wrong clock. Following it would stop the clock for good.
+pub(super) const FAR: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// A clock of milliseconds, each given once.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
@@ -61,9 +64,6 @@ impl Clock {
 
     /// Makes the clock start after a time that is remembered.
     pub(super) fn seen(&self, time: Timestamp) {
-        // A time far in the future was written by a wrong clock. Following it would stop this clock
-        // for good.
-        const FAR: Duration = Duration::from_secs(24 * 60 * 60);
         if time < self.time().after(FAR) {
             self.last.fetch_max(time.0, Ordering::SeqCst);
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedMutexGuard, mpsc};
 
+use super::clock::FAR;
 use super::error::{Error, Result};
 use crate::model::{LayerId, Timestamp, VolumeRecord};
 
@@ -21,18 +22,20 @@ pub(super) struct WriteBack {
 impl WriteBack {
     /// What a process knows that starts now, and finds the record of a failed write-back, if any.
     pub(super) fn found(started: Timestamp, failed: Option<Timestamp>) -> Self {
+        let is_right = |until: &Timestamp| *until <= started.after(FAR);
         Self {
             started,
-            tainted_until: failed.map(|until| until.min(started)),
+            tainted_until: failed.map(|until| Some(until).filter(is_right).unwrap_or(started)),
             synced: None,
         }
     }
 
-    /// When content that this process finds was begun. A date ahead of its start is of a wrong
-    /// clock. Such content counts as old as the last failed write-back. Otherwise a failure of
+    /// When content that this process finds was begun. The clock follows dates that it was told
+    /// ([`Clock::seen`](super::clock::Clock::seen)), but not far ahead: such a date is of a wrong
+    /// clock. Content with it counts as old as the last failed write-back. Otherwise a failure of
     /// today would be older than the content, and would not taint it.
     pub(super) fn begun(&self, dated: Timestamp) -> Timestamp {
-        if dated <= self.started {
+        if dated <= self.started.after(FAR) {
             return dated;
         }
         self.tainted_until.unwrap_or(self.started)

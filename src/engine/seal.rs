@@ -488,18 +488,22 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
     Ok(Action::Forget)
 }
 
-/// Deletes a volume in the trash that no process holds, so it grows no more. It takes a slice of
-/// time for each part, and others have their turn between two slices.
+/// Deletes a volume in the trash that no process holds. It takes a slice of time for each part, and
+/// others have their turn between two slices.
 async fn delete(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
+    /// After so many it is a failure, with a pause: a tree may be too deep for any slice.
+    const SLICES: usize = 60;
     const SLICE: Duration = Duration::from_secs(1);
+    let mut slices = 0;
     loop {
         let job = move |inner: &Arc<Inner>| {
             let (trash, stop) = (&inner.dirs.trash, inner.patience_of(SLICE));
             let name = key.to_string();
             Ok(inner.backend.delete(trash, name.as_ref(), &stop))
         };
+        slices += 1;
         match inner.run(Pool::Deletes, job).await? {
-            Err(backend::Error::Stopped) if !inner.lifetime.is_stopping() => {}
+            Err(backend::Error::Stopped) if slices < SLICES && !inner.lifetime.is_stopping() => {}
             Err(backend::Error::System(error)) if error.is(Errno::ENOENT) => break,
             result => break result.context("delete the volume")?,
         }

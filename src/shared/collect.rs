@@ -171,7 +171,8 @@ impl<'a> Collector<'a> {
             // Another collector found nothing else, and a node published meanwhile.
             check_format(store, &keys, true)?;
         }
-        if !self.removes_the_rest(&keys, &done, clock)? {
+        let is_empty = done.names + done.manifests + done.layers + done.unknown == 0;
+        if !is_empty || !lease::removes_the_rest(store, &keys, self.grace, clock)? {
             lease::end(store, &keys, self.id, End::Complete)?;
         }
         Ok(done)
@@ -207,27 +208,6 @@ impl<'a> Collector<'a> {
         }
         self.objects(&lists, Pass::Condemn, clock, &mut done, stop)?;
         Ok(done)
-    }
-
-    /// Removes the tenant's last records if it has nothing else: its namespace has ended, or used
-    /// the tier long ago. A node that publishes at this moment writes them again; see `run`.
-    fn removes_the_rest(&self, keys: &Keys, done: &Collected, clock: Timestamp) -> Result<bool> {
-        if done.names + done.manifests + done.layers + done.unknown > 0 {
-            return Ok(false);
-        }
-        let (format, lease) = (keys.format(), keys.lease());
-        let mut is_rest = true;
-        self.store.list(keys.base(), &mut |item| {
-            let is_old = clock.since(item.modified) >= self.grace;
-            is_rest &= item.key == lease || (item.key == format && is_old);
-            Ok(())
-        })?;
-        if is_rest {
-            // Others may write them again meanwhile: a repeated request would delete what is new.
-            self.store.delete_once(&format)?;
-            self.store.delete_once(&lease)?;
-        }
-        Ok(is_rest)
     }
 
     fn lists_in_time(

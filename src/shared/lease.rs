@@ -101,6 +101,30 @@ pub(super) fn end(store: &Store, keys: &Keys, holder: ObjectId, end: End) -> Res
     }
 }
 
+/// Removes the tenant's last records, the lease among them, if it has nothing else: its namespace
+/// has ended, or used the tier long ago. A node that publishes at this moment writes them again; see
+/// `Collector::run`.
+pub(super) fn removes_the_rest(
+    store: &Store,
+    keys: &Keys,
+    grace: Duration,
+    clock: Timestamp,
+) -> Result<bool> {
+    let (format, lease) = (keys.format(), keys.lease());
+    let mut is_rest = true;
+    store.list(keys.base(), &mut |item| {
+        let is_old = clock.since(item.modified) >= grace;
+        is_rest &= item.key == lease || (item.key == format && is_old);
+        Ok(())
+    })?;
+    if is_rest {
+        // Others may write them again meanwhile: a repeated request would delete what is new.
+        store.delete_once(&format)?;
+        store.delete_once(&lease)?;
+    }
+    Ok(is_rest)
+}
+
 /// How long ago a collection was complete, if it was the last one, by any process.
 pub(super) fn complete_since(
     store: &Store,

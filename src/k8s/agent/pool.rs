@@ -93,15 +93,22 @@ pub(super) async fn publish(
             let is_due = written
                 .as_ref()
                 .is_none_or(|(_, at)| at.elapsed() >= REPORT);
-            if is_due {
-                turn += 1;
-            }
+            // A report that was not written is made again, so that each turn names its part.
+            let this_turn = turn + usize::from(is_due);
             let health = match found.take() {
                 Some((health, at)) if at.elapsed() < LOOK_AT_POOL => (health, at),
                 _ => (health::look(&engine).await?, Instant::now()),
             };
             let (health, _) = found.insert(health);
-            let status = look(&engine, health, &node, &pool, peer.as_ref(), &seen, turn)?;
+            let status = look(
+                &engine,
+                health,
+                &node,
+                &pool,
+                peer.as_ref(),
+                &seen,
+                this_turn,
+            )?;
             let is_known = written.as_ref();
             let is_known = is_known.is_some_and(|(before, _)| {
                 before.orphans == status.orphans
@@ -113,6 +120,7 @@ pub(super) async fn publish(
                 let written_in_time = tokio::time::timeout(WRITE, writing).await;
                 written_in_time.map_err(|_| Error::Silent(WRITE))??;
                 written = Some((status, Instant::now()));
+                turn = this_turn;
             }
             Ok::<_, Error>(())
         };
