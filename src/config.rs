@@ -362,7 +362,7 @@ impl Node {
             return Err(Error::ClusterAlone);
         }
         let driver = self.driver.resolve(self.pool, socket, features)?;
-        let in_cluster = self.cluster == Switch::On && self.kubernetes == Switch::On;
+        let in_cluster = self.cluster == Switch::On;
         let peers = self.peers.resolve(in_cluster)?;
         let asked = (peers.is_some(), "--peer-listen ADDR");
         check_sources(driver.sources, driver.shared.is_some(), asked)?;
@@ -379,7 +379,7 @@ impl Node {
             kubelet_dir: self.kubelet_dir,
             http: self.http.0,
             kubernetes,
-            cluster: self.cluster == Switch::On,
+            cluster: in_cluster,
             peers,
         })
     }

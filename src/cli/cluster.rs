@@ -125,7 +125,8 @@ pub(super) async fn clear(what: Clear) -> Done {
     print(|to| match &order {
         Order::Done => writeln!(
             to,
-            "{name} is cleared. Nodes that are away clear it before their content counts again."
+            "{name} is cleared.\n\
+             Nodes that are away clear it before their content counts again."
         ),
         Order::Given { object } => writeln!(
             to,

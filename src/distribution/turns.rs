@@ -1,5 +1,5 @@
-//! The fetches that wait for a place, each in one of two queues: for a place of its namespace, and
-//! then for a thread. `fetch` asks whether another fetch, for which no pod waits, is in their way.
+//! The fetches that wait for a place: first for one of their namespace, then for a thread. `fetch`
+//! asks whether another fetch, for which no pod waits, is in the way of one of them.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(super) struct Turn<V> {
 /// The place that a fetch waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// One of its namespace. No fetch for another namespace has one.
+    /// One of its namespace. Only fetches for it have one, also while they wait for a thread.
     OfNamespace,
     /// A thread: any fetch that ends makes one free.
     Thread,
@@ -55,11 +55,11 @@ impl<V: Clone> Turns<V> {
         turn
     }
 
-    /// Whether a pod has waited so long for a place that a fetch for this namespace makes free.
+    /// Whether a pod has waited so long for a place, and the end of a fetch for this namespace helps.
     pub(super) fn need(&self, tenant: &Tenant, long: Duration) -> bool {
         let all = self.0.lock();
         let turns: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
-        // A fetch keeps its namespace's place while it waits for a thread.
+        // The end of any fetch lets one of these go on, which then gives its namespace's place back.
         let wants_thread = |of: &Tenant| {
             let mut turns = turns.iter();
             turns.any(|turn| turn.place == Place::Thread && turn.tenant == *of)

@@ -18,7 +18,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::model::Timestamp;
 
-/// A time so far ahead was written by a wrong clock. Following it would stop the clock for good.
+/// A recorded time that is so far ahead is of a wrong clock. Following it would stop this clock for
+/// as long.
 pub(super) const FAR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A clock of milliseconds, each given once.

@@ -22,18 +22,18 @@ pub(super) struct WriteBack {
 impl WriteBack {
     /// What a process knows that starts now, and finds the record of a failed write-back, if any.
     pub(super) fn found(started: Timestamp, failed: Option<Timestamp>) -> Self {
-        let is_right = |until: &Timestamp| *until <= started.after(FAR);
-        Self {
+        let mut found = Self {
             started,
-            tainted_until: failed.map(|until| Some(until).filter(is_right).unwrap_or(started)),
-            synced: None,
-        }
+            ..Self::default()
+        };
+        found.tainted_until = failed.map(|until| found.begun(until));
+        found
     }
 
-    /// When content that this process finds was begun. The clock follows dates that it was told
-    /// ([`Clock::seen`](super::clock::Clock::seen)), but not far ahead: such a date is of a wrong
-    /// clock. Content with it counts as old as the last failed write-back. Otherwise a failure of
-    /// today would be older than the content, and would not taint it.
+    /// When something that this process finds a record of was begun. The clock follows a recorded
+    /// date ([`Clock::seen`](super::clock::Clock::seen)) unless it is [`FAR`] ahead: a wrong clock
+    /// wrote that. Content with such a date counts as old as the last failed write-back. Otherwise
+    /// a failure of today would be older than the content, and would not taint it.
     pub(super) fn begun(&self, dated: Timestamp) -> Timestamp {
         if dated <= self.started.after(FAR) {
             return dated;
@@ -122,5 +122,29 @@ impl Durability {
     /// Held while one caller tries whether the disk answers.
     pub(super) async fn probe(&self) -> OwnedMutexGuard<()> {
         self.probing.clone().lock_owned().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn only_a_date_far_ahead_of_the_start_counts_as_old_as_the_last_failure() {
+        let (hour, now) = (Duration::from_hours(1), Timestamp(1_795_400_000_000));
+        let failed = now.before(24 * hour);
+        let found = WriteBack::found(now, Some(failed));
+        // The controller's time is ahead of this machine's clock.
+        let sound = now.after(hour);
+        assert_eq!(found.begun(sound), sound);
+        assert!(!found.is_tainted_since(found.begun(sound)));
+        let wrong = now.after(FAR + hour);
+        assert!(found.is_tainted_since(found.begun(wrong)));
+        // Such a clock may have dated the failure, too.
+        let found = WriteBack::found(now, Some(wrong));
+        assert!(found.is_tainted_since(now) && !found.is_tainted_since(sound));
+        assert_eq!(WriteBack::found(now, None).begun(wrong), now);
     }
 }

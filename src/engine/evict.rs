@@ -43,8 +43,8 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<Gone> {
         }
         inner.wake_reaper();
         return Ok(Gone {
-            artifacts: 0,
             parts,
+            ..Gone::default()
         });
     }
     let gone = choose(inner, &space, missing);
@@ -61,7 +61,7 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<Gone> {
         .evicted(None, removed.artifacts, removed.bytes);
     Ok(Gone {
         artifacts: removed.artifacts,
-        parts: 0,
+        ..Gone::default()
     })
 }
 

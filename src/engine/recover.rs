@@ -95,8 +95,8 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     }
     let mut state = State {
         policies: policies::found(inner).into(),
-        // Some records may be of a wrong clock. The clock is not told the time of this machine for
-        // good: the controller may tell another.
+        // Not `now()`, from which the clock would not go back: the controller may tell an earlier
+        // time.
         write_back: WriteBack::found(inner.time(), failed),
         ..State::default()
     };

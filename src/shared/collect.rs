@@ -289,54 +289,53 @@ impl<'a> Collector<'a> {
             Ok(())
         })?;
         let found = items.keys().cloned();
-        self.store.get_many(found, MOST_NAME, &mut |key, bytes| {
-            if stop() {
-                return Err(Error::Stopped);
-            }
-            let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, self.tenant, None));
-            let record = match record {
-                Ok(record) => record,
-                // Readers refuse it, so it shows nothing.
-                Err(Error::Corrupt { .. }) => {
-                    done.unreadable += 1;
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            };
-            if let Some((artifact, publication, _)) = record.content() {
-                let manifest = Listed::Manifest(artifact, publication);
-                lists.objects.entry(manifest).or_default().shown = true;
-                done.names += 1;
-            }
-            let age = clock.since(items.get(key).copied().unwrap_or(clock));
-            match decide::judge_name(&record, age) {
-                NameVerdict::Keep => {
-                    self.note_covered(key, &record, lists);
-                    if let (Some(_), Some((artifact, publication, _))) =
-                        (self.budget, record.content())
-                    {
-                        lists.contents.push(Shown {
-                            key: key.to_owned(),
-                            manifest: (artifact, publication),
-                            age,
-                            unused: self
-                                .uses
-                                .get(&record.reference)
-                                .map_or(age, |it| age.min(*it)),
-                            layers: Vec::new(),
-                        });
+        self.store
+            .get_many(found, MOST_NAME, stop, &mut |key, bytes| {
+                let record =
+                    bytes.and_then(|bytes| NameRecord::parse(key, &bytes, self.tenant, None));
+                let record = match record {
+                    Ok(record) => record,
+                    // Readers refuse it, so it shows nothing.
+                    Err(Error::Corrupt { .. }) => {
+                        done.unreadable += 1;
+                        return Ok(());
                     }
+                    Err(error) => return Err(error),
+                };
+                if let Some((artifact, publication, _)) = record.content() {
+                    let manifest = Listed::Manifest(artifact, publication);
+                    lists.objects.entry(manifest).or_default().shown = true;
+                    done.names += 1;
                 }
-                verdict => lists.names.push(Judged {
-                    key: key.to_owned(),
-                    write: record.write,
-                    verdict,
-                    fence: 0,
-                }),
-            }
-            (self.progress)(done);
-            Ok(())
-        })
+                let age = clock.since(items.get(key).copied().unwrap_or(clock));
+                match decide::judge_name(&record, age) {
+                    NameVerdict::Keep => {
+                        self.note_covered(key, &record, lists);
+                        if let (Some(_), Some((artifact, publication, _))) =
+                            (self.budget, record.content())
+                        {
+                            lists.contents.push(Shown {
+                                key: key.to_owned(),
+                                manifest: (artifact, publication),
+                                age,
+                                unused: self
+                                    .uses
+                                    .get(&record.reference)
+                                    .map_or(age, |it| age.min(*it)),
+                                layers: Vec::new(),
+                            });
+                        }
+                    }
+                    verdict => lists.names.push(Judged {
+                        key: key.to_owned(),
+                        write: record.write,
+                        verdict,
+                        fence: 0,
+                    }),
+                }
+                (self.progress)(done);
+                Ok(())
+            })
     }
 
     /// Notes a name that a fence covers. Its manifest says whether its content came before that.
@@ -384,10 +383,7 @@ impl<'a> Collector<'a> {
         let contents = lists.contents.iter_mut();
         let mut contents: HashMap<_, _> = contents.map(|name| (name.manifest, name)).collect();
         self.store
-            .get_many(found, MOST_MANIFEST, &mut |key, bytes| {
-                if stop() {
-                    return Err(Error::Stopped);
-                }
+            .get_many(found, MOST_MANIFEST, stop, &mut |key, bytes| {
                 let Some(Listed::Manifest(artifact, publication)) = keys.parse(key) else {
                     return Ok(());
                 };

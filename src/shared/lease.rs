@@ -1,5 +1,6 @@
 //! The lease of a tenant's part of the tier: which collector works on it, and when one of them was
-//! complete. It saves double work; the safety of a collection does not depend on it.
+//! complete. It saves double work; the safety of a collection does not depend on it. The last lease
+//! goes with the rest of a part that has no content any more.
 
 use std::time::Duration;
 
@@ -101,9 +102,9 @@ pub(super) fn end(store: &Store, keys: &Keys, holder: ObjectId, end: End) -> Res
     }
 }
 
-/// Removes the tenant's last records, the lease among them, if it has nothing else: its namespace
-/// has ended, or used the tier long ago. A node that publishes at this moment writes them again; see
-/// `Collector::run`.
+/// Removes the tenant's last records, the lease among them, if it has nothing else. Then its
+/// namespace has ended, or used the tier long ago. A node that publishes at this moment writes them
+/// again; see `Collector::run`.
 pub(super) fn removes_the_rest(
     store: &Store,
     keys: &Keys,

@@ -88,23 +88,28 @@ pub fn list(store: &Store, tenant: &Tenant) -> Result<(Vec<Listed>, Vec<Damage>)
         Ok(())
     })?;
     let (mut names, mut damage) = (BTreeMap::new(), Vec::new());
-    store.get_many(found.into_iter(), MOST_NAME, &mut |key, bytes| {
-        let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, tenant, None));
-        match record {
-            // A record in another name's place is never followed.
-            Ok(record) if keys.name(&record.reference) != key => damage.push(Damage {
-                object: key.to_owned(),
-                cause: format!("it is the record of {}", record.reference),
-            }),
-            Ok(record) => drop(names.insert(key.to_owned(), Listed { record })),
-            Err(error @ Error::Corrupt { .. }) => damage.push(Damage {
-                object: key.to_owned(),
-                cause: error.to_string(),
-            }),
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    })?;
+    store.get_many(
+        found.into_iter(),
+        MOST_NAME,
+        &|| false,
+        &mut |key, bytes| {
+            let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, tenant, None));
+            match record {
+                // A record in another name's place is never followed.
+                Ok(record) if keys.name(&record.reference) != key => damage.push(Damage {
+                    object: key.to_owned(),
+                    cause: format!("it is the record of {}", record.reference),
+                }),
+                Ok(record) => drop(names.insert(key.to_owned(), Listed { record })),
+                Err(error @ Error::Corrupt { .. }) => damage.push(Damage {
+                    object: key.to_owned(),
+                    cause: error.to_string(),
+                }),
+                Err(error) => return Err(error),
+            }
+            Ok(())
+        },
+    )?;
     damage.sort_by(|one: &Damage, other| one.object.cmp(&other.object));
     Ok((names.into_values().collect(), damage))
 }

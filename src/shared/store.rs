@@ -25,6 +25,7 @@ use super::client::Client;
 use super::decide::PUBLISH_WITHIN;
 use super::error::{Error, Result};
 use crate::model::Timestamp;
+use crate::tree::Stop;
 
 /// How long requests may take, the crate's own retries included.
 #[derive(Debug, Clone, Copy)]
@@ -235,12 +236,12 @@ impl Store {
     }
 
     /// Reads many objects of at most `most` bytes each, some at once, and reports each that exists,
-    /// in any order.
-    /// The keys are asked for as the reads need them, so that they take no memory.
+    /// in any order. Keys are asked for as the reads need them, so that they take no memory.
     pub(super) fn get_many(
         &self,
         keys: impl Iterator<Item = String>,
         most: u64,
+        stop: Stop<'_>,
         each: &mut dyn FnMut(&str, Result<Bytes>) -> Result<()>,
     ) -> Result<()> {
         let read = |key: String| async move {
@@ -255,13 +256,14 @@ impl Store {
             };
             (key, bytes)
         };
-        // In any order: a slow read takes only its own place.
         let reads = futures_util::stream::iter(keys).map(read);
         let mut reads = pin!(reads.buffer_unordered(AT_ONCE));
         while let Some((key, bytes)) = self.runtime.block_on(reads.next()) {
-            match bytes {
-                Err(Error::Missing { .. }) => {}
-                bytes => each(&key, bytes)?,
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            if !matches!(bytes, Err(Error::Missing { .. })) {
+                each(&key, bytes)?;
             }
         }
         Ok(())

@@ -25,7 +25,7 @@ const ROUNDS: usize = 4;
 /// filesystem may skip names while entries are unlinked (readdir(3) promises nothing).
 const PASSES: usize = 3;
 /// So many steps are taken before `stop` is asked. Otherwise attempts that a busy machine delays
-/// could all end before their first step, and the deletion would never end.
+/// could all end before their first step.
 const STEPS: u32 = 64;
 
 /// Deletes `name` in `trash` with everything below it; Ok if there is no such name.
@@ -36,8 +36,9 @@ const STEPS: u32 = 64;
 ///
 /// A process with a directory of the tree open may create entries as fast as they are deleted.
 /// After some passes that is ENOTEMPTY, or [`Error::Stopped`] once `stop` says so: on some
-/// filesystems (btrfs before Linux 6.5) one pass over it never ends. A retry continues.
-/// Each attempt takes some steps, however soon `stop` says so.
+/// filesystems (btrfs before Linux 6.5) one pass over it never ends. A retry continues. Each attempt
+/// takes some steps, however soon `stop` says so. It begins at the top, so a tree that is too deep
+/// to reach its bottom in one attempt stays.
 pub fn delete(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     let steps = Cell::new(0);
     let stop = || {

@@ -266,8 +266,8 @@ async fn a_new_index_names_sealed_content_whose_seal_intent_was_not_withdrawn() 
             .expect("read")
             .contains(&sealed.to_string())
     });
-    // The layer's record says that the content is durable. A power cut, or a failed withdrawal, left
-    // the seal intent.
+    // The layer's record says that the content is durable. A power cut, or a failed withdrawal,
+    // left the seal intent.
     fs::create_dir(closed.path("pending").join(layer.expect("its layer"))).expect("mkdir");
     fs::remove_file(closed.path("index.redb")).expect("remove");
     Engine::rebuild_index(&closed.pool).expect("rebuilt");

@@ -6,10 +6,10 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::common::bench::{Bench, NEVER, empty_claim, eventually};
+use crate::common::bench::{Bench, NEVER, empty_claim, eventually, mount_request};
 use crate::common::disk::{Broken, SmallDisk, fill, require_small_disk, sync};
 use baggageclaim::engine::Error;
-use baggageclaim::engine::claims::{CreateClaim, MountClaim};
+use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::model::{ClaimSource, Outcome, PersistentVolume, VolumeRecord};
 use baggageclaim::store::{Change, Index};
 use baggageclaim::sys::Dir;
@@ -207,15 +207,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
     };
     let mounted = async |bench: &Bench, claim: &PersistentVolume| {
         let target = bench.target(claim.name.as_str());
-        let request = MountClaim {
-            claim: claim.id.clone(),
-            target: target.clone(),
-            staging: false,
-            staged_at: None,
-            read_only: false,
-            multiple_targets: false,
-            mount_group: None,
-        };
+        let request = mount_request(claim, &target);
         bench.engine.mount_claim(request).await.expect("mounted");
         target
     };
@@ -446,15 +438,7 @@ async fn a_claim_whose_last_writer_came_late_may_have_lost_bytes() {
     let request = empty_claim("claim");
     let claim = bench.engine.create_claim(request).await.expect("made");
     let target = bench.target("claim");
-    let request = MountClaim {
-        claim: claim.id.clone(),
-        target: target.clone(),
-        staging: false,
-        staged_at: None,
-        read_only: false,
-        multiple_targets: false,
-        mount_group: None,
-    };
+    let request = mount_request(&claim, &target);
     bench.engine.mount_claim(request).await.expect("mounted");
     let mut late = fs::File::create_new(target.join("big")).expect("create");
     late.write_all(&vec![1; 1 << 20]).expect("write");
@@ -526,15 +510,7 @@ async fn a_date_ahead_of_the_clock_hides_no_lost_write() {
     let request = empty_claim("claim");
     let claim = bench.engine.create_claim(request).await.expect("made");
     let target = bench.target("claim");
-    let request = MountClaim {
-        claim: claim.id.clone(),
-        target: target.clone(),
-        staging: false,
-        staged_at: None,
-        read_only: false,
-        multiple_targets: false,
-        mount_group: None,
-    };
+    let request = mount_request(&claim, &target);
     bench.engine.mount_claim(request).await.expect("mounted");
     fs::write(target.join("f"), "claim").expect("write");
     let output = |name| [("type", "output"), ("name", name), ("commit", "always")];

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::MountClaim;
 use baggageclaim::store;
 use baggageclaim::sys::Dir;
 
-use crate::common::bench::{Bench, Ground, empty_claim, names};
+use crate::common::bench::{Bench, Ground, empty_claim, mount_request, names};
 use crate::common::disk::sync;
 use crate::common::{Fs, Lab, kernel_is};
 
@@ -68,7 +67,7 @@ async fn what_a_pod_fsynced_in_a_new_claim_survives_a_power_cut_on_btrfs() {
         for number in 0..8 {
             let name = format!("claim-{number}");
             let claim = bench.engine.create_claim(empty_claim(&name)).await;
-            let claim = claim.expect("made").id;
+            let claim = claim.expect("made");
             let incoming = bench.pool().join("incoming");
             let ended = Arc::new(AtomicBool::new(false));
             let is_mounted = Arc::clone(&ended);
@@ -79,16 +78,8 @@ async fn what_a_pod_fsynced_in_a_new_claim_survives_a_power_cut_on_btrfs() {
                     }
                 }
             });
-            let target = bench.target(claim.as_str());
-            let mounted = bench.engine.mount_claim(MountClaim {
-                claim: claim.clone(),
-                target: target.clone(),
-                staging: false,
-                staged_at: None,
-                read_only: false,
-                multiple_targets: false,
-                mount_group: None,
-            });
+            let target = bench.target(claim.id.as_str());
+            let mounted = bench.engine.mount_claim(mount_request(&claim, &target));
             mounted.await.expect("mounted");
             ended.store(true, Ordering::Relaxed);
             committing.join().expect("no panic");
@@ -96,14 +87,16 @@ async fn what_a_pod_fsynced_in_a_new_claim_survives_a_power_cut_on_btrfs() {
             db.sync_all().expect("fsync");
 
             let cut = bench.lab.cut();
-            let volumes = cut.path().join("pool/volumes").join(claim.as_str());
+            let volumes = cut.path().join("pool/volumes").join(claim.id.as_str());
             let found = ["top/db", "fs/db"].map(|db| volumes.join(db).exists());
             assert!(found.contains(&true), "{}: {}", backend, volumes.display());
             assert!(cut.close().is_empty());
             drop(db);
-            let unmounted = bench.engine.unmount_claim(claim.as_str(), &target, false);
+            let unmounted = bench
+                .engine
+                .unmount_claim(claim.id.as_str(), &target, false);
             unmounted.await.expect("unmounted");
-            let deleted = bench.engine.delete_claim(claim.as_str());
+            let deleted = bench.engine.delete_claim(claim.id.as_str());
             deleted.await.expect("deleted");
         }
         bench.finish().await;

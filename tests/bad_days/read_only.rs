@@ -5,13 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use baggageclaim::engine::claims::MountClaim;
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::PersistentVolume;
 use rustix::fs::IFlags;
 
 use crate::common::bench::{
-    Bench, Ground, NEVER, empty_claim, names, open_again, request, require_bench,
+    Bench, Ground, NEVER, empty_claim, mount_request, names, open_again, request, require_bench,
 };
 use crate::common::disk::sync;
 
@@ -44,15 +43,7 @@ async fn unpublish(bench: &Bench, volume: &str) {
 }
 
 async fn mount(bench: &Bench, claim: &PersistentVolume) -> PathBuf {
-    let request = MountClaim {
-        claim: claim.id.clone(),
-        target: bench.target("claim"),
-        staging: false,
-        staged_at: None,
-        read_only: false,
-        multiple_targets: false,
-        mount_group: None,
-    };
+    let request = mount_request(claim, &bench.target("claim"));
     bench.engine.mount_claim(request).await.expect("mounted");
     bench.target("claim")
 }

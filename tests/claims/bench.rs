@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-use crate::common::bench::empty_claim;
+use crate::common::bench::{empty_claim, mount_request};
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::{Config, Engine, Error, Result};
@@ -116,13 +116,8 @@ impl Bench {
 
     pub(crate) fn publish_request(&self, claim: &PersistentVolume, place: &str) -> MountClaim {
         MountClaim {
-            claim: claim.id.clone(),
-            target: self.at(place),
-            staging: false,
             staged_at: Some(self.staging(claim)),
-            read_only: false,
-            multiple_targets: false,
-            mount_group: None,
+            ..mount_request(claim, &self.at(place))
         }
     }
 

@@ -11,13 +11,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::CreateClaim;
+use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::{
     ArtifactRow, Config, Engine, Error, OutcomeReport, PublishRequest, Published, VolumeRow,
     VolumeState,
 };
-use baggageclaim::model::{ClaimParameters, MutableParameters};
-use baggageclaim::model::{Outcome, Pod, PodUid, VolumeId, VolumeSpec};
+use baggageclaim::model::{
+    ClaimParameters, MutableParameters, Outcome, PersistentVolume, Pod, PodUid, VolumeId,
+    VolumeSpec,
+};
 use baggageclaim::store::PoolDirs;
 
 use super::{Fs, Lab};
@@ -324,6 +326,19 @@ pub fn empty_claim(name: &str) -> CreateClaim {
         parameters: ClaimParameters::default(),
         mutable: MutableParameters::default(),
         source: None,
+    }
+}
+
+/// A request for a claim at one path, writable and not staged.
+pub fn mount_request(claim: &PersistentVolume, target: &Path) -> MountClaim {
+    MountClaim {
+        claim: claim.id.clone(),
+        target: target.to_owned(),
+        staging: false,
+        staged_at: None,
+        read_only: false,
+        multiple_targets: false,
+        mount_group: None,
     }
 }
 

@@ -114,7 +114,7 @@ async fn an_administrator_clears(plane: &ControlPlane, controller: &Process) {
     a_malformed_fence_is_told(plane, controller).await;
     let order = ["clear", "--prefix", "task-cache/pr-", "--namespace=ci"];
     let said = tells(controller, &order);
-    assert!(said.contains("is cleared. Nodes"), "{said}");
+    assert!(said.contains("is cleared.\nNodes"), "{said}");
     plane.kubectl(&["delete", "fence", "by-hand"]);
     let made = fences(plane).await;
     let of_order = &made.last().expect("there is one").spec;

@@ -62,7 +62,7 @@ fn cleared(kubeconfig: &Path, arguments: &[&str]) {
     let began = Instant::now();
     let (done, said) = clear(kubeconfig, arguments);
     println!("clear {arguments:?}: {:?}", began.elapsed());
-    assert!(done && said.contains("is cleared. Nodes"), "{said}");
+    assert!(done && said.contains("is cleared.\nNodes"), "{said}");
 }
 
 fn refused(kubeconfig: &Path, arguments: &[&str], expected: &[&str]) {

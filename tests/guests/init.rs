@@ -24,7 +24,7 @@ static REPORTS: Mutex<Option<File>> = Mutex::new(None);
 /// started the guest waits longer, and shows the end of the console.
 const SILENCE: Duration = Duration::from_secs(90);
 
-/// How many calls of a thread are shown.
+/// How many calls of a thread are shown, the innermost first.
 const DEEP: usize = 12;
 
 /// When the last report was sent.
@@ -68,16 +68,17 @@ pub(crate) fn threads() -> String {
     for thread in own.chain(all) {
         let path = thread.path();
         let stat = read(&path, "stat");
-        let state = stat.rsplit(')').next().unwrap_or_default().trim().get(..1);
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let state = fields.split_whitespace().next().unwrap_or_default();
         let is_own = path.starts_with("/proc/self/task");
-        if is_own || state == Some("D") {
+        if is_own || state == "D" {
             let name = read(&path, "comm");
             let stack = read(&path, "stack");
             let frames = stack
                 .lines()
                 .filter_map(|line| line.split([' ', '+']).nth(1));
             let stack: Vec<_> = frames.take(DEEP).collect();
-            let what = format!("{} {state:?}: {}\n", name.trim(), stack.join(" < "));
+            let what = format!("{} ({state}): {}\n", name.trim(), stack.join(" < "));
             text.push_str(&what);
         }
     }

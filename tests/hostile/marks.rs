@@ -9,12 +9,11 @@ use std::path::Path;
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::Notices;
-use baggageclaim::engine::claims::MountClaim;
 use baggageclaim::engine::notice::What;
 use baggageclaim::model::{Outcome, layout};
 use rustix::fs::{CWD, FileType, IFlags, Mode, RenameFlags, XattrFlags};
 
-use crate::common::bench::{Bench, Ground, empty_claim, soon};
+use crate::common::bench::{Bench, Ground, empty_claim, mount_request, soon};
 use crate::common::{Fs, Snapshot, assert_same, require_bench};
 use crate::{INPUT, LOG, OUTPUT, destroy, seen};
 
@@ -300,15 +299,7 @@ async fn a_root_that_may_not_be_changed_when_it_is_snapshotted_stops_nothing() {
     let request = empty_claim("c");
     let claim = bench.engine.create_claim(request).await.expect("made");
     let target = bench.target("claim");
-    let mount = MountClaim {
-        claim: claim.id.clone(),
-        target: target.clone(),
-        staging: false,
-        staged_at: None,
-        read_only: false,
-        multiple_targets: false,
-        mount_group: None,
-    };
+    let mount = mount_request(&claim, &target);
     bench.engine.mount_claim(mount).await.expect("mounted");
     fs::write(target.join("f"), "x").expect("write");
     assert!(flag(&target, IFlags::IMMUTABLE), "the root");

@@ -233,21 +233,27 @@ async fn reads(node: &Node, namespace: &str, name: &str) -> Result<Published, Er
     publish(node, namespace, &format!("read-{name}"), &input).await
 }
 
-#[tokio::test]
-async fn slow_fetches_whose_pods_have_ended_give_one_place_to_a_pod_that_waits() {
+/// The first and the last of three nodes send so slowly that 16 MiB take half a minute or more.
+async fn two_slow_holders() -> Option<[Node; 3]> {
     let slow = |id: &'static str, bandwidth| {
         Node::with(id, move |start| start.bandwidth = Some(bandwidth))
     };
-    // All places: four for one namespace, and one for another. Each takes minutes.
-    let (Some(a), Some(c)) = (slow("a", 512 << 10).await, slow("c", 128 << 10).await) else {
-        return;
-    };
-    let Some(b) = Node::new("b").await else {
-        return;
-    };
-    let nodes = [a, b, c];
+    let nodes = [
+        slow("a", 512 << 10).await?,
+        Node::new("b").await?,
+        slow("c", 128 << 10).await?,
+    ];
     introduce(&nodes);
+    Some(nodes)
+}
+
+#[tokio::test]
+async fn slow_fetches_whose_pods_have_ended_give_one_place_to_a_pod_that_waits() {
+    let Some(nodes) = two_slow_holders().await else {
+        return;
+    };
     let [a, b, c] = &nodes;
+    // All places: four for one namespace, and one for another.
     let pods = [
         ("one", "one-1"),
         ("one", "one-2"),
@@ -280,17 +286,9 @@ async fn slow_fetches_whose_pods_have_ended_give_one_place_to_a_pod_that_waits()
 
 #[tokio::test]
 async fn a_fetch_gives_its_place_to_a_pod_that_can_use_it_only() {
-    let slow = |id: &'static str, bandwidth| {
-        Node::with(id, move |start| start.bandwidth = Some(bandwidth))
-    };
-    let (Some(a), Some(c)) = (slow("a", 512 << 10).await, slow("c", 128 << 10).await) else {
+    let Some(nodes) = two_slow_holders().await else {
         return;
     };
-    let Some(b) = Node::new("b").await else {
-        return;
-    };
-    let nodes = [a, b, c];
-    introduce(&nodes);
     let [a, b, c] = &nodes;
     let of_one = ["one-1", "one-2", "one-3", "one-4"];
     for name in of_one {

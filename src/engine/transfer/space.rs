@@ -24,8 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The space is looked at each time that so many plain bytes came in, which may take twice as many
 /// on disk.
 const STEP: u64 = 8 << 20;
-/// It is also looked at after so many entries. Each may take an inode and a block, or many of them
-/// no content at all.
+/// It is also looked at after so many entries, which take inodes and blocks however little content
+/// they have.
 const ENTRIES: u64 = 1024;
 /// What came in is written back each time that it is so many plain bytes more. Otherwise all of it
 /// waits for the `syncfs` at the end: the kernel begins by itself at a tenth of the memory
@@ -43,8 +43,7 @@ fn least(space: &Space) -> u64 {
     margin(space) / 2
 }
 
-/// The inodes that it leaves free: a thirty-second, and at most 4,096. Some filesystems have no
-/// limit.
+/// The inodes that it leaves free: a thirty-second of them, and at most 4,096.
 fn least_inodes(space: &Space) -> u64 {
     (space.inodes / 32).min(4096)
 }

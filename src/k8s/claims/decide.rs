@@ -517,7 +517,8 @@ pub(in crate::k8s) fn change(volume: &Volume, aim: Aim) -> Result<Change> {
     Ok(match volume.answer() {
         None => Change::Wait,
         Some(status) => match &status.error {
-            // The node changes each field that it can. It refused a size that a call left in `spec`.
+            // The node changes each field that it can. It refused a size, which a call left in
+            // `spec`.
             Some(_) if wanted == had && volume.spec.capacity > status.capacity => Change::Done,
             Some(error) => Change::Restore(had, of_node(&volume.spec.node_name, error)),
             None => Change::Done,
