@@ -158,6 +158,9 @@ fn main() -> ExitCode {
             }
         });
     }
+    for fault in figures.said() {
+        say(&fault);
+    }
     say(&format!("{figures}"));
     if figures.faults() == 0 {
         ExitCode::SUCCESS

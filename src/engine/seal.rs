@@ -491,7 +491,7 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
 /// Deletes a volume in the trash that no process holds. It takes a slice of time for each part, and
 /// others have their turn between two slices.
 async fn delete(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
-    /// After so many it is a failure, with a pause: a tree may be too deep for any slice.
+    /// After so many it is a failure, with a pause: a process may create names without end.
     const SLICES: usize = 60;
     const SLICE: Duration = Duration::from_secs(1);
     let mut slices = 0;

@@ -24,9 +24,12 @@ const ROUNDS: usize = 4;
 /// How often one directory is read to its end before the deletion gives up on emptying it. A
 /// filesystem may skip names while entries are unlinked (readdir(3) promises nothing).
 const PASSES: usize = 3;
+/// How deep a walk descends; below that it moves directories to the top of their tree. Otherwise
+/// an attempt could end before it reaches the bottom, and the next one would begin at the top.
+const DEEPEST: usize = 32;
 /// So many steps are taken before `stop` is asked. Otherwise attempts that a busy machine delays
-/// could all end before their first step.
-const STEPS: u32 = 64;
+/// could all end before they remove or move anything: each level takes some five steps.
+const STEPS: usize = 8 * DEEPEST;
 
 /// Deletes `name` in `trash` with everything below it; Ok if there is no such name.
 ///
@@ -36,9 +39,8 @@ const STEPS: u32 = 64;
 ///
 /// A process with a directory of the tree open may create entries as fast as they are deleted.
 /// After some passes that is ENOTEMPTY, or [`Error::Stopped`] once `stop` says so: on some
-/// filesystems (btrfs before Linux 6.5) one pass over it never ends. A retry continues. Each attempt
-/// takes some steps, however soon `stop` says so. It begins at the top, so a tree that is too deep
-/// to reach its bottom in one attempt stays.
+/// filesystems (btrfs before Linux 6.5) one pass over it never ends. A retry continues. An attempt
+/// always makes progress, also in a deep tree and if `stop` says so at once.
 pub fn delete(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     let steps = Cell::new(0);
     let stop = || {
@@ -83,12 +85,19 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     let mut stack = DirStack::new(trash)?;
     stack.descend(name)?;
     let mut buffer = vec![MaybeUninit::uninit(); 64 * 1024];
+    let top = stack.here().try_clone()?;
     let mut levels = vec![Level::default()];
     while let Some(level) = levels.last_mut() {
         if stop() {
             return Err(Error::Stopped);
         }
         if let Some(name) = level.full.pop() {
+            if stack.depth() > DEEPEST && lift(stack.here(), &name, &top) {
+                // The top has an entry more to find.
+                levels[0].passes = 0;
+                levels[0].cleared = false;
+                continue;
+            }
             match stack.descend(&name) {
                 Ok(()) => levels.push(Level::default()),
                 Err(error) if error.is(Errno::ENOENT) => {}
@@ -122,6 +131,14 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Moves the directory `name` to the top of the tree. A process cannot guess the new name and take
+/// it. The directory stays where it is if the filesystem refuses: for a mount point, or for another
+/// project or subvolume.
+fn lift(dir: &Dir, name: &OsStr, top: &Dir) -> bool {
+    dir.rename(name, top, format!("lifted-{:032x}", sys::random()))
+        .is_ok()
 }
 
 /// The result of reading a directory once.
@@ -228,6 +245,23 @@ mod tests {
                 false
             }
         });
+        assert!(ended);
+        assert!(!root.has("doomed").expect("stat"));
+    }
+
+    #[test]
+    fn attempts_without_any_time_delete_a_deep_tree_too() {
+        const LEVELS: usize = 3000;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("open");
+        root.create_dir("doomed", 0o700).expect("mkdir");
+        let doomed = root.open_beneath("doomed").expect("open");
+        let mut stack = DirStack::new(&doomed).expect("stack");
+        for _ in 0..LEVELS {
+            stack.here().create_dir("d", 0o700).expect("mkdir");
+            stack.descend("d").expect("descend");
+        }
+        let ended = (0..LEVELS).any(|_| delete(&root, Path::new("doomed"), &|| true).is_ok());
         assert!(ended);
         assert!(!root.has("doomed").expect("stat"));
     }

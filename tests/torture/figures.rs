@@ -1,6 +1,7 @@
 //! The counters of the trials, and what they call a failure. Nothing here knows the trials.
 
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Three ways to break a promise.
@@ -88,6 +89,8 @@ pub(crate) struct Figures {
     pub(crate) lost: AtomicU64,
     pub(crate) leaked: AtomicU64,
     pub(crate) wrong: AtomicU64,
+    /// The faults in words: the last lines of a run repeat them.
+    said: Mutex<Vec<String>>,
 }
 
 /// One more.
@@ -101,12 +104,21 @@ pub(crate) fn add(figure: &AtomicU64, more: u64) {
 }
 
 impl Figures {
-    pub(crate) fn note(&self, fault: &Fault) {
+    /// Counts a fault of a trial, and says it now and at the end.
+    pub(crate) fn note(&self, trial: impl fmt::Display, fault: &Fault) {
+        let line = format!("{trial}: FAULT: {fault}");
+        crate::say(&line);
+        self.said.lock().expect("no panic holds it").push(line);
         count(match fault.sort {
             Sort::Lost => &self.lost,
             Sort::Leaked => &self.leaked,
             Sort::Wrong => &self.wrong,
         });
+    }
+
+    /// All faults in words: long output is often cut, and its end is read first.
+    pub(crate) fn said(&self) -> Vec<String> {
+        self.said.lock().expect("no panic holds it").clone()
     }
 
     pub(crate) fn faults(&self) -> u64 {

@@ -70,11 +70,7 @@ pub(crate) fn trial(mut random: Random, until: Instant, on: &Handle, figures: &A
         let seed = random.next();
         crate::say(&format!("full: {}, seed {seed}", ground.name()));
         if let Err(fault) = day(ground, seed, until, on, figures) {
-            figures.note(&fault);
-            crate::say(&format!(
-                "full: FAULT: {}: seed {seed}: {fault}",
-                ground.name()
-            ));
+            figures.note(format!("full: {}: seed {seed}", ground.name()), &fault);
         }
     }
 }

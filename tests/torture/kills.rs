@@ -526,8 +526,7 @@ pub(crate) fn trial(mut seeds: Random, until: Instant, on: &Handle, figures: &Ar
         let Err(fault) = program.run(on, figures) else {
             continue;
         };
-        figures.note(&fault);
-        crate::say(&format!("kills: FAULT: {fault}"));
+        figures.note(format!("kills: {}", program.name()), &fault);
         let (small, fault) = shrink(&program, fault, on);
         let path = std::env::temp_dir().join(format!("torture-{}.json", program.seed));
         let text = serde_json::to_string(&small).expect("plain data serialises");
@@ -548,9 +547,7 @@ pub(crate) fn replay(program: &Program, until: Instant, on: &Handle, figures: &A
     loop {
         crate::say(&format!("replay: {}", program.name()));
         if let Err(fault) = program.run(on, figures) {
-            figures.note(&fault);
-            crate::say(&format!("replay: FAULT: {fault}"));
-            return;
+            return figures.note("replay", &fault);
         }
         if Instant::now() > until {
             return;

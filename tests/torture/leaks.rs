@@ -55,8 +55,7 @@ pub(crate) fn trial(mut random: Random, until: Instant, on: &Handle, figures: &A
         let until = Instant::now() + crate::left(until).mul_f64(share);
         let seed = random.next();
         if let Err(fault) = one(ground, seed, until, on, figures) {
-            figures.note(&fault);
-            crate::say(&format!("leaks: FAULT: {}: {fault}", ground.name()));
+            figures.note(format!("leaks: {}", ground.name()), &fault);
         }
     }
 }

@@ -45,8 +45,7 @@ pub(crate) fn trial(mut random: Random, until: Instant, on: &Handle, figures: &A
         let seed = random.next();
         crate::say(&format!("tenant: {}, seed {seed}", ground.name()));
         if let Err(fault) = one(ground, &Random::new(seed), until, on, figures) {
-            figures.note(&fault);
-            crate::say(&format!("tenant: FAULT: {}: {fault}", ground.name()));
+            figures.note(format!("tenant: {}", ground.name()), &fault);
         }
     }
 }

@@ -701,9 +701,8 @@ fn episodes(
         let mut episode = match Episode::new(seed, has_peers, on, figures) {
             Ok(episode) => episode,
             Err(fault) => {
-                figures.note(&fault);
                 let ties = if has_peers { "peers" } else { "tier" };
-                return crate::say(&format!("{ties}: FAULT: {fault}"));
+                return figures.note(ties, &fault);
             }
         };
         let ties = episode.ties.to_string();
@@ -727,13 +726,12 @@ fn episodes(
             count(figure);
             continue;
         };
-        figures.note(&fault);
+        figures.note(format!("{ties}: seed {seed}"), &fault);
         for node in &episode.nodes {
             let name = NODES[node.index];
             let log = std::env::temp_dir().join(format!("torture-tier-{seed}-{name}.log"));
             node.place.keep_log(&log);
             crate::say(&format!("{ties}: the log of {name} is {}", log.display()));
         }
-        crate::say(&format!("{ties}: FAULT: seed {seed}: {fault}"));
     }
 }
