@@ -364,16 +364,21 @@ impl Node {
         let promised = model.promised(self.index);
         wire.settle().await?;
         model.settled(self.index, &promised);
+        self.rest(wire).await?;
+        wire.check().await
+    }
+
+    /// Waits for the end of all transfers: those from peers go on after their pod has given up.
+    async fn rest(&self, wire: &Wire) -> Result<(), Stop> {
         let began = Instant::now();
         loop {
             let answer = wire.admin.clone().status(api::StatusRequest {}).await;
             let status = wire.must("Status", answer)?.into_inner();
             let shared = status.shared.unwrap_or_default();
-            // A fetch from a peer goes on after its input has given up.
             let incoming = entries(&self.place.pool.join("incoming"));
             let is_waiting = shared.uploads_waiting > 0 || !shared.fetching.is_empty();
             if !is_waiting && incoming.is_empty() {
-                break;
+                return Ok(());
             }
             if !is_waiting {
                 // Partial layers of a failed fetch are kept for the next one.
@@ -388,7 +393,6 @@ impl Node {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        wire.check().await
     }
 
     /// Looks at every name.
@@ -403,6 +407,7 @@ impl Node {
 
     /// Deletes every name; then nothing is left.
     async fn clear(&mut self, wire: &Wire) -> Result<(), Stop> {
+        self.rest(wire).await?;
         for key in &KEYS {
             self.workers[0].destroy(wire, &key.reference()).await?;
         }
