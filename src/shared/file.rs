@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -75,33 +75,38 @@ fn close_to_others(root: &Dir) -> Result<()> {
     close().map_err(|error| generic(&error))
 }
 
-/// Waits for the lock without holding a thread.
-async fn lock(root: &Dir) -> Result<Lock> {
-    let locked = async {
+/// Waits for the lock, on a thread of its own. A lock that comes after the caller gave up is free
+/// again at once.
+async fn lock(root: &Arc<Dir>) -> Result<Lock> {
+    let root = Arc::clone(root);
+    let wait = move || {
+        let until = Instant::now() + PATIENCE;
         loop {
             match root.try_lock(LOCK) {
                 Ok(Some(lock)) => return Ok(lock),
-                Ok(None) => tokio::time::sleep(PAUSE).await,
+                Ok(None) if Instant::now() < until => std::thread::sleep(PAUSE),
+                Ok(None) => return Err(not_free()),
                 Err(error) => return Err(generic(&error)),
             }
         }
     };
-    match tokio::time::timeout(PATIENCE, locked).await {
-        Ok(lock) => lock,
-        Err(_) => Err(Error::Generic {
-            store: "file",
-            source: Box::new(std::io::Error::new(
-                std::io::ErrorKind::TimedOut,
-                "the lock of the directory is not free",
-            )),
-        }),
+    apart(wait).await?
+}
+
+fn not_free() -> Error {
+    Error::Generic {
+        store: "file",
+        source: Box::new(std::io::Error::new(
+            std::io::ErrorKind::TimedOut,
+            "the lock of the directory is not free",
+        )),
     }
 }
 
 /// Makes a change with the lock. A caller may give up, but a change of a file that has begun goes
 /// on. So it keeps the lock until its end: the next writer's condition must see it.
 async fn with_lock<T: Send + 'static>(
-    root: &Dir,
+    root: &Arc<Dir>,
     change: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     let lock = lock(root).await?;
@@ -213,7 +218,8 @@ impl ObjectStore for Directory {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        close_to_others(&self.root)?;
+        let root = Arc::clone(&self.root);
+        apart(move || close_to_others(&root)).await??;
         self.inner.put_multipart_opts(location, options).await
     }
 
