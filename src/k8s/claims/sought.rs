@@ -17,7 +17,7 @@ use crate::engine::Result;
 /// How long a node names the same orphans: a minute, and as long again for a late report.
 const TURN: Duration = Duration::from_secs(120);
 /// The most turns that are waited for: a node may report a wrong count.
-const MOST_TURNS: u32 = 100;
+const MOST_TURNS: u32 = 200;
 
 /// The snapshots that were looked for in vain, and the reports of the nodes that name only some of
 /// their orphans.
@@ -125,25 +125,29 @@ impl Sought {
     }
 }
 
-/// How long a node takes until it has named all of its orphans; zero: it names all at once.
+/// How long a node takes until it has named all of its snapshots; zero: it names all at once.
 fn to_name_all(pool: &Pool) -> Duration {
     let Some(status) = &pool.status else {
         return Duration::ZERO;
     };
     let orphans = &status.orphans;
-    let named = (orphans.volumes.len() + orphans.snapshots.len()) as u64;
-    let count = bytes(orphans.count);
-    if count <= named {
+    let named = orphans.snapshots.len() as u64;
+    // The count is that of volumes and snapshots. A node that has snapshots names some.
+    let most = bytes(orphans.count).saturating_sub(orphans.volumes.len() as u64);
+    if named == 0 || most <= named {
         return Duration::ZERO;
     }
-    let turns = u32::try_from(count / named.max(1) + 1);
+    let turns = u32::try_from(most / named + 1);
     TURN * turns.map_or(MOST_TURNS, |turns| turns.min(MOST_TURNS))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{OrphanSnapshot, Orphans, PoolSpec, PoolStatus, SnapshotSpec, Wanted};
+    use crate::api::{
+        Mutable, OrphanSnapshot, OrphanVolume, Orphans, Parameters, PoolSpec, PoolStatus,
+        SnapshotSpec, Wanted,
+    };
     use crate::server::code_of;
 
     /// A node that has so many orphans, and names two.
@@ -233,6 +237,27 @@ mod tests {
         let last = reports(&mut sought, began, 102..=107);
         let found = sought.find("c", None, &[last], began + 54 * TURN);
         assert_eq!(found.expect("all were named"), None);
+    }
+
+    #[test]
+    fn volumes_do_not_count_among_the_snapshots_that_are_named() {
+        let mut pool = pool(10_004);
+        assert_eq!(to_name_all(&pool), TURN * MOST_TURNS);
+        let status = pool.status.as_mut().expect("a status");
+        let volume = OrphanVolume {
+            id: "v".to_owned(),
+            name: "v".to_owned(),
+            parameters: Parameters::default(),
+            made_with: Mutable::default(),
+            source: None,
+            capacity: 0,
+            mutable: Mutable::default(),
+        };
+        status.orphans.volumes = vec![volume; 10_000];
+        assert_eq!(to_name_all(&pool), TURN * 3);
+        let status = pool.status.as_mut().expect("a status");
+        status.orphans.snapshots.clear();
+        assert!(to_name_all(&pool).is_zero());
     }
 
     #[test]
