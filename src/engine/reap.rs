@@ -159,16 +159,6 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     all.failure.map_or(Ok(all.done), Err)
 }
 
-/// One round. What failed in it is in the log.
-pub(super) async fn one_round(inner: &Arc<Inner>) -> Result<()> {
-    let round = inner.run(Pool::Room, |inner| Ok(round(inner))).await?;
-    round.tell();
-    if round.more {
-        inner.wake_reaper();
-    }
-    Ok(())
-}
-
 /// Rounds until there is nothing left to be done, or nothing has been deleted for long.
 async fn rounds(inner: &Arc<Inner>, all: &mut Round) -> Result<()> {
     let mut deleted = Instant::now();

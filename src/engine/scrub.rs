@@ -27,7 +27,7 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
             () = tokio::time::sleep(wait) => {}
             () = inner.lifetime.stopping() => return,
         }
-        let looked = check(&inner).await.map(HashSet::from_iter);
+        let looked = look(&inner).await;
         wait = until_next(&inner.config, &looked);
         match looked {
             Ok(found) => {
@@ -53,18 +53,35 @@ fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
     }
 }
 
-/// Returns the findings that two comparisons have in common, with a round of the collector in
-/// between.
-///
-/// Volumes change between the looks at memory, the mount table and the disk: a finding from such a
-/// change is in one comparison only. A layer that lost its last reference is still in its place for
-/// a moment; the round moves it away.
+/// Compares twice, with a round of the collector in between.
+async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
+    let found = compare(inner, async || {
+        // What else failed in it is the collector's to tell, and it went on after that.
+        match reap::reap(inner).await {
+            Err(Error::ShuttingDown) => Err(Error::ShuttingDown),
+            _ => Ok(()),
+        }
+    });
+    Ok(found.await?.into_iter().collect())
+}
+
+/// Compares twice.
 pub(super) async fn check(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
+    compare(inner, async || Ok(())).await
+}
+
+/// Returns the findings that two comparisons have in common. Volumes change between the looks at
+/// memory, the mount table and the disk. A finding from such a change is in one comparison only.
+async fn compare(
+    inner: &Arc<Inner>,
+    between: impl AsyncFnOnce() -> Result<()>,
+) -> Result<Vec<Finding>> {
     let once = || inner.run(Pool::Walks, |inner| fsck::check(inner));
     let mut found = once().await?;
     if !found.is_empty() {
-        reap::one_round(inner).await?;
-        let again = once().await?;
+        between().await?;
+        // An emptied pool has a finding for each layer.
+        let again: HashSet<Finding> = once().await?.into_iter().collect();
         found.retain(|finding| again.contains(finding));
     }
     Ok(found)

@@ -40,7 +40,8 @@ const STEPS: usize = 8 * DEEPEST;
 /// A process with a directory of the tree open may create entries as fast as they are deleted.
 /// After some passes that is ENOTEMPTY, or [`Error::Stopped`] once `stop` says so: on some
 /// filesystems (btrfs before Linux 6.5) one pass over it never ends. A retry continues. An attempt
-/// always makes progress, also in a deep tree and if `stop` says so at once.
+/// always makes progress, also in a deep tree and if `stop` says so at once, unless the filesystem
+/// refuses to move directories (a full btrfs, another project or subvolume).
 pub fn delete(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     let steps = Cell::new(0);
     let stop = || {
@@ -87,6 +88,8 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     let mut buffer = vec![MaybeUninit::uninit(); 64 * 1024];
     let top = stack.here().try_clone()?;
     let mut levels = vec![Level::default()];
+    // Until then a directory's first subdirectory is enough: to name them all removes nothing.
+    let mut has_progress = false;
     while let Some(level) = levels.last_mut() {
         if stop() {
             return Err(Error::Stopped);
@@ -96,6 +99,7 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
                 // The top has an entry more to find.
                 levels[0].passes = 0;
                 levels[0].cleared = false;
+                has_progress = true;
                 continue;
             }
             match stack.descend(&name) {
@@ -108,7 +112,13 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
         if !level.cleared {
             // One read per non-empty subdirectory would be quadratic (ext4 keeps the emptied
             // blocks). Remembering all of them would take unbounded memory.
-            let pass = clear(stack.here(), share(stack.depth()), &mut buffer, stop)?;
+            let wanted = if has_progress {
+                share(stack.depth())
+            } else {
+                1
+            };
+            let pass = clear(stack.here(), wanted, &mut buffer, stop)?;
+            has_progress |= pass.has_removed;
             level.passes += usize::from(pass.to_the_end);
             level.cleared = pass.to_the_end;
             level.full = pass.full;
@@ -144,6 +154,7 @@ fn lift(dir: &Dir, name: &OsStr, top: &Dir) -> bool {
 /// The result of reading a directory once.
 struct Pass {
     to_the_end: bool,
+    has_removed: bool,
     /// Subdirectories that are not empty.
     full: Vec<OsString>,
 }
@@ -153,6 +164,7 @@ fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_
     let mut reader = RawDir::new(dir.reader()?, buffer);
     let mut pass = Pass {
         to_the_end: false,
+        has_removed: false,
         full: Vec::new(),
     };
     while let Some(entry) = reader.next() {
@@ -177,7 +189,7 @@ fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_
             _ => false,
         };
         match remove(dir, Path::new(name), is_directory) {
-            Ok(()) => {}
+            Ok(()) => pass.has_removed = true,
             Err(error) if is_directory && is_full(&error) => {
                 pass.full.push(name.to_owned());
                 if pass.full.len() == wanted {
@@ -230,15 +242,15 @@ mod tests {
     use super::*;
     use std::fs;
 
-    #[test]
-    fn attempts_without_any_time_come_to_an_end() {
+    /// However little time each attempt has.
+    fn is_deleted(make: impl FnOnce(&mut DirStack)) {
+        const ATTEMPTS: usize = 3000;
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = Dir::open(folder.path()).expect("open");
-        fs::create_dir_all(folder.path().join("doomed/a/b")).expect("mkdir");
-        for number in 0..500 {
-            fs::write(folder.path().join(format!("doomed/a/b/{number}")), b"").expect("write");
-        }
-        let ended = (0..20).any(|_| match delete(&root, Path::new("doomed"), &|| true) {
+        root.create_dir("doomed", 0o700).expect("mkdir");
+        let doomed = root.open_beneath("doomed").expect("open");
+        make(&mut DirStack::new(&doomed).expect("stack"));
+        let ended = (0..ATTEMPTS).any(|_| match delete(&root, Path::new("doomed"), &|| true) {
             Ok(()) => true,
             Err(error) => {
                 assert!(matches!(error, Error::Stopped), "{error}");
@@ -249,21 +261,45 @@ mod tests {
         assert!(!root.has("doomed").expect("stat"));
     }
 
-    #[test]
-    fn attempts_without_any_time_delete_a_deep_tree_too() {
-        const LEVELS: usize = 3000;
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let root = Dir::open(folder.path()).expect("open");
-        root.create_dir("doomed", 0o700).expect("mkdir");
-        let doomed = root.open_beneath("doomed").expect("open");
-        let mut stack = DirStack::new(&doomed).expect("stack");
-        for _ in 0..LEVELS {
-            stack.here().create_dir("d", 0o700).expect("mkdir");
-            stack.descend("d").expect("descend");
+    /// Directories that are not empty.
+    fn fill(dir: &Dir, directories: usize) {
+        for number in 0..directories {
+            let name = number.to_string();
+            dir.create_dir(&name, 0o700).expect("mkdir");
+            let inner = dir.open_beneath(&name).expect("open");
+            inner.write_new("f", b"").expect("write");
         }
-        let ended = (0..LEVELS).any(|_| delete(&root, Path::new("doomed"), &|| true).is_ok());
-        assert!(ended);
-        assert!(!root.has("doomed").expect("stat"));
+    }
+
+    #[test]
+    fn attempts_without_any_time_delete_many_files() {
+        is_deleted(|stack| {
+            for number in 0..500 {
+                let name = number.to_string();
+                stack.here().write_new(name, b"").expect("write");
+            }
+        });
+    }
+
+    #[test]
+    fn attempts_without_any_time_delete_a_deep_tree() {
+        is_deleted(|stack| {
+            for _ in 0..3000 {
+                stack.here().create_dir("d", 0o700).expect("mkdir");
+                stack.descend("d").expect("descend");
+            }
+        });
+    }
+
+    #[test]
+    fn attempts_without_any_time_delete_many_directories_at_any_depth() {
+        is_deleted(|stack| {
+            for level in 0..40 {
+                fill(stack.here(), if level % 13 == 0 { 300 } else { 3 });
+                stack.here().create_dir("d", 0o700).expect("mkdir");
+                stack.descend("d").expect("descend");
+            }
+        });
     }
 
     #[test]
