@@ -3,7 +3,7 @@
 //! CSI gives the codes their meaning. After CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED
 //! the operation "may still be running". After any other code nothing runs, and nothing was left
 //! behind. Invalid requests are refused before the engine sees them. INVALID_ARGUMENT is for the
-//! content of an archive, and for one more error.
+//! content of an archive, and for the deletion of one snapshot of a group.
 
 use std::error::Error as _;
 
