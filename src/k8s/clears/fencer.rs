@@ -87,12 +87,10 @@ impl Fencer {
         let mut all = Vec::new();
         let mut next = Some(first_page());
         while let Some(params) = next {
-            let page = match self.unread.list(&params).await {
-                Ok(page) => page,
-                // Without the definition there is none.
-                Err(error) if has_code(&error, 404) => return Ok(Vec::new()),
-                Err(error) => return Err(failed("list Fences")(error)),
-            };
+            // Also 404 is a failure: with an empty list, all fences would count as lost, and nodes
+            // would clear their names a second time.
+            let page = self.unread.list(&params).await;
+            let page = page.map_err(failed("list Fences"))?;
             next = page_after(&page);
             all.extend(page);
         }
@@ -162,24 +160,35 @@ impl Fencer {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     use serde_json::json;
 
     use super::*;
     use crate::distribution::roster::NoNode;
-    use crate::k8s::client::client_of;
+    use crate::k8s::client::{client_of, list_of};
     use crate::model::Coverage;
 
-    #[tokio::test]
-    async fn fences_are_read_in_small_pages() {
-        let chain = [(5, 0), (9, 5)].map(|(number, previous)| Fence {
+    fn chain() -> [Fence; 2] {
+        [(5, 0), (9, 5)].map(|(number, previous)| Fence {
             number,
             previous,
             id: number,
             covers: Coverage::Namespace("ci".parse().expect("a label")),
             repeats: Vec::new(),
-        });
+        })
+    }
+
+    async fn fencer(client: Client) -> Fencer {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let hub = hub::Hub::open(address, Arc::new(NoNode), Duration::from_mins(1)).await;
+        Fencer::new(client, hub.expect("it opens").handle())
+    }
+
+    #[tokio::test]
+    async fn fences_are_read_in_small_pages() {
+        let chain = chain();
         let objects = chain.clone().map(|fence| json!(api::Fence::from(&fence)));
         let client = client_of(move |request| {
             let query = request.uri().query().unwrap_or_default();
@@ -194,10 +203,7 @@ mod tests {
                 json!({"metadata": {"continue": next}, "items": [object]}),
             ))
         });
-        let address = "127.0.0.1:0".parse().expect("an address");
-        let hub = hub::Hub::open(address, Arc::new(NoNode), Duration::from_mins(1)).await;
-        let catalog = hub.expect("it opens").handle();
-        let fencer = Fencer::new(client, catalog);
+        let fencer = fencer(client).await;
         // The first look loads them, and the second one finds nothing new.
         for _ in 0..2 {
             let objects = fencer.read().await.expect("both pages");
@@ -205,5 +211,29 @@ mod tests {
             let known = fencer.catalog.fences();
             assert!(chain.iter().all(|fence| known.knows(fence)));
         }
+    }
+
+    #[tokio::test]
+    async fn a_list_that_is_not_found_says_nothing_about_the_fences() {
+        let chain = chain();
+        let objects = chain.clone().map(|fence| json!(api::Fence::from(&fence)));
+        let is_away = Arc::new(AtomicBool::new(true));
+        let answer = Arc::clone(&is_away);
+        let client = client_of(move |_| {
+            Some(if answer.load(Ordering::Relaxed) {
+                (404, json!({"kind": "Status", "code": 404}))
+            } else {
+                (200, list_of(&json!(objects)))
+            })
+        });
+        let fencer = fencer(client).await;
+        fencer.read().await.expect_err("no list");
+        assert!(!fencer.catalog.knows_fences(), "nodes would be welcome");
+        is_away.store(false, Ordering::Relaxed);
+        fencer.read().await.expect("a list");
+        is_away.store(true, Ordering::Relaxed);
+        fencer.read().await.expect_err("no list");
+        let known = fencer.catalog.fences();
+        assert!(chain.iter().all(|fence| known.knows(fence)));
     }
 }
