@@ -25,6 +25,9 @@ use crate::model::{NamePattern, NamespacePolicy, Rule, Tenant, parse_bytes};
 /// How long changes are gathered, and how often the controller looks without one.
 const GATHER: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_secs(60);
+/// How many rules the policies of a namespace may have together. Each selector is compared with all
+/// namespaces, and one that selects none adds nothing to the length.
+const MOST_RULES: usize = 1000;
 /// The condition. Others of the same object are not ours.
 const RULES_VALID: &str = "RulesValid";
 /// Why a namespace is closed whose policies are not too long.
@@ -159,7 +162,10 @@ fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
     let tenant = |object: &CachePolicy| object.namespace().unwrap_or_default().parse::<Tenant>();
     let mut problems = Vec::new();
     for object in objects {
-        let together = tenant(object).map(|tenant| all.entry(tenant).or_default());
+        let mut together = tenant(object).map(|tenant| all.entry(tenant).or_default());
+        if let Ok(together) = &mut together {
+            together.count(object.spec.rules.len());
+        }
         // Each rule may select all namespaces: what is too large is not expanded further.
         if together.as_ref().is_ok_and(|it| it.is_too_large()) {
             problems.push(Vec::new());
@@ -196,6 +202,8 @@ fn compile(objects: &[Arc<CachePolicy>], namespaces: &Labels) -> Compiled {
 #[derive(Default)]
 struct Together {
     policy: NamespacePolicy,
+    /// How many rules its objects have.
+    rules: usize,
     /// At least their length as JSON.
     bytes: usize,
     /// Why they cannot be used, if they cannot.
@@ -204,7 +212,18 @@ struct Together {
 
 impl Together {
     fn is_too_large(&self) -> bool {
-        self.bytes > NamespacePolicy::MOST_BYTES
+        self.rules > MOST_RULES || self.bytes > NamespacePolicy::MOST_BYTES
+    }
+
+    /// Counts the rules of one more object, before they are expanded.
+    fn count(&mut self, rules: usize) {
+        self.rules = self.rules.saturating_add(rules);
+        if self.is_too_large() {
+            self.policy = NamespacePolicy::default();
+            self.closed.get_or_insert_with(|| {
+                format!("the policies of the namespace have more than {MOST_RULES} rules together")
+            });
+        }
     }
 
     /// Adds the policy of one more object. Without one, its names would be open, or other rules
@@ -568,26 +587,46 @@ mod tests {
     }
 
     #[test]
-    fn many_small_objects_count_with_their_length_together() {
-        let small = json!({"rules": [{"names": ["task-cache/x"]}]});
-        let policy = of_object(&object("ci", small.clone()), &namespaces()).0;
-        let policy = policy.expect("it can be read");
-        // Alone, each has the braces of a policy.
-        let alone = length(&policy);
-        let mut two = policy.clone();
-        two.add(policy);
-        let each = length(&two) - alone;
-        assert!(each < alone);
-        let fit = (NamespacePolicy::MOST_BYTES - alone) / each + 1;
-        let mut all = vec![object("ci", small); fit];
-        assert_eq!(
-            compile(&all, &namespaces()).policies[&tenant("ci")]
-                .rules
-                .len(),
-            fit
-        );
-        all.push(all[0].clone());
+    fn rules_that_select_no_namespace_count_too() {
+        let never = json!([{"key": "team", "operator": "Exists"},
+                           {"key": "team", "operator": "DoesNotExist"}]);
+        let rule = json!({"names": ["task-cache/x"],
+                          "read": {"namespaceSelector": {"matchExpressions": never}}});
+        let of = |namespace: &str, rules: usize| {
+            let rules: Vec<_> = std::iter::repeat_n(&rule, rules).collect();
+            // A defect that only the expansion finds.
+            object(
+                namespace,
+                json!({"sizeLimit": {"caches": "0"}, "rules": rules}),
+            )
+        };
+        let mut all = vec![of("ci", 100); MOST_RULES / 100];
+        all.push(of("other", 1));
         let Compiled { policies, .. } = compile(&all, &namespaces());
-        assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
+        assert_eq!(policies[&tenant("ci")].rules.len(), MOST_RULES);
+        all.extend([of("ci", 1), of("ci", 100)]);
+        let Compiled { policies, problems } = compile(&all, &namespaces());
+        assert!(policies[&tenant("ci")] == NamespacePolicy::closed());
+        assert_eq!(policies[&tenant("other")].rules.len(), 1);
+        let [.., other, first, last] = &problems[..] else {
+            panic!("{problems:?}");
+        };
+        assert_eq!(other.len(), 1, "{other:?}");
+        assert_eq!(first, last);
+        let [why] = &last[..] else {
+            panic!("it is expanded: {last:?}");
+        };
+        assert!(why.contains("more than 1000 rules together"), "{why}");
+    }
+
+    #[test]
+    fn many_small_objects_count_with_their_length_together() {
+        // Alone, each has the braces of a policy.
+        let small = json!({"sizeLimit": {"caches": "1Gi"}});
+        let policy = of_object(&object("ci", small.clone()), &namespaces()).0;
+        let alone = length(&policy.expect("it can be read"));
+        let all = vec![object("ci", small); NamespacePolicy::MOST_BYTES / alone + 1];
+        let Compiled { policies, .. } = compile(&all, &namespaces());
+        assert_eq!(policies[&tenant("ci")].cache_limit, Some(1 << 30));
     }
 }
