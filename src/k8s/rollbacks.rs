@@ -6,7 +6,8 @@
 //! the node and the time of the new commit, and the id of the new artifact follows from the
 //! object's uid. So an order that is repeated replaces no content that was committed since. Nothing
 //! begins later than [`PATIENCE`] after the object was made. An order without an answer until then
-//! is done if any node has the new artifact.
+//! is done if any node has the new artifact. It has failed only when its node is asked and has none,
+//! or has left the cluster: a node that is away may have carried the order out.
 //!
 //! Nodes use their own content of a cache without asking. So for as long as the object is there,
 //! nodes with content from before the rollback are told to drop it, also those that were away.
@@ -251,11 +252,10 @@ impl Keeper {
                 self.end(object, status, Ok(said)).await
             }
             Some(Err(why)) => self.end(object, status, Err(why)).await,
-            None if is_late => Ok(()),
             None => {
                 status.message = Some(format!(
-                    "node {node} does not answer: it has no connection to the controller, an older \
-                     driver, or an error that its log shows"
+                    "node {node} has not confirmed the order: it has no connection to the \
+                     controller, an older driver, or an error that its log shows"
                 ));
                 self.tell(object, &status).await.map(drop)
             }
@@ -322,8 +322,8 @@ fn to_look_at(mut all: Vec<Arc<Rollback>>) -> Vec<Arc<Rollback>> {
     all
 }
 
-/// How an order has ended that its node has not answered in time. `None`: nodes that may tell have
-/// not connected yet.
+/// How an order has ended that its node has not answered in time. `None`: its node is away, and may
+/// have carried it out; or other nodes that may tell have not connected yet.
 fn late(
     order: &RollbackOrder,
     node: &NodeId,
@@ -341,7 +341,8 @@ fn late(
             order.id
         )
     };
-    (!is_incomplete).then(|| Err(why()))
+    let is_away = told.silent.contains(node.as_str());
+    (!is_away && !is_incomplete).then(|| Err(why()))
 }
 
 /// The id of the artifact that is made for an object.
@@ -567,6 +568,10 @@ mod tests {
         assert_eq!(late(&order, &node, &there, true), Some(Ok(())));
         let nowhere = told(&[("n1", A, 5, true)], &[]);
         assert_eq!(late(&order, &node, &nowhere, true), None);
+        let away = |silent: &str| told(&[("n2", A, 5, true)], &[silent]);
+        assert_eq!(late(&order, &node, &away("n1"), false), None);
+        let another = late(&order, &node, &away("n3"), false);
+        assert!(matches!(another, Some(Err(_))), "{another:?}");
         let why = late(&order, &node, &nowhere, false).expect("it ends");
         let why = why.expect_err("it is not confirmed");
         assert!(
