@@ -42,6 +42,18 @@ pub(super) fn deletion_of(uid: Option<String>) -> DeleteParams {
     }
 }
 
+/// The parameters that delete an object only as it was read.
+pub(super) fn deletion_as_read(object: &impl Resource) -> DeleteParams {
+    let meta = object.meta();
+    DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: meta.uid.clone(),
+            resource_version: meta.resource_version.clone(),
+        }),
+        ..DeleteParams::default()
+    }
+}
+
 /// Whether the API server has answered with this HTTP status.
 pub(super) fn has_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)

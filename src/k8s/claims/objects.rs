@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ use tonic::Code;
 
 use super::decide::refusal;
 use crate::engine::{Error, Result};
-use crate::k8s::client::{has_code, patch_as_read, patch_status_as_read};
+use crate::k8s::client::{deletion_as_read, has_code, patch_as_read, patch_status_as_read};
 
 /// The error for an answer of the API server that is no decision.
 pub(super) fn failed(error: &kube::Error) -> Error {
@@ -75,16 +75,8 @@ where
 
     /// Deletes an object, unless it was changed since it was read.
     pub(super) async fn remove(&self, object: &K) -> Result<bool> {
-        let meta = object.meta();
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: meta.uid.clone(),
-                resource_version: meta.resource_version.clone(),
-            }),
-            ..DeleteParams::default()
-        };
-        let name = meta.name.as_deref().unwrap_or_default();
-        match self.0.delete(name, &params).await {
+        let name = object.meta().name.as_deref().unwrap_or_default();
+        match self.0.delete(name, &deletion_as_read(object)).await {
             Ok(_) => Ok(true),
             Err(error) if has_code(&error, 404) => Ok(true),
             Err(error) if has_code(&error, 409) => Ok(false),

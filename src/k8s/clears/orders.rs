@@ -282,10 +282,11 @@ pub(super) async fn enlist_all(client: Client, caches: Watched<Cache>) {
     }
 }
 
-/// Whether the deletion of a `Cache` would be no order yet. The mirror makes its own with the
-/// finalizer, and takes it away to delete them.
+/// Whether the deletion of a `Cache` would be no order yet. The mirror takes the finalizer of its own
+/// objects away right before it deletes them. One that it then cannot delete gets the finalizer
+/// back, also from the next controller.
 fn needs_finalizer(cache: &Cache) -> bool {
-    !cache.orders() && !is_deleted(cache) && !cache.is_mirrored()
+    !cache.orders() && !is_deleted(cache)
 }
 
 async fn enlist(client: &Client, seen: &Cache) -> Result<(), Error> {
@@ -328,4 +329,43 @@ async fn set_finalizers(
     // The next change shows it again.
     let written = patch_as_read(caches, cache, patch).await;
     written.map(drop).map_err(failed("change a Cache"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::MIRRORED;
+    use crate::k8s::client::{client_of, is_watch, list_of};
+
+    #[tokio::test]
+    async fn an_object_of_the_mirror_without_the_finalizer_gets_it_back() {
+        let cache = json!({
+            "metadata": {"name": "go", "namespace": "ci", "uid": "1", "resourceVersion": "1",
+                         "labels": {MIRRORED: "true"}},
+            "spec": {"key": "go"},
+        });
+        let (patched, mut paths) = mpsc::unbounded_channel();
+        let client = client_of(move |request| {
+            if is_watch(request) {
+                return None;
+            }
+            if request.method() == "PATCH" {
+                let path = request.uri().path().to_owned();
+                patched.send(path).expect("the test runs");
+            }
+            let is_list = request.uri().path().ends_with("/caches");
+            let answer = if is_list {
+                list_of(&json!([cache]))
+            } else {
+                cache.clone()
+            };
+            Some((200, answer))
+        });
+        let (caches, fill) = Watched::open(client.clone(), "Caches");
+        tokio::spawn(fill);
+        tokio::spawn(enlist_all(client, caches));
+        let path = tokio::time::timeout(Duration::from_secs(30), paths.recv());
+        let path = path.await.expect("it is changed").expect("a path");
+        assert!(path.ends_with("/namespaces/ci/caches/go"), "{path}");
+    }
 }

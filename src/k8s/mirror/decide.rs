@@ -98,9 +98,11 @@ fn of_one(
             continue;
         }
         let is_wanted = cache.task_key().is_some_and(|key| keys.contains(key));
-        // One of ours without the finalizer was about to go when a controller ended.
-        if cache.is_mirrored() && !(is_wanted && cache.orders()) {
-            removed.push(Write::Remove(Arc::clone(cache)));
+        if cache.is_mirrored() && !is_wanted {
+            // One without the finalizer could not be deleted before. `clears` gives it back first.
+            if cache.orders() {
+                removed.push(Write::Remove(Arc::clone(cache)));
+            }
             continue;
         }
         let listed = cache

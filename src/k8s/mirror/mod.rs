@@ -6,8 +6,9 @@
 //! before it is shown: with the pace, that would only make the mirror late. `decide` says what is
 //! to be written; this module reads and writes.
 //!
-//! It deletes its own objects only, and takes their finalizer away before. So its cleaning clears
-//! no cache. It needs `create`, `patch` and `delete` on `caches`, and `patch` on `caches/status`.
+//! It deletes its own objects only, and takes their finalizer away right before. So its cleaning
+//! clears no cache. If it ends in between, `clears` gives the finalizer back: else a user's deletion
+//! would clear nothing. It needs `create`, `patch` and `delete` on `caches`, and `patch` on `caches/status`.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::client::{deletion_of, has_code, patch_as_read};
+use super::client::{deletion_as_read, has_code, patch_as_read};
 use super::watched::Watched;
 use crate::api::{CLEAR, Cache, CacheStatus};
 use crate::catalog::Listed;
@@ -186,26 +187,27 @@ impl Keeper {
     /// Deletes an object of the mirror, without clearing the cache.
     async fn remove(&mut self, api: &Api<Cache>, cache: &Cache) -> Result<(), kube::Error> {
         let name = cache.name_any();
-        if cache.orders() {
-            self.pace.tick().await;
-            let finalizers = cache.finalizers().iter().filter(|it| *it != CLEAR);
-            // Not if someone has deleted it meanwhile: that is an order.
-            let patch = json!({"metadata": {"finalizers": finalizers.collect::<Vec<_>>()}});
-            if patch_as_read(api, cache, patch).await?.is_none() {
-                return Ok(());
-            }
-        }
+        // No pause between the two writes: `clears` gives an object its finalizer back.
         self.pace.tick().await;
-        let params = deletion_of(cache.uid());
-        match api.delete(&name, &params).await {
-            Err(error) if has_code(&error, 404) || has_code(&error, 409) => {
-                if cache.orders() {
+        self.pace.tick().await;
+        let finalizers = cache.finalizers().iter().filter(|it| *it != CLEAR);
+        // Not if someone has deleted it meanwhile: that is an order.
+        let patch = json!({"metadata": {"finalizers": finalizers.collect::<Vec<_>>()}});
+        let Some(bare) = patch_as_read(api, cache, patch).await? else {
+            return Ok(());
+        };
+        match api.delete(&name, &deletion_as_read(&bare)).await {
+            Err(error) if has_code(&error, 404) => self.obey_late(cache).await,
+            // It was changed, such as by `clears`; or deleted, and made again.
+            Err(error) if has_code(&error, 409) => {
+                let there = api.get_opt(&name).await?;
+                if there.and_then(|it| it.uid()) != cache.uid() {
                     self.obey_late(cache).await;
                 }
-                Ok(())
             }
-            done => done.map(drop),
+            done => drop(done?),
         }
+        Ok(())
     }
 
     /// Someone has deleted an object in the moment when it had no finalizer: that is an order, too.
@@ -243,4 +245,90 @@ fn is_going(error: &kube::Error) -> bool {
     let is_gone = status.code == 404 && !details.name.is_empty();
     let mut reasons = details.causes.iter().map(|cause| &*cause.reason);
     is_gone || reasons.any(|reason| reason == "NamespaceTerminating")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kube::client::Body;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::api::MIRRORED;
+    use crate::distribution::roster::NoNode;
+
+    /// Removes an object with uid 1 while the API server answers so to the deletion, and to a read
+    /// with an object of this uid. Returns what the deletion asks for, and whether names are cleared.
+    async fn removed(deletion: u16, uid: &'static str) -> (Value, bool) {
+        let object = |uid: &str, version: &str, finalizers: &[&str]| {
+            json!({
+                "metadata": {"name": "go", "namespace": "ci", "uid": uid,
+                             "resourceVersion": version, "finalizers": finalizers,
+                             "labels": {MIRRORED: "true"}},
+                "spec": {"key": "go"},
+            })
+        };
+        let (asked, mut deletions) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: hyper::Request<Body>| {
+            let asked = asked.clone();
+            async move {
+                let (status, answer) = match request.method().as_str() {
+                    "PATCH" => (200, object("1", "2", &[])),
+                    "GET" => (200, object(uid, "3", &[CLEAR])),
+                    _ => {
+                        let body = request.into_body().collect_bytes().await.expect("a body");
+                        let body: Value = serde_json::from_slice(&body).expect("JSON");
+                        asked.send(body).expect("the test runs");
+                        let answer = json!({"kind": "Status", "code": deletion});
+                        (deletion, answer)
+                    }
+                };
+                let body = Body::from(answer.to_string().into_bytes());
+                hyper::Response::builder().status(status).body(body)
+            }
+        });
+        let client = Client::new(service, "default");
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let hub = hub::Hub::open(address, Arc::new(NoNode), Duration::from_mins(1)).await;
+        let (clears, mut orders) = mpsc::channel(1);
+        let mirror = Mirror {
+            catalog: hub.expect("it opens").handle(),
+            most: 0,
+            clears,
+        };
+        let mut keeper = Keeper {
+            caches: Watched::open(client.clone(), "Caches").0,
+            client,
+            mirror,
+            pace: tokio::time::interval(PACE_TO_NONE),
+            last: String::new(),
+        };
+        let cache = serde_json::from_value(object("1", "1", &[CLEAR])).expect("a Cache");
+        let write = keeper.write(Write::Remove(Arc::new(cache)));
+        let cleared = async {
+            let order = orders.recv().await.expect("the mirror lives");
+            order.done.send(Ok(())).expect("it waits");
+        };
+        let mut is_cleared = false;
+        tokio::pin!(write, cleared);
+        loop {
+            tokio::select! {
+                done = &mut write => break done.expect("no failure"),
+                () = &mut cleared, if !is_cleared => is_cleared = true,
+            }
+        }
+        (deletions.recv().await.expect("a deletion"), is_cleared)
+    }
+
+    #[tokio::test]
+    async fn an_object_is_deleted_only_without_its_finalizer_and_a_users_deletion_is_an_order() {
+        let (asked, is_cleared) = removed(200, "1").await;
+        let expected = json!({"uid": "1", "resourceVersion": "2"});
+        assert_eq!((&asked["preconditions"], is_cleared), (&expected, false));
+        let by_users = [removed(404, "").await.1, removed(409, "2").await.1];
+        assert_eq!(by_users, [true; 2]);
+        // It has its finalizer again. The next look takes it away once more.
+        assert!(!removed(409, "1").await.1);
+    }
 }
