@@ -15,6 +15,8 @@ mod bad;
 #[path = "archives/bounds.rs"]
 mod bounds;
 mod common;
+#[path = "archives/finishing.rs"]
+mod finishing;
 #[path = "archives/go.rs"]
 mod go;
 #[path = "archives/layers.rs"]

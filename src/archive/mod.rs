@@ -9,9 +9,9 @@
 //!
 //! The caller says which of the digests it needs (`Hashing`).
 //!
-//! Each direction has two threads, the caller's and one for the codec; unpacking has a third, for
-//! the content of files. The slowest of them slows the others. No thread's memory grows with the
-//! tree: see `sorted` (names), `links` (files with several names) and `unpack` (times of
+//! Each direction has two threads, the caller's and one for the codec. The slower one slows the
+//! other; but in unpacking, either finishes files while it waits (`pipe`), as does a third thread on
+//! a machine with more than two cores. No thread's memory grows with the tree: see `sorted` (names), `links` (files with several names) and `unpack` (times of
 //! directories). All streams together compress on one thread per core (`cores`).
 //!
 //! An archive is hostile until it is unpacked, and so is a tree that is being packed: no path is

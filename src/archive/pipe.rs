@@ -1,15 +1,20 @@
 //! A bounded pipe of bytes between two threads, with an end mark: a truncated stream is never taken
 //! for a complete one. Buffers are reused, so a running pipe allocates nothing large.
 //!
-//! Two things need no copy. What came out can be lent to a third thread. Content of files can go in
-//! as open files, which the side that takes the bytes out reads into their place.
+//! Two things need no copy. What came out can be lent to a job, which either thread does when it
+//! would wait for the other (`exchange`). Content of files can go in as open files, which the side
+//! that takes the bytes out reads into their place.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use super::error::{Error, Result, shown};
 use crate::sys::{self, OpenFile, Xattrs};
+
+mod exchange;
+
+pub(super) use self::exchange::Jobs;
+use self::exchange::{Exchange, Feed};
 
 /// The size of a buffer: so large that waking the other thread costs little compared with filling
 /// it.
@@ -40,20 +45,16 @@ struct Place {
     path: Arc<[u8]>,
 }
 
-/// What goes through: a buffer with bytes, or the end mark, which has none.
-type Sent = Option<Filled>;
-
 /// A buffer that came out. Its last user gives it back.
 struct Chunk {
     buffer: Buffer,
     used: usize,
-    empty: SyncSender<Buffer>,
+    exchange: Arc<Exchange>,
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // The other side may have ended, and needs none.
-        let _ = self.empty.try_send(std::mem::take(&mut self.buffer));
+        self.exchange.give_back(std::mem::take(&mut self.buffer));
     }
 }
 
@@ -80,16 +81,14 @@ impl Deref for Lent {
 
 /// The side that bytes go in by.
 pub(super) struct Feeder {
-    full: SyncSender<Sent>,
-    empty: Receiver<Buffer>,
+    exchange: Arc<Exchange>,
     filling: Option<Filled>,
     total: u64,
 }
 
 /// The side that bytes come out of.
 pub(super) struct Drain {
-    full: Receiver<Sent>,
-    empty: SyncSender<Buffer>,
+    exchange: Arc<Exchange>,
     chunk: Option<Arc<Chunk>>,
     at: usize,
     ended: bool,
@@ -97,21 +96,15 @@ pub(super) struct Drain {
 }
 
 pub(super) fn pipe() -> (Feeder, Drain) {
-    let (full, drained) = sync_channel(BUFFERS);
-    let (back, empty) = sync_channel(BUFFERS);
-    for _ in 0..BUFFERS {
-        let buffer = vec![0; CHUNK].into();
-        back.try_send(buffer).expect("it has room for all of them");
-    }
+    let buffers = (0..BUFFERS).map(|_| vec![0; CHUNK].into());
+    let exchange = Arc::new(Exchange::new(buffers.collect()));
     let feeder = Feeder {
-        full,
-        empty,
+        exchange: Arc::clone(&exchange),
         filling: None,
         total: 0,
     };
     let drain = Drain {
-        full: drained,
-        empty: back,
+        exchange,
         chunk: None,
         at: 0,
         ended: false,
@@ -134,7 +127,7 @@ impl Feeder {
         let filling = match self.filling.take() {
             Some(filling) => filling,
             None => Filled {
-                buffer: self.empty.recv().map_err(|_| Error::Cut)?,
+                buffer: self.exchange.empty()?,
                 used: 0,
                 places: Vec::new(),
             },
@@ -197,7 +190,7 @@ impl Feeder {
 
     fn flush(&mut self) -> Result<()> {
         match self.filling.take() {
-            Some(it) if it.used > 0 => self.full.send(Some(it)).map_err(|_| Error::Cut),
+            Some(it) if it.used > 0 => self.exchange.send(it),
             _ => Ok(()),
         }
     }
@@ -205,11 +198,23 @@ impl Feeder {
     /// Says that this was all. Without it the other side knows that it was not.
     pub(super) fn finish(mut self) -> Result<()> {
         self.flush()?;
-        self.full.send(None).map_err(|_| Error::Cut)
+        self.exchange.end(Feed::Complete)
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        // Unless it said before that this was all.
+        let _ = self.exchange.end(Feed::CutOff);
     }
 }
 
 impl Drain {
+    /// Work for threads that would wait.
+    pub(super) fn jobs(&self) -> Jobs {
+        Jobs(Arc::clone(&self.exchange))
+    }
+
     /// How many bytes came out.
     pub(super) fn total(&self) -> u64 {
         self.total
@@ -222,7 +227,7 @@ impl Drain {
             self.at = 0;
             // Given back first: the other side may wait for it.
             self.chunk = None;
-            let filled = self.full.recv().map_err(|_| Error::Cut)?;
+            let filled = self.exchange.full()?;
             self.ended = filled.is_none();
             self.chunk = filled.map(|it| self.chunk_of(it)).transpose()?;
         }
@@ -237,7 +242,7 @@ impl Drain {
         Ok(Arc::new(Chunk {
             buffer: filled.buffer,
             used: filled.used,
-            empty: self.empty.clone(),
+            exchange: Arc::clone(&self.exchange),
         }))
     }
 
@@ -258,6 +263,12 @@ impl Drain {
             chunk: Arc::clone(chunk),
             range,
         }
+    }
+}
+
+impl Drop for Drain {
+    fn drop(&mut self) {
+        self.exchange.leave();
     }
 }
 
@@ -397,11 +408,11 @@ mod tests {
         for byte in 2..BUFFERS {
             fill(&mut feeder, u8::try_from(byte).expect("small"));
         }
-        assert!(feeder.empty.try_recv().is_err());
+        assert_eq!(feeder.exchange.free(), 0);
         assert!(first.iter().chain(&*rest).all(|&byte| byte == 0));
         drop(first);
-        assert!(feeder.empty.try_recv().is_err());
+        assert_eq!(feeder.exchange.free(), 0);
         drop(rest);
-        assert!(feeder.empty.try_recv().is_ok());
+        assert_eq!(feeder.exchange.free(), 1);
     }
 }

@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{Timestamps, UTIME_OMIT};
 
+use super::cores::Cores;
 use super::decode::decode;
 use super::digest::{Digests, Hashing};
 use super::dress::{BLOCK, CHARACTER, FIFO, dress, dress_node, times};
@@ -120,35 +121,38 @@ fn unpack_as(
     stop: Stop<'_>,
 ) -> Result<Unpacked> {
     let (feeder, drain) = pipe();
-    let (finisher, batches) = finish::batches();
-    let ratio = how.limits.ratio;
+    let (jobs, ratio) = (drain.jobs(), how.limits.ratio);
     let (made, digests) = std::thread::scope(|scope| {
-        let decoding = scope.spawn(|| decode(input, feeder, ratio, how.hashing, progress));
-        let finishing = scope.spawn(|| batches.finish());
+        let decoding = scope.spawn(|| {
+            let digests = decode(input, feeder, ratio, how.hashing, progress);
+            jobs.help();
+            digests
+        });
+        // Two threads keep two cores busy.
+        if Cores::all() > 2 {
+            scope.spawn(|| jobs.help());
+        }
         let unpacker = Unpacker {
             reader: Reader::new(drain, how.limits),
             root: into,
             parent: None,
-            finisher,
+            finisher: Finisher::new(jobs.clone()),
             how,
             layer,
             made: Made::default(),
         };
         let made = unpacker.run(progress, stop);
-        let ended = finishing.join().unwrap_or_else(|panic| {
-            std::panic::resume_unwind(panic);
-        });
-        let made = match (made, ended) {
-            // What could not be finished is the reason.
-            (Ok(_) | Err(Error::Cut), Err(error)) => Err(error),
-            (made, _) => made,
-        };
         progress.failed.store(made.is_err(), Ordering::Relaxed);
         let digests = decoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });
         (made, digests)
     });
+    let made = match (made, jobs.failure()) {
+        // What could not be finished is the reason.
+        (Ok(_) | Err(Error::Cut), Some(error)) => Err(error),
+        (made, _) => made,
+    };
     match (made, digests) {
         (Ok(made), digests) => Ok(Unpacked {
             digests: digests?,
@@ -348,7 +352,7 @@ impl Unpacker<'_> {
             return Err(limit("the content of its files", most));
         }
         let path = self.here().path().join(name);
-        self.finisher.open(OpenFile::new(file, path))?;
+        self.finisher.open(OpenFile::new(file, path), &entry.runs)?;
         let mut end = 0;
         for run in &entry.runs {
             let mut at = run.offset;
