@@ -184,6 +184,14 @@ impl Jobs {
         Ok(())
     }
 
+    /// Whether another job is of use: few wait for other threads, and the drain's thread has a full
+    /// buffer to go on with. [`Error::Cut`] if a job has failed.
+    pub(in crate::archive) fn are_wanted(&self) -> Result<bool> {
+        let state = self.0.state.lock();
+        state.check()?;
+        Ok(state.jobs.len() < MOST_JOBS && !state.full.is_empty())
+    }
+
     /// Does all jobs that wait. Others may still be doing theirs.
     pub(in crate::archive) fn finish(&self) -> Result<()> {
         self.0.wait(&self.0.filled, |state| {
