@@ -31,6 +31,8 @@ type Buffer = Box<[u8]>;
 struct Filled {
     buffer: Buffer,
     used: usize,
+    /// How much of it is used when it is full.
+    size: usize,
     /// Parts of it that are still to be read.
     places: Vec<Place>,
 }
@@ -121,16 +123,21 @@ impl Feeder {
 
     /// A buffer with room for one byte at least.
     fn room(&mut self) -> Result<&mut Filled> {
-        if self.filling.as_ref().is_some_and(|it| it.used == CHUNK) {
+        if self.filling.as_ref().is_some_and(|it| it.used == it.size) {
             self.flush()?;
         }
         let filling = match self.filling.take() {
             Some(filling) => filling,
-            None => Filled {
-                buffer: self.exchange.empty()?,
-                used: 0,
-                places: Vec::new(),
-            },
+            None => {
+                let (buffer, shift) = self.exchange.empty()?;
+                let past = (self.total + CHUNK as u64 - shift) % CHUNK as u64;
+                Filled {
+                    buffer,
+                    used: 0,
+                    size: CHUNK - usize::try_from(past).expect("less than a buffer"),
+                    places: Vec::new(),
+                }
+            }
         };
         Ok(self.filling.insert(filling))
     }
@@ -138,14 +145,14 @@ impl Feeder {
     /// A place to put bytes, of one byte at least; then [`Feeder::advance`].
     pub(super) fn spare(&mut self) -> Result<&mut [u8]> {
         let filling = self.room()?;
-        Ok(&mut filling.buffer[filling.used..])
+        Ok(&mut filling.buffer[filling.used..filling.size])
     }
 
     /// So many bytes were put there.
     pub(super) fn advance(&mut self, bytes: usize) {
         if let Some(filling) = &mut self.filling {
             filling.used += bytes;
-            debug_assert!(filling.used <= CHUNK, "more than there was room for");
+            debug_assert!(filling.used <= filling.size, "more than there was room for");
             self.total += bytes as u64;
         }
     }
@@ -175,7 +182,7 @@ impl Feeder {
         let mut done = 0;
         while done < size {
             let filling = self.room()?;
-            let fits = (size - done).min(CHUNK - filling.used);
+            let fits = (size - done).min(filling.size - filling.used);
             filling.places.push(Place {
                 range: filling.used..filling.used + fits,
                 file: Arc::clone(&file),
@@ -250,6 +257,15 @@ impl Drain {
     pub(super) fn consume(&mut self, bytes: usize) {
         self.at += bytes;
         self.total += bytes as u64;
+    }
+
+    /// The next byte goes to `at` of a file, and many that follow go behind it. Buffers that are
+    /// not yet filled will end at multiples of [`CHUNK`] of that file: the filesystem then takes
+    /// each in few large folios.
+    pub(super) fn align(&self, at: u64) {
+        let chunk = CHUNK as u64;
+        self.exchange
+            .shift((self.total + chunk - at % chunk) % chunk);
     }
 
     /// So many of the bytes that [`Drain::fill`] returned. The other side misses their buffer for
@@ -388,6 +404,43 @@ mod tests {
         assert_eq!(count, PLACES);
         feeder.finish().expect("finished");
         assert_eq!(collect(drain).expect("collected"), vec![b'x'; PLACES]);
+    }
+
+    #[test]
+    fn buffers_end_where_a_file_needs_it() {
+        let content: Vec<u8> = (0..30 * CHUNK).map(|n| (n % 251) as u8).collect();
+        // Where files begin in the stream, and where the rest of them begins in the file.
+        let files = [
+            (0, 0),
+            (512, 0),
+            (9 * CHUNK + 1024, 64 << 10),
+            (20 * CHUNK, 3),
+        ];
+        let (mut feeder, mut drain) = pipe();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                feeder.write(&content).expect("written");
+                feeder.finish().expect("finished");
+            });
+            for (number, &(start, at)) in files.iter().enumerate() {
+                let end = files.get(number + 1).map_or(content.len(), |next| next.0);
+                let mut total = usize::try_from(drain.total()).expect("small");
+                assert_eq!(total, start);
+                drain.align(at as u64);
+                while total < end {
+                    let bytes = drain.fill().expect("bytes");
+                    let length = bytes.len().min(end - total);
+                    assert!(bytes[..length] == content[total..total + length]);
+                    drain.consume(length);
+                    // Those before were filled when it was not yet known; one of them is short.
+                    if total > start + (BUFFERS + 1) * CHUNK {
+                        assert_eq!((total - start + at) % CHUNK, 0, "{number}");
+                    }
+                    total += length;
+                }
+            }
+            assert!(drain.fill().expect("the end").is_empty());
+        });
     }
 
     #[test]

@@ -152,6 +152,11 @@ impl Reader {
         Ok(Some(self.drain.lend(length)))
     }
 
+    /// The content that comes next is long and goes to `at` of a file: see [`Drain::align`].
+    pub(super) fn align(&self, at: u64) {
+        self.drain.align(at);
+    }
+
     fn block(&mut self) -> Result<Block> {
         let mut block = [0; BLOCK];
         self.exact(&mut block)?;

@@ -37,6 +37,9 @@ use self::layer::Layer;
 /// How long a path the kernel takes at once, with room to spare.
 const PATH_MAX: usize = 4000;
 const DEFAULT_ACL: &str = "system.posix_acl_default";
+/// From this length on, content is written in parts that begin at multiples of their size. The
+/// buffers that are filled already hold most of what is shorter.
+const ALIGNED: u64 = 1 << 20;
 /// The attributes of a directory without an entry of its own.
 const UNNAMED_MODE: u32 = 0o755;
 
@@ -357,6 +360,9 @@ impl Unpacker<'_> {
         for run in &entry.runs {
             let mut at = run.offset;
             end = run.offset + run.length;
+            if run.length >= ALIGNED {
+                self.reader.align(at);
+            }
             while at < end {
                 if stop() {
                     return Err(Error::Stopped);

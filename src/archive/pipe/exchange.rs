@@ -39,6 +39,8 @@ struct State {
     full: VecDeque<Filled>,
     feed: Feed,
     empty: Vec<Buffer>,
+    /// Buffers end at this place of the stream, or a multiple of their size from it.
+    shift: u64,
     has_drain: bool,
     jobs: VecDeque<Job>,
     /// The first error of a job. After it nothing is sent, taken or begun.
@@ -52,6 +54,7 @@ impl Exchange {
                 full: VecDeque::with_capacity(empty.len()),
                 feed: Feed::More,
                 empty,
+                shift: 0,
                 has_drain: true,
                 jobs: VecDeque::with_capacity(MOST_JOBS),
                 failed: None,
@@ -95,11 +98,16 @@ impl Exchange {
         })
     }
 
-    pub(super) fn empty(&self) -> Result<Buffer> {
+    /// An empty buffer, and at which place of the stream it or another is to end.
+    pub(super) fn empty(&self) -> Result<(Buffer, u64)> {
         self.wait(&self.freed, |state| match state.check() {
             Err(error) => Some(Err(error)),
-            Ok(()) => state.empty.pop().map(Ok),
+            Ok(()) => state.empty.pop().map(|buffer| Ok((buffer, state.shift))),
         })
+    }
+
+    pub(super) fn shift(&self, to: u64) {
+        self.state.lock().shift = to;
     }
 
     pub(super) fn give_back(&self, buffer: Buffer) {

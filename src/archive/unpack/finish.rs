@@ -1,11 +1,14 @@
 //! The end of a file that was unpacked: its content is written, it gets its attributes and is
 //! closed.
 //!
-//! The thread that reads the archive and creates names puts small files aside, and the threads that
-//! would otherwise wait finish them. If none would, it finishes a file at once: the content is then
-//! written in the same tick of the clock in which the file was created, which saves the filesystem a
-//! transaction for its times. Both are safe in any order: all steps use the file's descriptor, and no later entry depends on a file's content or attributes. Files go in batches, since waking a
-//! thread costs as much as finishing a file.
+//! The thread that reads the archive and creates names puts small files aside. The threads that
+//! would otherwise wait finish them. If there are enough of them, the first thread finishes a file
+//! right after its creation: its content is then written in the same tick of the clock, which saves
+//! the filesystem a transaction for its times.
+//!
+//! That is safe in any order: all steps use the file's descriptor, and no later entry depends on a
+//! file's content or attributes. Files go in batches, since waking a thread costs as much as
+//! finishing a file.
 
 use crate::archive::dress::dress;
 use crate::archive::error::Result;
