@@ -68,7 +68,7 @@ fn holes_stay_where_they_are_in_files_of_any_place() {
         fs::write(from.join(format!("{number}a")), small).expect("write");
         let file = File::create(from.join(format!("{number}b"))).expect("create");
         let mut at = shift;
-        for (run, length) in [5 * CHUNK, 9 * CHUNK - grain, 6 * CHUNK + grain, 10]
+        for (run, length) in [5 * CHUNK, 9 * CHUNK - grain, 6 * CHUNK + grain, grain]
             .into_iter()
             .enumerate()
         {
