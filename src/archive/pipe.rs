@@ -128,18 +128,21 @@ impl Feeder {
         }
         let filling = match self.filling.take() {
             Some(filling) => filling,
-            None => {
-                let (buffer, shift) = self.exchange.empty()?;
-                let past = (self.total + CHUNK as u64 - shift) % CHUNK as u64;
-                Filled {
-                    buffer,
-                    used: 0,
-                    size: CHUNK - usize::try_from(past).expect("less than a buffer"),
-                    places: Vec::new(),
-                }
-            }
+            None => self.next()?,
         };
         Ok(self.filling.insert(filling))
+    }
+
+    /// An empty buffer, shortened if it is to end elsewhere than the one before.
+    fn next(&self) -> Result<Filled> {
+        let (buffer, shift) = self.exchange.empty()?;
+        let past = (self.total + CHUNK as u64 - shift) % CHUNK as u64;
+        Ok(Filled {
+            buffer,
+            used: 0,
+            size: CHUNK - usize::try_from(past).expect("less than a buffer"),
+            places: Vec::new(),
+        })
     }
 
     /// A place to put bytes, of one byte at least; then [`Feeder::advance`].
@@ -408,7 +411,9 @@ mod tests {
 
     #[test]
     fn buffers_end_where_a_file_needs_it() {
-        let content: Vec<u8> = (0..30 * CHUNK).map(|n| (n % 251) as u8).collect();
+        let content: Vec<u8> = (0..30 * CHUNK)
+            .map(|n| (n % 251).to_le_bytes()[0])
+            .collect();
         // Where files begin in the stream, and where the rest of them begins in the file.
         let files = [
             (0, 0),

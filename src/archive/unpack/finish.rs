@@ -258,9 +258,12 @@ mod tests {
             finisher.send().expect("sent");
             let content = vec![0; CHUNK];
             std::thread::scope(|scope| {
-                let other = scope.spawn(|| match is_feeder {
-                    true => while feeder.write(&content).is_ok() {},
-                    false => drain.jobs().help(),
+                let other = scope.spawn(|| {
+                    if is_feeder {
+                        while feeder.write(&content).is_ok() {}
+                    } else {
+                        drain.jobs().help();
+                    }
                 });
                 other.join().expect("no panic");
             });
