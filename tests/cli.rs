@@ -733,7 +733,22 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
     let pool = driver.pool.clone();
     let (code, log) = driver.ended();
     assert_eq!(code, 0, "{log}");
-    // The index can be rebuilt, too.
+    // The index can be rebuilt, too, but not by mistake.
+    let before = Snapshot::of(&pool);
+    let (code, said) = failure(&pool, &["check", "--rebuild"]);
+    let index = pool.join("index.redb");
+    let can_be_read = format!("{} can be read", index.display());
+    assert!(code == 1 && said.contains(&can_be_read), "{said}");
+    let said = answer(&pool, &["check", "--rebuild", "--dry-run"]);
+    assert!(said.contains("would name 1 artifact and"), "{said}");
+    assert_same(&before, &Snapshot::of(&pool));
+    for old in ["index.redb.old", "index.redb.old.1"] {
+        let said = answer(&pool, &["check", "--rebuild", "--force"]);
+        assert!(said.contains("names 1 artifact"), "{said}");
+        let kept = format!("kept: {}\n", pool.join(old).display());
+        assert!(said.ends_with(&kept) && pool.join(old).exists(), "{said}");
+    }
+    std::fs::write(&index, "torn").expect("written");
     let said = answer(&pool, &["check", "--rebuild"]);
     assert!(said.contains("names 1 artifact"), "{said}");
     assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
@@ -992,7 +1007,7 @@ async fn a_check_without_a_driver_changes_nothing_and_needs_nothing_that_can_be_
     assert_eq!(found.status.code(), Some(1), "{}", text(&found.stderr));
     assert_same(&before, &Snapshot::of(&pool));
     // A repair may write.
-    let said = answer(&pool, &["check", "--rebuild"]);
+    let said = answer(&pool, &["check", "--rebuild", "--force"]);
     assert!(said.contains("names 1 artifact"), "{said}");
     assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));

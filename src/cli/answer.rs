@@ -3,6 +3,7 @@
 
 use std::error::Error as _;
 use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -56,6 +57,13 @@ pub(super) enum Failure {
     Engine(#[from] engine::Error),
     #[error("a driver runs on this pool; stop it before you rebuild the index")]
     Running,
+    #[error(
+        "{} can be read, by this version of the driver or a newer one, so a rebuild would only lose \
+         what no record beside the layers has; `check --rebuild --dry-run` names that, and --force \
+         replaces the index all the same",
+        printable(.0.display())
+    )]
+    ReadableIndex(PathBuf),
     #[error("ended at once by a second signal")]
     Interrupted,
     #[error(transparent)]

@@ -2,7 +2,6 @@
 //! `answer` has what these functions share.
 
 use std::io;
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
@@ -21,7 +20,7 @@ use super::verbs::{Caches, Check, Cli, Destroy, Inspect, List, Outcome, OutcomeW
 use super::{RunDemo, cluster, generations, shared, transfer};
 use crate::config::{self, Output};
 use crate::engine::Engine;
-use crate::model::{Reference, Tenant};
+use crate::model::{Reference, Tenant, layout};
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 use crate::{
@@ -326,7 +325,7 @@ async fn reap(plain: Plain) -> Done {
 async fn check(check: Check) -> Done {
     let pool = &check.pool.pool;
     if check.rebuild {
-        return rebuild(pool).await;
+        return rebuild(&check).await;
     }
     let findings = match socket::connect(pool).await {
         Ok(mut client) => {
@@ -348,14 +347,21 @@ async fn check(check: Check) -> Done {
     })
 }
 
-async fn rebuild(pool: &Path) -> Done {
+async fn rebuild(check: &Check) -> Done {
+    let pool = &std::path::absolute(&check.pool.pool)?;
     match socket::connect(pool).await {
         Ok(_) => return Err(Failure::Running),
         Err(socket::ClientError::NotRunning { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    let rebuilt = Engine::rebuild_index(pool)?;
-    print(|mut to| show::rebuilt(&mut to, &rebuilt))?;
+    let rebuilt = if check.dry_run {
+        Engine::preview_index(pool)?
+    } else if !check.force && Engine::has_readable_index(pool)? {
+        return Err(Failure::ReadableIndex(pool.join(layout::INDEX)));
+    } else {
+        Engine::rebuild_index(pool)?
+    };
+    print(|mut to| show::rebuilt(&mut to, pool, &rebuilt, check.dry_run))?;
     Ok(ExitCode::SUCCESS)
 }
 

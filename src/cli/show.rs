@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -13,6 +14,7 @@ use super::rows::{Now, Row, digits};
 use super::table::Table;
 use crate::config::{Data, Output, PlainOutput};
 use crate::engine::Rebuilt;
+use crate::model::layout;
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 
@@ -246,31 +248,50 @@ pub(super) fn findings(
     table.write(to)
 }
 
-pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> {
+/// Shows what a rebuild of the index in this pool made, or would make.
+pub(super) fn rebuilt(
+    to: &mut impl Write,
+    pool: &Path,
+    rebuilt: &Rebuilt,
+    is_dry_run: bool,
+) -> io::Result<()> {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     let (artifacts, claims) = (rebuilt.artifacts, rebuilt.claims);
     writeln!(
         to,
-        "The new index names {artifacts} artifact{} and {claims} persistent volume{}; the old one \
-         is kept beside it.",
+        "The new index {} {artifacts} artifact{} and {claims} persistent volume{}.",
+        if is_dry_run { "would name" } else { "names" },
         plural(artifacts),
         plural(claims),
     )?;
+    if let Some(kept) = &rebuilt.kept {
+        writeln!(to, "The old index is kept: {}", printable(kept.display()))?;
+    }
+    if is_dry_run {
+        writeln!(to, "Nothing is changed.")?;
+    }
     if rebuilt.nameless.is_empty() && rebuilt.unreadable.is_empty() {
         return Ok(());
     }
+    let (knows, deletes) = if is_dry_run {
+        ("knows", "The first start of the driver after a rebuild")
+    } else {
+        ("knew", "The next start of the driver")
+    };
     writeln!(
         to,
-        "Only the old index knew the owners of the directories below: snapshots, persistent \
+        "Only the old index {knows} the owners of the directories below: snapshots, persistent \
          volumes that were not mounted since they were cloned or snapshotted, or persistent \
-         volumes with a damaged record. The next start of the driver deletes them; copy what you \
-         need before:"
+         volumes with a damaged record. {deletes} deletes them; copy what you need before:"
     )?;
+    let layers = pool.join(layout::LAYERS);
     for layer in &rebuilt.nameless {
-        writeln!(to, "  layers/{layer}")?;
+        let layer = layers.join(layer.to_string());
+        writeln!(to, "  {}", printable(layer.display()))?;
     }
+    let volumes = pool.join(layout::VOLUMES);
     for volume in &rebuilt.unreadable {
-        writeln!(to, "  volumes/{}", printable(volume.display()))?;
+        writeln!(to, "  {}", printable(volumes.join(volume).display()))?;
     }
     Ok(())
 }
@@ -308,6 +329,7 @@ mod tests {
     use super::super::rows::Cache;
     use super::super::status;
     use super::*;
+    use crate::model::LayerId;
 
     const NOW: Now = Now(1_800_000_000_000);
     const HOUR: i64 = 3_600_000;
@@ -562,6 +584,22 @@ mod tests {
                 destroyed(to, &artifacts[1])
             })
         );
+    }
+
+    #[test]
+    fn a_rebuilt_index() {
+        let mut made = Rebuilt {
+            artifacts: 1,
+            claims: 2,
+            nameless: vec![LayerId::from_bits(7)],
+            unreadable: vec!["vol-\u{202e}x".into()],
+            kept: Some("/srv/pool/index.redb.old.1".into()),
+        };
+        let pool = Path::new("/srv/pool");
+        let rebuilt = shown(|to| rebuilt(to, pool, &made, false));
+        made.kept = None;
+        let preview = shown(|to| super::rebuilt(to, pool, &made, true));
+        insta::assert_snapshot!(format!("{rebuilt}---\n{preview}"));
     }
 
     #[test]

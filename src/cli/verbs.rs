@@ -338,12 +338,18 @@ Examples:
     ///
     /// With `--rebuild`, and only while no driver runs, makes a new index from the records beside
     /// the layers, for an index that is lost or damaged. Names come back as they were when their
-    /// content was sealed.
+    /// content was sealed. An index that can be read is replaced only with `--force`. The old index
+    /// is kept beside the new one.
     ///
     /// It cannot restore what only the index had: snapshots, snapshot groups, and persistent
     /// volumes without a directory in `volumes/` of the pool. These were never mounted or, on
     /// overlay, were cloned or snapshotted and not mounted since. The next start deletes the
-    /// content that only they had.
+    /// content that only they had. `--dry-run` names that content.
+    #[command(after_long_help = "\
+Examples:
+  baggageclaim check
+  baggageclaim check --rebuild --dry-run
+  baggageclaim check --rebuild")]
     Check(Check),
 
     /// Show the pool: backend, free space, and what it contains
@@ -477,6 +483,12 @@ pub(super) struct Check {
     /// Make a new index; no driver may run
     #[arg(long, conflicts_with = "output")]
     pub(super) rebuild: bool,
+    /// Say what a rebuild would make and what would be lost, and change nothing
+    #[arg(long, requires = "rebuild")]
+    pub(super) dry_run: bool,
+    /// Replace an index that can be read, too
+    #[arg(long, requires = "rebuild")]
+    pub(super) force: bool,
     /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     pub(super) output: config::PlainOutput,

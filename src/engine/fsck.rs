@@ -498,7 +498,6 @@ fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
         layout::POLICIES_JSON,
         "admin.sock",
         "doomed",
-        "index.redb.old",
         "index.redb.new",
         // The filesystem's own, where the pool is its root.
         "lost+found",
@@ -506,10 +505,8 @@ fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
     for name in names(root)? {
         // A temporary file that a crash left beside its target; the next write replaces it.
         let half_made = |known: &&str| name == Path::new(&format!(".{known}.new"));
-        if !KNOWN
-            .iter()
-            .any(|known| name == Path::new(known) || half_made(known))
-        {
+        let is_known = |known| name == Path::new(known) || half_made(known);
+        if !KNOWN.iter().any(is_known) && !Index::is_replaced(name.as_os_str()) {
             findings.push(finding(
                 "unknown-name",
                 name,

@@ -332,6 +332,17 @@ impl Engine {
         rebuild::rebuild(pool)
     }
 
+    /// What [`Self::rebuild_index`] would make. Writes nothing.
+    pub fn preview_index(pool: &Path) -> Result<Rebuilt> {
+        rebuild::preview(pool)
+    }
+
+    /// Whether the index of a pool that no driver has open can be read, or a newer version of the
+    /// driver made it.
+    pub fn has_readable_index(pool: &Path) -> Result<bool> {
+        rebuild::has_readable_index(pool)
+    }
+
     /// Waits until every retired volume is sealed durably or gone, except those whose outcome is
     /// not known or whose files a process holds open. A degraded or closing engine seals nothing
     /// more.

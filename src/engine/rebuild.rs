@@ -6,16 +6,38 @@ use std::path::{Path, PathBuf};
 
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
-use super::pool_scan::names;
+use super::pool_scan::entries;
 use super::types::Rebuilt;
 use crate::model::{
     Artifact, ArtifactId, Fences, LayerId, Name, PersistentVolume, layout, takes_name,
 };
-use crate::store::{self, Change, Index, NewIndex, PoolDirs};
+use crate::store::{self, Change, Index, NewIndex, PoolDirs, PoolView};
 use crate::sys::Dir;
 
 /// Rebuilds the index of a pool that no driver has open, from the records beside the layers. The
-/// old one is kept as `index.redb.old`.
+/// old one is kept beside it ([`NewIndex`]).
+pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
+    let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
+    let (mut rebuilt, changes) = plan(&dirs.root, Some(&dirs.layers), Some(&dirs.volumes))?;
+    let kept = replace(&dirs.root, &changes).map_err(|error| Error::of_pool(path, error))?;
+    rebuilt.kept = kept;
+    Ok(rebuilt)
+}
+
+/// What a rebuild would make. Writes nothing.
+pub(super) fn preview(path: &Path) -> Result<Rebuilt> {
+    let view = PoolView::open(path).map_err(|error| Error::of_pool(path, error))?;
+    let (rebuilt, _) = plan(&view.root, view.layers.as_ref(), view.volumes.as_ref())?;
+    Ok(rebuilt)
+}
+
+/// Whether a rebuild would replace an index of which nothing is lost.
+pub(super) fn has_readable_index(path: &Path) -> Result<bool> {
+    let view = PoolView::open(path).map_err(|error| Error::of_pool(path, error))?;
+    Index::is_readable(&view.root).map_err(|error| Error::of_pool(path, error))
+}
+
+/// What the new index names, and the changes that make it of an empty one.
 ///
 /// The new index names only content that was durable. A layer without `layer.json` was being
 /// sealed: the next start completes its seal from `pending/`, or discards it. Claims are found by
@@ -23,14 +45,13 @@ use crate::sys::Dir;
 /// were last cloned or snapshotted. Fences come from the old index, if it can be read. What only
 /// the index knew is lost: last uses, deletions of names while their content was in use, all other
 /// claims, snapshots.
-pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
-    let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
+fn plan(root: &Dir, layers: Option<&Dir>, volumes: Option<&Dir>) -> Result<(Rebuilt, Vec<Change>)> {
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
     let mut whole = HashSet::new();
     let mut records = Vec::new();
     let mut of_claims = Vec::new();
-    for name in names(&dirs.layers)? {
-        let layer = match dirs.layers.open_beneath(&name) {
+    for (dir, name) in entries(layers)? {
+        let layer = match dir.open_beneath(&name) {
             Err(error) if error.is_no_directory() => continue,
             layer => layer.context("open a layer")?,
         };
@@ -56,7 +77,7 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
         }
     }
     // The old index may still say what was cleared. An interrupted rebuild has moved it.
-    let old = Index::read_only(&dirs.root).or_else(|_| Index::read_replaced(&dirs.root));
+    let old = Index::read_only(root).or_else(|_| Index::read_replaced(root));
     let fences = old.map_or_else(|_| Fences::default(), |old| old.fences);
     let is_cleared = |artifact: &Artifact| artifact.fence < fences.least(&artifact.name());
     let mut holders: HashMap<Name, &Artifact> = HashMap::new();
@@ -69,7 +90,7 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
     let named = holders
         .into_iter()
         .map(|(name, artifact)| Change::PutName(name, artifact.id));
-    let (claims, unreadable) = claims(&dirs)?;
+    let (claims, unreadable) = claims(volumes)?;
     let stacks = artifacts.values().map(|artifact| &artifact.layers);
     let stacks = stacks.chain(claims.iter().map(|claim| &claim.layers));
     let referenced: HashSet<LayerId> = stacks.flatten().copied().collect();
@@ -80,6 +101,7 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
         claims: claims.len(),
         nameless: of_claims,
         unreadable,
+        kept: None,
     };
     let changes: Vec<Change> = artifacts
         .values()
@@ -93,26 +115,25 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
             Change::MissFences(fences.missed()),
         ])
         .collect();
-    replace(&dirs.root, &changes).map_err(|error| Error::of_pool(path, error))?;
-    Ok(rebuilt)
+    Ok((rebuilt, changes))
 }
 
-fn replace(root: &Dir, changes: &[Change]) -> store::Result<()> {
+fn replace(root: &Dir, changes: &[Change]) -> store::Result<Option<PathBuf>> {
     let index = NewIndex::make(root, changes)?;
     point(Point::RebuildMade);
-    index.clear_place()?;
+    let kept = index.clear_place()?;
     point(Point::RebuildCleared);
     index.take_place()?;
     point(Point::RebuildPlaced);
-    Ok(())
+    Ok(kept)
 }
 
 /// The claims with a readable record, and the directories of claims with an unreadable one. The
 /// next start reports a claim with missing layers, and keeps it.
-fn claims(dirs: &PoolDirs) -> Result<(Vec<PersistentVolume>, Vec<PathBuf>)> {
+fn claims(volumes: Option<&Dir>) -> Result<(Vec<PersistentVolume>, Vec<PathBuf>)> {
     let (mut claims, mut unreadable) = (Vec::new(), Vec::new());
-    for name in names(&dirs.volumes)? {
-        let dir = match dirs.volumes.open_beneath(&name) {
+    for (dir, name) in entries(volumes)? {
+        let dir = match dir.open_beneath(&name) {
             Err(error) if error.is_no_directory() => continue,
             dir => dir.context("open a volume's directory")?,
         };

@@ -343,6 +343,8 @@ pub struct Rebuilt {
     pub nameless: Vec<LayerId>,
     /// Directories of claims whose records cannot be read. The next start deletes them, too.
     pub unreadable: Vec<PathBuf>,
+    /// Where the old index is kept. `None`: there was none, or nothing was replaced.
+    pub kept: Option<PathBuf>,
 }
 
 /// The engine as a whole.

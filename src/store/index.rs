@@ -3,8 +3,10 @@
 //! A redb database. It is read whole at start and written in transactions; each is durable when it
 //! returns. After a full disk, redb refuses all writes until it is reopened ([`Index::reopen`]).
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
+use std::path::PathBuf;
 
 use parking_lot::Mutex;
 use redb::{Database, StorageBackend};
@@ -28,8 +30,9 @@ pub struct Index {
     opened: Mutex<Opened>,
 }
 
-/// A rebuilt index beside the one that it replaces, which is kept as `index.redb.old`. After a
-/// crash at any moment there is the old index, none, or the complete new one.
+/// A rebuilt index beside the one that it replaces, which is kept as `index.redb.old`, or with a
+/// number after it: no rebuild replaces what an earlier one kept. After a crash at any moment there
+/// is the old index, none, or the complete new one.
 #[derive(Debug)]
 pub struct NewIndex<'a> {
     root: &'a Dir,
@@ -46,13 +49,15 @@ impl<'a> NewIndex<'a> {
         Ok(Self { root, name })
     }
 
-    /// Renames the old index, if it exists.
-    pub fn clear_place(&self) -> Result<()> {
-        if Index::exists(self.root)? {
-            self.root
-                .rename_over(layout::INDEX, self.root, replaced())?;
+    /// Renames the old index, if it exists. Returns its new path.
+    pub fn clear_place(&self) -> Result<Option<PathBuf>> {
+        if !Index::exists(self.root)? {
+            return Ok(None);
         }
-        Ok(())
+        let newest = replaced(self.root)?.last().copied();
+        let name = replaced_name(newest.map_or(0, |newest| newest.saturating_add(1)));
+        self.root.rename(layout::INDEX, self.root, &name)?;
+        Ok(Some(self.root.path().join(name)))
     }
 
     /// Renames the new index into place.
@@ -62,9 +67,32 @@ impl<'a> NewIndex<'a> {
     }
 }
 
-/// The name of an index that a rebuilt one replaced.
-fn replaced() -> String {
-    format!("{}.old", layout::INDEX)
+/// The name of an index that a rebuilt one replaced: `index.redb.old`, then `index.redb.old.1`, …
+fn replaced_name(number: u32) -> String {
+    match number {
+        0 => format!("{}.old", layout::INDEX),
+        _ => format!("{}.old.{number}", layout::INDEX),
+    }
+}
+
+/// The number in such a name.
+fn replaced_number(name: &OsStr) -> Option<u32> {
+    let rest = name.to_str()?.strip_prefix(&replaced_name(0))?;
+    let number = match rest.strip_prefix('.') {
+        Some(digits) => digits.parse().ok()?,
+        None => 0,
+    };
+    (name == replaced_name(number).as_str()).then_some(number)
+}
+
+/// The numbers of all replaced indexes, the oldest first.
+fn replaced(root: &Dir) -> Result<Vec<u32>> {
+    let entries = root.entries()?.into_iter();
+    let mut numbers: Vec<u32> = entries
+        .filter_map(|entry| replaced_number(&entry.name))
+        .collect();
+    numbers.sort_unstable();
+    Ok(numbers)
 }
 
 /// The database, if it is open.
@@ -100,10 +128,7 @@ impl Index {
 
     /// Like [`Index::open`], but an index that is missing, empty or incomplete is an error.
     pub fn open_existing(root: &Dir) -> Result<(Self, Contents)> {
-        let is_begun = root
-            .stat_if_there(layout::INDEX)?
-            .is_some_and(|stat| stat.st_size > 0);
-        if !is_begun {
+        if !has_begun(root)? {
             return Err(lost(root, "it is missing or empty, and the pool is not"));
         }
         guarded(root, || {
@@ -135,9 +160,41 @@ impl Index {
         Self::read_file(root, layout::INDEX)
     }
 
-    /// The same of an index that a rebuilt one replaces: a rebuild may have ended in between.
+    /// The same of an index that a rebuilt one replaces: a rebuild may have ended in between. The
+    /// newest one that can be read.
     pub fn read_replaced(root: &Dir) -> Result<Contents> {
-        Self::read_file(root, &replaced())
+        let mut read = Err(lost(root, "no earlier index is there"));
+        for number in replaced(root)?.into_iter().rev() {
+            read = Self::read_file(root, &replaced_name(number));
+            if read.is_ok() {
+                break;
+            }
+        }
+        read
+    }
+
+    /// Whether a file in the pool is an index that a rebuilt one replaced.
+    #[must_use]
+    pub fn is_replaced(name: &OsStr) -> bool {
+        replaced_number(name).is_some()
+    }
+
+    /// Whether nothing of the index is lost: it can be read, or a newer version of the driver made
+    /// it. Writes nothing.
+    pub fn is_readable(root: &Dir) -> Result<bool> {
+        if !has_begun(root)? {
+            return Ok(false);
+        }
+        let file = File::from(root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?);
+        let read = guarded(root, || {
+            let database = copy_of(root, file)?;
+            Ok(match format(&database)? {
+                None => false,
+                Some(found) if found > FORMAT => true,
+                Some(_) => tables::read(&database).is_ok(),
+            })
+        });
+        Ok(read.unwrap_or(false))
     }
 
     fn read_file(root: &Dir, name: &str) -> Result<Contents> {
@@ -235,6 +292,12 @@ impl Opened {
         (self.database, self.last) = (Some(database), last);
         Ok(())
     }
+}
+
+/// Whether there is an index that is not empty.
+fn has_begun(root: &Dir) -> Result<bool> {
+    let stat = root.stat_if_there(layout::INDEX)?;
+    Ok(stat.is_some_and(|stat| stat.st_size > 0))
 }
 
 /// Reads a file that may be corrupt. redb panics on some invalid pages.
@@ -441,6 +504,7 @@ mod tests {
         let root = Dir::open(folder.path()).expect("it opens");
         let (index, contents) = Index::open(&root).expect("made");
         assert!(contents.artifacts.is_empty());
+        assert!(Index::is_readable(&root).expect("looked at"));
         index.commit(&put(1)).expect("committed");
         index.commit(&put(2)).expect("committed");
         let gone = artifact(1);
@@ -510,11 +574,50 @@ mod tests {
     }
 
     #[test]
+    fn no_rebuild_replaces_what_an_earlier_one_kept() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        let rebuild = |id| {
+            let new = NewIndex::make(&root, &put(id)).expect("made");
+            let kept = new.clear_place().expect("cleared");
+            new.take_place().expect("placed");
+            kept.map(|kept| kept.strip_prefix(folder.path()).expect("here").to_owned())
+        };
+        assert_eq!(rebuild(1), None);
+        assert_eq!(rebuild(2), Some("index.redb.old".into()));
+        assert_eq!(rebuild(3), Some("index.redb.old.1".into()));
+        // One that was deleted leaves a gap, which stays: the highest number is the newest.
+        std::fs::remove_file(folder.path().join("index.redb.old")).expect("removed");
+        assert_eq!(rebuild(4), Some("index.redb.old.2".into()));
+        let artifacts = |name| Index::read_file(&root, name).expect("read").artifacts;
+        assert_eq!(artifacts("index.redb.old.1"), [artifact(2)]);
+        assert_eq!(artifacts("index.redb.old.2"), [artifact(3)]);
+        // The newest that can be read.
+        let replaced = || Index::read_replaced(&root).expect("read").artifacts;
+        assert_eq!(replaced(), [artifact(3)]);
+        std::fs::write(folder.path().join("index.redb.old.2"), "torn").expect("written");
+        assert_eq!(replaced(), [artifact(2)]);
+        for (name, is_replaced) in [
+            ("index.redb.old", true),
+            ("index.redb.old.10", true),
+            ("index.redb.old.0", false),
+            ("index.redb.old.01", false),
+            ("index.redb.old.+1", false),
+            ("index.redb.old.", false),
+            ("index.redb.older", false),
+            ("index.redb", false),
+        ] {
+            assert_eq!(Index::is_replaced(OsStr::new(name)), is_replaced, "{name}");
+        }
+    }
+
+    #[test]
     fn a_torn_index_is_a_clear_error() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = Dir::open(folder.path()).expect("it opens");
         for bytes in [&b"not a database"[..], &[0u8; 8192][..]] {
             root.replace(layout::INDEX, bytes).expect("written");
+            assert!(!Index::is_readable(&root).expect("looked at"));
             let error = Index::open(&root).expect_err("damaged");
             assert!(error.to_string().contains("check --rebuild"), "{error}");
             assert_eq!(
@@ -582,6 +685,8 @@ mod tests {
             .expect("set");
         transaction.commit().expect("committed");
         drop(database);
+        // Another version can read it.
+        assert!(Index::is_readable(&root).expect("looked at"));
         for error in [
             Index::open(&root).expect_err("too new"),
             Index::read_only(&root).expect_err("too new"),

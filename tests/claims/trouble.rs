@@ -287,7 +287,9 @@ async fn an_index_that_is_lost_makes_no_rubbish_of_claims() {
             let torn = pool.join("volumes/torn");
             fs::create_dir(&torn).expect("mkdir");
             fs::write(torn.join("claim.json"), "{").expect("write");
+            let preview = Engine::preview_index(&pool).expect("looked at");
             let rebuilt = Engine::rebuild_index(&pool).expect("made again");
+            assert_eq!(preview, rebuilt);
             assert_eq!((rebuilt.claims, rebuilt.nameless.len()), (1, 0));
             assert_eq!(rebuilt.unreadable, [std::path::Path::new("torn")]);
         })
@@ -298,7 +300,9 @@ async fn an_index_that_is_lost_makes_no_rubbish_of_claims() {
     let bench = bench
         .restart_after(|| {
             fs::remove_file(pool.join("index.redb")).expect("it is lost");
+            let preview = Engine::preview_index(&pool).expect("looked at");
             let rebuilt = Engine::rebuild_index(&pool).expect("made again");
+            assert_eq!(preview, rebuilt);
             // Nothing else records the owner of the layer.
             assert_eq!((rebuilt.claims, rebuilt.nameless), (0, snapshot.layers));
         })
