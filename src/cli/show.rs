@@ -28,7 +28,11 @@ pub(super) fn data(to: &mut impl Write, value: &Value, form: Data) -> io::Result
             writeln!(to)
         }
         Data::Yaml => {
-            let text = serde_saphyr::to_string(value).map_err(io::Error::other)?;
+            // A reader of YAML 1.1 takes a plain `2026-01-01`, `12:30:45`, `1__2` or `<<` for a
+            // date, numbers or a merge. Tenants choose such keys.
+            let options = serde_saphyr::ser_options! { quote_all: true };
+            let text = serde_saphyr::to_string_with_options(value, options);
+            let text = text.map_err(io::Error::other)?;
             writeln!(to, "{}", text.trim_end())
         }
     }
@@ -600,6 +604,35 @@ mod tests {
         made.kept = None;
         let preview = shown(|to| super::rebuilt(to, pool, &made, true));
         insta::assert_snapshot!(format!("{rebuilt}---\n{preview}"));
+    }
+
+    #[test]
+    fn a_key_that_looks_like_something_else_is_a_string_in_yaml() {
+        for key in [
+            "<<",
+            "=",
+            "2026-01-01",
+            "12:30:45",
+            "1__2",
+            "0o17",
+            "yes",
+            "~",
+            "it's",
+            "a\\b",
+            "- x",
+            "\u{2028}",
+            "",
+        ] {
+            let value = json!([{ "key": key }]);
+            let text = shown(|to| data(to, &value, Data::Yaml));
+            let quoted = text.strip_prefix("- key: ").expect("a list of one object");
+            assert!(quoted.starts_with(['\'', '"']), "{text}");
+            let read: Value = serde_saphyr::from_str(&text).expect("YAML");
+            assert_eq!(read, value, "{text}");
+        }
+        let plain = json!({"number": 5, "yes": true, "nothing": null});
+        let text = shown(|to| data(to, &plain, Data::Yaml));
+        assert_eq!(text, "number: 5\n\"yes\": true\nnothing: null\n");
     }
 
     #[test]
