@@ -16,6 +16,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
+use baggageclaim::proto::admin::v1 as admin;
+use baggageclaim::proto::admin::v1::cluster_server::{Cluster, ClusterServer};
 use baggageclaim::proto::csi::v1 as csi;
 use common::disk::Frozen;
 use common::process::{hangs, states};
@@ -1011,6 +1013,82 @@ async fn a_check_without_a_driver_changes_nothing_and_needs_nothing_that_can_be_
     assert!(said.contains("names 1 artifact"), "{said}");
     assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// A controller that has just started: it knows nothing yet, and says so.
+struct NewController;
+
+#[tonic::async_trait]
+impl Cluster for NewController {
+    type ListCachesStream = tokio_stream::Once<Result<admin::ListCachesResponse, tonic::Status>>;
+
+    async fn list_caches(
+        &self,
+        _: tonic::Request<admin::ListCachesRequest>,
+    ) -> Result<tonic::Response<Self::ListCachesStream>, tonic::Status> {
+        let answer = admin::ListCachesResponse {
+            caches: Vec::new(),
+            incomplete: true,
+        };
+        Ok(tonic::Response::new(tokio_stream::once(Ok(answer))))
+    }
+
+    /// Nothing is complete but what it says of one name.
+    async fn explain(
+        &self,
+        request: tonic::Request<admin::ExplainRequest>,
+    ) -> Result<tonic::Response<admin::ExplainResponse>, tonic::Status> {
+        let answer = if request.into_inner().reference == "task-cache/known" {
+            admin::ClusterAnswer::Nothing
+        } else {
+            admin::ClusterAnswer::Incomplete
+        };
+        Ok(tonic::Response::new(admin::ExplainResponse {
+            answer: answer.into(),
+            nodes: Vec::new(),
+        }))
+    }
+
+    async fn log(
+        &self,
+        request: tonic::Request<admin::LogRequest>,
+    ) -> Result<tonic::Response<admin::LogResponse>, tonic::Status> {
+        let reference = request.into_inner().reference;
+        let why = format!("{reference} is not known\nhere");
+        Err(tonic::Status::failed_precondition(why))
+    }
+
+    async fn clear(
+        &self,
+        _: tonic::Request<admin::ClearRequest>,
+    ) -> Result<tonic::Response<admin::ClearResponse>, tonic::Status> {
+        Ok(tonic::Response::new(admin::ClearResponse {}))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_does_not_know_all_yet_is_not_taken_to() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let socket = dir.path().join("csi.sock");
+    let listener = tokio::net::UnixListener::bind(&socket).expect("bind");
+    let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+    let service = ClusterServer::new(NewController);
+    let serving = tonic::transport::Server::builder().serve_with_incoming(service, incoming);
+    let serving = tokio::spawn(serving);
+    // Another thread serves.
+    let asked = |arguments: &[&str]| {
+        let mut command = command(dir.path());
+        command.args(arguments).env("BAGGAGECLAIM_SOCKET", &socket);
+        let output = command.output().expect("the binary runs");
+        (text(&output.stdout), text(&output.stderr))
+    };
+    for format in ["table", "wide", "name", "json", "yaml"] {
+        let (out, err) = asked(&["caches", "--cluster", "-o", format]);
+        let incomplete = "Some nodes have not reported all that they have yet.";
+        assert!(err.contains(incomplete), "{format}: {err}");
+        assert!(!out.contains(incomplete), "{format}: {out}");
+    }
+    serving.abort();
 }
 
 #[test]

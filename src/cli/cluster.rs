@@ -157,7 +157,7 @@ pub(super) async fn caches(
             None if rows.is_empty() && for_people => say_none("caches", tenant),
             None => print(|mut to| show::list(&mut to, &rows, output, now()))?,
         }
-        if is_incomplete && for_people && !is_told {
+        if is_incomplete && !is_told {
             let _ = writeln!(io::stderr(), "{INCOMPLETE}");
             is_told = true;
         }
