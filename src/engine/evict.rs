@@ -52,7 +52,8 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<Gone> {
         tracing::warn!(
             available_bytes = space.bytes_available,
             available_inodes = space.inodes_free,
-            "the pool is nearly full, and everything in it is in use"
+            "the pool is nearly full, and nothing in it can be evicted: volumes use it, or other \
+             programs fill the filesystem"
         );
     }
     let removed = remove(inner, &gone)?;
