@@ -1015,6 +1015,34 @@ async fn a_check_without_a_driver_changes_nothing_and_needs_nothing_that_can_be_
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
+/// The account of the controller may clear, and may not make a Rollback.
+#[test]
+fn the_pod_of_the_controller_is_a_hint_for_clear_only() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let clear = ["clear", "task-cache/k", "-n", "ci"];
+    let rollback = [
+        "rollback",
+        "--cluster",
+        "task-cache/k",
+        "--to",
+        "4f",
+        "-n",
+        "ci",
+    ];
+    for (order, is_hint) in [(&clear[..], true), (&rollback, false)] {
+        let mut command = command(dir.path());
+        let command = command.args(order).env("HOME", dir.path());
+        for name in ["KUBECONFIG", "KUBERNETES_SERVICE_HOST"] {
+            command.env_remove(name);
+        }
+        let output = command.output().expect("the binary runs");
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("name a kubeconfig"), "{said}");
+        assert_eq!(said.contains("controller's pod"), is_hint, "{said}");
+    }
+}
+
 /// A controller that has just started: it knows nothing yet, and says so.
 struct NewController;
 

@@ -70,6 +70,8 @@ pub(super) enum Failure {
     NoDriver(#[from] socket::ClientError),
     #[error(transparent)]
     NoUser(#[from] k8s::UserError),
+    #[error("{0}, or run this in the controller's pod")]
+    NoUserToClear(k8s::UserError),
     #[error(transparent)]
     Order(#[from] k8s::ask::AskError),
     #[error("{}", .0.message())]

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::model::Tenant;
+use crate::sys::printable;
 
 /// How many parts wait between a file and the driver.
 pub(super) const WAITING: usize = 4;
@@ -33,6 +34,8 @@ pub(super) enum Failure {
     Cut,
     #[error("interrupted; the archive on stdout is incomplete")]
     InterruptedStdout,
+    #[error("interrupted; the archive that {} got is incomplete", printable(.0.display()))]
+    InterruptedPipe(PathBuf),
     #[error("interrupted; no file was written")]
     InterruptedFile,
     #[error("interrupted; nothing was imported")]
@@ -128,6 +131,15 @@ impl Output {
         match &self.sink {
             Sink::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
             Sink::AsItIs(file) | Sink::Temporary { file, .. } => file.try_clone(),
+        }
+    }
+
+    /// What is left if the command is interrupted.
+    pub(super) fn interrupted(&self) -> Failure {
+        match &self.sink {
+            Sink::Stdout => Failure::InterruptedStdout,
+            Sink::AsItIs(_) => Failure::InterruptedPipe(self.path.clone()),
+            Sink::Temporary { .. } => Failure::InterruptedFile,
         }
     }
 

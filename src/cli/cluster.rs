@@ -17,7 +17,7 @@ use super::table::Table;
 use crate::admin as socket;
 use crate::config::{Output, PlainOutput};
 use crate::k8s::ask::{self, Order};
-use crate::k8s::connect_as_user;
+use crate::k8s::{UserError, connect_as_user};
 use crate::model::{Reference, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
@@ -117,25 +117,52 @@ pub(super) async fn clear(what: Clear) -> Done {
         client.clear(request).await?;
         Order::Done
     } else {
-        let client = connect_as_user(through.kubeconfig.as_deref()).await?;
+        let client = connect_as_user(through.kubeconfig.as_deref()).await;
+        let client = client.map_err(|error| match error {
+            // The account of the controller may give this order.
+            UserError::Unknown(_) => Failure::NoUserToClear(error),
+            error => error.into(),
+        })?;
         ask::clear(client, &tenant, &reference, prefix).await?
     };
     let all = if prefix { "…" } else { "" };
     let name = format!("{}{all} of namespace {tenant}", printable(&reference));
-    print(|to| match &order {
-        Order::Done => writeln!(
-            to,
-            "{name} is cleared.\n\
-             Nodes that are away clear it before their content counts again."
-        ),
-        Order::Given { object } => writeln!(
-            to,
-            "The order to clear {name} is given. The controller has not carried it out yet. It \
-             does when it runs, and when the namespace has not cleared too many names lately.\n\
-             When it is done, this object is gone: kubectl get cache {object} -n {tenant}"
-        ),
-    })?;
+    print(|mut to| cleared(&mut to, &name, &tenant, &order))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says how far an order to clear is.
+fn cleared(to: &mut impl Write, name: &str, tenant: &Tenant, order: &Order) -> io::Result<()> {
+    let (object, far) = match order {
+        Order::Done => {
+            return writeln!(
+                to,
+                "{name} is cleared.\n\
+                 Nodes that are away clear it before their content counts again."
+            );
+        }
+        Order::Given {
+            object,
+            is_seen: true,
+        } => (
+            object,
+            "The controller has not carried it out yet. It does when it runs, and when the \
+             namespace has not cleared too many names lately.",
+        ),
+        Order::Given {
+            object,
+            is_seen: false,
+        } => (
+            object,
+            "Whether the controller has carried it out is not known: that needs the right to list \
+             and watch caches, and an answer of the API server.",
+        ),
+    };
+    writeln!(
+        to,
+        "The order to clear {name} is given. {far}\n\
+         When it is done, this object is gone: kubectl get cache {object} -n {tenant}"
+    )
 }
 
 /// Lists the caches of all nodes, and with `watch` their changes.
@@ -410,6 +437,23 @@ mod tests {
                 .try_for_each(|rows| watched.look(to, rows, NOW))
         });
         insta::assert_snapshot!("cluster-caches-watch", text);
+    }
+
+    #[test]
+    fn an_order_says_how_far_it_is() {
+        let tenant: Tenant = "ci".parse().expect("a label");
+        let object = "clear-1".to_owned();
+        let given = |is_seen| Order::Given {
+            object: object.clone(),
+            is_seen,
+        };
+        let name = "task-cache/main of namespace ci";
+        let text = written(|to| {
+            cleared(to, name, &tenant, &Order::Done)?;
+            cleared(to, name, &tenant, &given(true))?;
+            cleared(to, name, &tenant, &given(false))
+        });
+        insta::assert_snapshot!("cleared", text);
     }
 
     #[test]

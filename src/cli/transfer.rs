@@ -128,6 +128,7 @@ pub(super) async fn export(flags: Export) -> Done {
         None => Output::temporary(&flags.output, flags.force)?,
     };
     let is_stdout = matches!(output.sink, Sink::Stdout);
+    let if_interrupted = output.interrupted();
     let mut bar = Bar::new(None);
     bar.say(&format!("exporting {what}"));
     let request = admin::ExportRequest {
@@ -136,14 +137,7 @@ pub(super) async fn export(flags: Export) -> Done {
     };
     let end = tokio::select! {
         end = receive(&mut client, request, output, &mut bar) => end?,
-        () = interrupted => {
-            let why = if is_stdout {
-                Failure::InterruptedStdout
-            } else {
-                Failure::InterruptedFile
-            };
-            return Err(why.into());
-        }
+        () = interrupted => return Err(if_interrupted.into()),
     };
     let place = if is_stdout {
         "stdout".to_owned()

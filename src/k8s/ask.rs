@@ -12,12 +12,13 @@
 //! An order to roll back is a `Rollback`, which stays. It needs `create` on `rollbacks`, and `list`
 //! and `watch` to see the result.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::api::{ObjectMeta, PostParams};
-use kube::runtime::wait::await_condition;
 use kube::runtime::wait::conditions::is_deleted;
+use kube::runtime::wait::{Condition as _, await_condition};
 use kube::{Api, Client, ResourceExt as _};
 
 use super::client::{deletion_of, has_code};
@@ -39,6 +40,8 @@ pub enum Order {
     Given {
         /// The object, which is gone then.
         object: String,
+        /// Whether it was seen to be still there. Otherwise it may be carried out by now.
+        is_seen: bool,
     },
 }
 
@@ -171,11 +174,20 @@ pub async fn clear(
         return Ok(Order::Done);
     }
     let uid = made.uid().unwrap_or_default();
-    let gone = await_condition(caches, &object, is_deleted(&uid));
-    Ok(match tokio::time::timeout(WATCHED, gone).await {
+    let is_seen = AtomicBool::new(false);
+    let is_gone = |cache: Option<&Cache>| {
+        is_seen.store(cache.is_some(), Ordering::Relaxed);
+        is_deleted(&uid).matches_object(cache)
+    };
+    let gone = await_condition(caches, &object, is_gone);
+    let watched = tokio::time::timeout(WATCHED, gone).await;
+    Ok(match watched {
         Ok(Ok(_)) => Order::Done,
         // Without the right to watch, too: the order is given.
-        _ => Order::Given { object },
+        _ => Order::Given {
+            object,
+            is_seen: watched.is_err() && is_seen.into_inner(),
+        },
     })
 }
 
@@ -280,6 +292,7 @@ mod tests {
     use kube::core::Status;
     use serde_json::json;
 
+    use super::super::client::{client_of, is_watch, list_of};
     use super::*;
 
     fn reference(text: &str) -> Reference {
@@ -303,6 +316,33 @@ mod tests {
         for prefix in [false, true] {
             let refused = object(&reference("artifact/a"), prefix).expect_err("no cache");
             assert!(refused.to_string().contains("artifact/a"), "{refused}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_order_that_cannot_be_watched_is_not_said_to_wait() {
+        let ci: Tenant = "ci".parse().expect("a label");
+        for may_watch in [true, false] {
+            let client = client_of(move |request| {
+                let cache = json!({
+                    "apiVersion": "baggageclaim.concourse-ci.org/v1alpha1",
+                    "kind": "Cache",
+                    "metadata": {"name": "clear-1", "namespace": "ci", "uid": "1"},
+                    "spec": {"kind": "TaskCache", "key": "a"},
+                });
+                match request.method().as_str() {
+                    "GET" if !may_watch => Some((403, json!({"code": 403, "reason": "Forbidden"}))),
+                    "GET" if is_watch(request) => None,
+                    "GET" => Some((200, list_of(&json!([cache])))),
+                    _ => Some((200, cache)),
+                }
+            });
+            let order = clear(client, &ci, &reference("task-cache/a"), false).await;
+            let expected = Order::Given {
+                object: "clear-1".to_owned(),
+                is_seen: may_watch,
+            };
+            assert_eq!(order.expect("given"), expected);
         }
     }
 

@@ -189,10 +189,7 @@ pub enum UserError {
         source: kube::config::KubeconfigError,
     },
     /// No file is named.
-    #[error(
-        "no API server is known: {0}; name a kubeconfig with --kubeconfig or KUBECONFIG, or run \
-         this in the controller's pod"
-    )]
+    #[error("no API server is known: {0}; name a kubeconfig with --kubeconfig or KUBECONFIG")]
     Unknown(#[from] kube::config::InferConfigError),
     /// What the kubeconfig says cannot be used, such as a missing certificate.
     #[error("the credentials of the kubeconfig: {0}")]

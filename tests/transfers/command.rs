@@ -566,6 +566,21 @@ async fn an_export_whose_reader_goes_away_or_that_is_interrupted_leaves_nothing(
             assert_eq!(names(&directory), [""; 0], "{}", said(&mut export));
         }
         driver.left_nothing(1, "an export to a file");
+        // To a named pipe, whose reader has got something.
+        let fifo = lab.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).expect("mkfifo");
+        let export = ["export", "artifact/large", "-n", "ci", "-o", path(&fifo)];
+        let mut export = driver.verb(&export);
+        let mut export = export.stderr(Stdio::piped()).spawn().expect("it runs");
+        let mut pipe = BufReader::new(fs::File::open(&fifo).expect("open"));
+        assert!(!pipe.fill_buf().expect("read").is_empty());
+        kill_process(Pid::from_child(&export), Signal::TERM).expect("kill");
+        assert_eq!(export.wait().expect("wait").code(), Some(1));
+        let told = said(&mut export);
+        let expected = format!("the archive that {} got is incomplete", fifo.display());
+        assert!(told.contains(&expected), "{told}");
+        drop(pipe);
+        driver.left_nothing(1, "an export to a pipe");
         // The driver ends, and its end does not wait for a reader that reads nothing: nothing of
         // the export is left in the pool.
         let mut export = start();
