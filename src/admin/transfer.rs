@@ -323,6 +323,7 @@ fn end_of_import(progress: &Progress, imported: &Imported) -> admin::ImportProgr
         bytes: made.bytes,
         left_out: made.devices_left_out + made.attributes_left_out,
         named: imported.named,
+        nearly_full: imported.nearly_full,
     };
     admin::ImportProgress {
         end: Some(end),

@@ -301,6 +301,12 @@ pub(super) async fn import(flags: Import) -> Done {
             "{name} got newer content during the import, and keeps that"
         ));
     }
+    if end.nearly_full {
+        bar.say(
+            "warning: the pool is above its high watermark, so the driver may evict this at once; \
+             `baggageclaim status` shows the space, and `baggageclaim artifacts` what is left",
+        );
+    }
     let took = took(bar.took());
     drop(bar);
     answer::print(|to| {

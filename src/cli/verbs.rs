@@ -322,6 +322,9 @@ Examples:
     /// The artifact appears whole, or not at all. It is durable when the command ends. A resource
     /// cache keeps its first content; a task cache or an artifact gets the newest. Unused caches
     /// are evicted if the archive needs the space.
+    ///
+    /// The command warns if the pool is above its high watermark. The driver may then evict the
+    /// new content before a pod uses it.
     #[command(after_long_help = IMPORT_EXAMPLES)]
     Import(transfer::Import),
 

@@ -375,6 +375,29 @@ async fn an_export_that_waits_for_the_reader_of_its_pipe_can_be_interrupted() {
     driver.ends();
 }
 
+#[tokio::test]
+async fn an_import_into_a_pool_above_its_high_watermark_is_warned_of() {
+    let lab = require_lab!(Fs::Ext4, 64 << 20);
+    let (driver, _kubelet) = Driver::ready(&lab, "overlay").await;
+    let archive = large(&lab, 1 << 10);
+    let import = |name| {
+        let reference = ["--as", name, "-n", "ci"];
+        let (_, told) = driver.answer(&[&["import", path(&archive)][..], &reference].concat());
+        told.contains("warning: the pool is above its high watermark")
+    };
+    assert!(!import("artifact/early"));
+    // Another program fills the disk.
+    let status = driver.json(&["status", "-o", "json"]);
+    let bytes = |field: &str| status[field].as_u64().expect("a number");
+    let (total, available) = (bytes("totalBytes"), bytes("availableBytes"));
+    let filler = fs::File::create(lab.path().join("filler")).expect("made");
+    let rest = total / 10;
+    let flags = rustix::fs::FallocateFlags::empty();
+    rustix::fs::fallocate(&filler, flags, 0, available - rest).expect("there is space");
+    assert!(import("artifact/late"));
+    driver.ends();
+}
+
 /// An archive that takes a while: one file of so many bytes without a pattern.
 fn large(lab: &Lab, bytes: usize) -> PathBuf {
     let from = lab.dir("large");

@@ -28,6 +28,7 @@ use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::policies;
 use crate::engine::shared::Inner;
+use crate::engine::space::is_nearly_full;
 use crate::engine::state::State;
 use crate::engine::threads::Pool;
 use crate::model::{
@@ -70,6 +71,9 @@ pub struct Imported {
     pub unpacked: Unpacked,
     /// Whether the name points at it. If not, newer content took the name meanwhile.
     pub named: bool,
+    /// Whether the pool is above its high watermark, so that the next collection of garbage may
+    /// evict it.
+    pub nearly_full: bool,
 }
 
 /// Imports an archive.
@@ -140,12 +144,14 @@ fn import_now(
         let policies = Arc::clone(&inner.state.lock().policies);
         policies::audit_import(&policies, &artifact);
     }
+    let nearly_full = is_nearly_full(inner);
     // The previous owner of the name may be deleted.
     inner.wake_reaper();
     Ok(Imported {
         artifact: artifact.id,
         unpacked,
         named,
+        nearly_full,
     })
 }
 
