@@ -1116,6 +1116,11 @@ async fn a_controller_that_does_not_know_all_yet_is_not_taken_to() {
         assert!(err.contains(incomplete), "{format}: {err}");
         assert!(!out.contains(incomplete), "{format}: {out}");
     }
+    let (_, err) = asked(&["log", "--cluster", "task-cache/\u{202e}x", "-n", "ci"]);
+    assert_eq!(
+        err,
+        "baggageclaim: task-cache/\\u{202e}x is not known\nhere\n"
+    );
     serving.abort();
 }
 

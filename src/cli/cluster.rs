@@ -12,7 +12,7 @@ use super::answer::{Done, Failure, now, print, say_none, wait_for_next_look};
 use super::human::bytes;
 use super::namespace::Namespace;
 use super::rows::{Now, Row, time};
-use super::show::{self, data};
+use super::show::{self, Reader, data};
 use super::table::Table;
 use crate::admin as socket;
 use crate::config::{Output, PlainOutput};
@@ -175,14 +175,15 @@ pub(super) async fn caches(
     let mut client = socket::connect_to_controller(&controller.socket).await?;
     let tenant = namespace.tenant.as_ref();
     let for_people = matches!(output, Output::Table | Output::Wide);
-    let mut watched = watch.then(|| show::Watch::new(output));
+    let reader = Reader::of_stdout();
+    let mut watched = watch.then(|| show::Watch::new(output, reader));
     let mut is_told = false;
     loop {
         let (rows, is_incomplete) = all_caches(&mut client, tenant).await?;
         match &mut watched {
             Some(watched) => print(|mut to| watched.look(&mut to, rows, now()))?,
             None if rows.is_empty() && for_people => say_none("caches", tenant),
-            None => print(|mut to| show::list(&mut to, &rows, output, now()))?,
+            None => print(|mut to| show::list(&mut to, &rows, output, reader, now()))?,
         }
         if is_incomplete && !is_told {
             let _ = writeln!(io::stderr(), "{INCOMPLETE}");
@@ -419,14 +420,14 @@ mod tests {
             ),
             row("task-cache/pr-7", None, &["node-3"]),
         ];
-        let table = written(|to| show::list(to, &rows, Output::Table, NOW));
+        let table = written(|to| show::list(to, &rows, Output::Table, Reader::Terminal, NOW));
         insta::assert_snapshot!("cluster-caches", table);
-        let json = written(|to| show::list(to, &rows, Output::Json, NOW));
+        let json = written(|to| show::list(to, &rows, Output::Json, Reader::Program, NOW));
         insta::assert_snapshot!("cluster-caches-json", json);
         // Two namespaces have the same name.
         let mut other = rows[0].clone();
         other.tenant = "a-namespace-with-a-long-name".to_owned();
-        let mut watched = show::Watch::new(Output::Table);
+        let mut watched = show::Watch::new(Output::Table, Reader::Terminal);
         let seen = [
             vec![rows[0].clone(), rows[1].clone()],
             vec![rows[0].clone(), other.clone()],

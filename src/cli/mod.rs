@@ -24,6 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser as _};
 
 use crate::config;
+use crate::sys::printable_lines;
 use answer::Failure;
 use verbs::Cli;
 
@@ -57,6 +58,8 @@ fn run(arguments: impl Iterator<Item = OsString>, demo: RunDemo) -> ExitCode {
         let error = Cli::command().error(clap::error::ErrorKind::ValueValidation, error);
         let _ = error.print();
     } else {
+        // The driver's messages have names as tenants wrote them.
+        let failure = printable_lines(&failure);
         let _ = writeln!(std::io::stderr(), "baggageclaim: {failure}");
     }
     failure.exit_code()

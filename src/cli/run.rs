@@ -14,7 +14,7 @@ use super::answer::{
     wait_for_next_look,
 };
 use super::rows::{Cache, Row};
-use super::show::{self, Thing};
+use super::show::{self, Reader, Thing};
 use super::status as status_answer;
 use super::verbs::{Caches, Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, Verb};
 use super::{RunDemo, cluster, generations, shared, transfer};
@@ -183,8 +183,9 @@ async fn list<R: Row>(
 ) -> Done {
     let mut client = socket::connect(&list.pool.pool).await?;
     let tenant = list.namespace.tenant.as_ref();
+    let reader = Reader::of_stdout();
     if list.watch {
-        let mut watch = show::Watch::new(list.output);
+        let mut watch = show::Watch::new(list.output, reader);
         loop {
             let rows = ask(&mut client, tenant).await?;
             print(|mut to| watch.look(&mut to, rows, now()))?;
@@ -196,7 +197,7 @@ async fn list<R: Row>(
     if rows.is_empty() && for_people {
         say_none(what, tenant);
     } else {
-        print(|mut to| show::list(&mut to, &rows, list.output, now()))?;
+        print(|mut to| show::list(&mut to, &rows, list.output, reader, now()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

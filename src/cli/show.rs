@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -38,17 +38,37 @@ pub(super) fn data(to: &mut impl Write, value: &Value, form: Data) -> io::Result
     }
 }
 
+/// Who reads stdout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reader {
+    /// A terminal, which may obey characters in a name.
+    Terminal,
+    /// A file or a pipe.
+    Program,
+}
+
+impl Reader {
+    pub(super) fn of_stdout() -> Self {
+        if io::stdout().is_terminal() {
+            Self::Terminal
+        } else {
+            Self::Program
+        }
+    }
+}
+
 /// A list.
 pub(super) fn list<R: Row>(
     to: &mut impl Write,
     rows: &[R],
     output: Output,
+    reader: Reader,
     now: Now,
 ) -> io::Result<()> {
     match output {
         Output::Json => data(to, &shown(rows), Data::Json),
         Output::Yaml => data(to, &shown(rows), Data::Yaml),
-        Output::Name => names(to, rows.iter()),
+        Output::Name => names(to, rows.iter(), reader),
         Output::Table | Output::Wide => {
             let mut table = Table::new(header::<R>(output), width(output));
             for row in rows {
@@ -63,11 +83,16 @@ fn shown<R: Row>(rows: &[R]) -> Value {
     rows.iter().map(Row::shown).collect()
 }
 
+/// A program gets each name as `inspect` takes it. No name has a line break.
 fn names<'a, R: Row + 'a>(
     to: &mut impl Write,
     mut rows: impl Iterator<Item = &'a R>,
+    reader: Reader,
 ) -> io::Result<()> {
-    rows.try_for_each(|row| writeln!(to, "{}", printable(row.name())))
+    rows.try_for_each(|row| match reader {
+        Reader::Terminal => writeln!(to, "{}", printable(row.name())),
+        Reader::Program => writeln!(to, "{}", row.name()),
+    })
 }
 
 fn width(output: Output) -> Option<usize> {
@@ -104,16 +129,18 @@ enum Event {
 /// A list that is watched: each look shows what differs from the look before.
 pub(super) struct Watch<R> {
     output: Output,
+    reader: Reader,
     known: BTreeMap<String, R>,
     table: Table,
 }
 
 impl<R: Row> Watch<R> {
-    pub(super) fn new(output: Output) -> Self {
+    pub(super) fn new(output: Output, reader: Reader) -> Self {
         let mut columns = vec![("EVENT", false)];
         columns.extend(header::<R>(output));
         Self {
             output,
+            reader,
             known: BTreeMap::new(),
             table: Table::new(columns, width(output)),
         }
@@ -140,7 +167,10 @@ impl<R: Row> Watch<R> {
                 }
                 self.table.write(to)?;
             }
-            Output::Name => names(to, events.into_iter().map(|(_, row)| row))?,
+            Output::Name => {
+                let rows = events.into_iter().map(|(_, row)| row);
+                names(to, rows, self.reader)?;
+            }
             Output::Json | Output::Yaml => {
                 for (event, row) in events {
                     let event = format!("{event:?}").to_lowercase();
@@ -503,16 +533,33 @@ mod tests {
             };
             insta::assert_snapshot!(
                 format!("volumes{suffix}"),
-                shown(|to| list(to, &volumes, output, NOW))
+                shown(|to| list(to, &volumes, output, Reader::Terminal, NOW))
             );
             insta::assert_snapshot!(
                 format!("artifacts{suffix}"),
-                shown(|to| list(to, &artifacts, output, NOW))
+                shown(|to| list(to, &artifacts, output, Reader::Terminal, NOW))
             );
             insta::assert_snapshot!(
                 format!("caches{suffix}"),
-                shown(|to| list(to, &caches, output, NOW))
+                shown(|to| list(to, &caches, output, Reader::Terminal, NOW))
             );
+        }
+    }
+
+    #[test]
+    fn a_program_gets_names_as_they_are() {
+        let mut artifacts = some_artifacts();
+        artifacts.truncate(1);
+        artifacts[0].reference = "task-cache/go \u{202e}evil".to_owned();
+        for (reader, name) in [
+            (Reader::Program, "task-cache/go \u{202e}evil\n"),
+            (Reader::Terminal, "task-cache/go \\u{202e}evil\n"),
+        ] {
+            let text = shown(|to| list(to, &artifacts, Output::Name, reader, NOW));
+            assert_eq!(text, name);
+            let mut watch = Watch::new(Output::Name, reader);
+            let text = shown(|to| watch.look(to, artifacts.clone(), NOW));
+            assert_eq!(text, name);
         }
     }
 
@@ -528,19 +575,19 @@ mod tests {
         artifacts[2].reference = format!("resource-cache/{}", "k".repeat(256));
         let caches = Cache::among(artifacts.clone());
         for table in [
-            shown(|to| list(to, &volumes, Output::Table, NOW)),
-            shown(|to| list(to, &artifacts, Output::Table, NOW)),
-            shown(|to| list(to, &caches, Output::Table, NOW)),
+            shown(|to| list(to, &volumes, Output::Table, Reader::Terminal, NOW)),
+            shown(|to| list(to, &artifacts, Output::Table, Reader::Terminal, NOW)),
+            shown(|to| list(to, &caches, Output::Table, Reader::Terminal, NOW)),
         ] {
             let longest = table.lines().map(|line| line.chars().count()).max();
             assert!(longest.is_some_and(|longest| longest <= 120), "{table}");
         }
         assert_eq!(
-            shown(|to| list(to, &volumes[..0], Output::Json, NOW)),
+            shown(|to| list(to, &volumes[..0], Output::Json, Reader::Program, NOW)),
             "[]\n"
         );
         assert_eq!(
-            shown(|to| list(to, &volumes[..0], Output::Yaml, NOW)),
+            shown(|to| list(to, &volumes[..0], Output::Yaml, Reader::Program, NOW)),
             "[]\n"
         );
     }
@@ -557,7 +604,7 @@ mod tests {
         });
         for output in [Output::Table, Output::Name, Output::Json, Output::Yaml] {
             let text = shown(|to| {
-                let mut watch = Watch::new(output);
+                let mut watch = Watch::new(output, Reader::Terminal);
                 watch.look(to, before[..2].to_vec(), NOW)?;
                 watch.look(to, before.clone(), NOW)?;
                 watch.look(to, before.clone(), NOW)?;

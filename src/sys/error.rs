@@ -149,13 +149,32 @@ pub fn printable(text: impl fmt::Display) -> String {
             shown.push('…');
             break;
         }
-        if matches!(c, '"' | '\'' | '\\') {
+        push_printable(&mut shown, c);
+    }
+    shown
+}
+
+/// The same of a whole message, which may have several lines. It is not cut.
+#[must_use]
+pub fn printable_lines(text: impl fmt::Display) -> String {
+    let text = text.to_string();
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c == '\n' {
             shown.push(c);
         } else {
-            shown.extend(c.escape_debug());
+            push_printable(&mut shown, c);
         }
     }
     shown
+}
+
+fn push_printable(shown: &mut String, c: char) {
+    if matches!(c, '"' | '\'' | '\\') {
+        shown.push(c);
+    } else {
+        shown.extend(c.escape_debug());
+    }
 }
 
 /// The errno types of the libraries in use.
@@ -228,6 +247,8 @@ mod tests {
     fn a_tenants_names_neither_end_a_line_nor_steer_a_terminal_nor_fill_a_log() {
         assert_eq!(printable("go-1.24/π \"x\" \\"), "go-1.24/π \"x\" \\");
         assert_eq!(printable("a\u{202e}b\u{1b}"), "a\\u{202e}b\\u{1b}");
+        assert_eq!(printable("a\nb"), "a\\nb");
+        assert_eq!(printable_lines("a\u{202e}\nb\r"), "a\\u{202e}\nb\\r");
         let named = Error::new("openat", "x\nERROR all is lost", Errno::EIO).to_string();
         assert!(
             named.starts_with(r"openat x\nERROR all is lost: EIO"),
