@@ -1116,6 +1116,16 @@ async fn a_controller_that_does_not_know_all_yet_is_not_taken_to() {
         assert!(err.contains(incomplete), "{format}: {err}");
         assert!(!out.contains(incomplete), "{format}: {out}");
     }
+    for (order, is_known) in [
+        (&["task-cache/known"][..], true),
+        (&["task-cache/other"], false),
+        (&["task-cache/known", "--prefix"], false),
+    ] {
+        let (out, _) = asked(&[&["clear", "-n", "ci"], order].concat());
+        assert!(out.contains("is cleared.\nNodes"), "{order:?}: {out}");
+        let says = out.contains("No node was known to have content of that name.");
+        assert_eq!(says, is_known, "{order:?}: {out}");
+    }
     let (_, err) = asked(&["log", "--cluster", "task-cache/\u{202e}x", "-n", "ci"]);
     assert_eq!(
         err,

@@ -107,8 +107,11 @@ pub(super) async fn clear(what: Clear) -> Done {
         through,
     } = what;
     let tenant = namespace.required();
+    let mut is_known = None;
     let order = if let Some(socket) = through.socket() {
         let mut client = socket::connect_to_controller(socket).await?;
+        // Asked before: a node with the content may clear it at once.
+        is_known = is_on_a_node(&mut client, &tenant, &reference, prefix).await;
         let request = admin::ClearRequest {
             tenant: tenant.to_string(),
             reference: reference.to_string(),
@@ -127,7 +130,14 @@ pub(super) async fn clear(what: Clear) -> Done {
     };
     let all = if prefix { "…" } else { "" };
     let name = format!("{}{all} of namespace {tenant}", printable(&reference));
-    print(|mut to| cleared(&mut to, &name, &tenant, &order))?;
+    print(|mut to| {
+        cleared(&mut to, &name, &tenant, &order)?;
+        if is_known == Some(false) {
+            let what = if prefix { "such a name" } else { "that name" };
+            writeln!(to, "No node was known to have content of {what}.")?;
+        }
+        Ok(())
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -163,6 +173,31 @@ fn cleared(to: &mut impl Write, name: &str, tenant: &Tenant, order: &Order) -> i
         "The order to clear {name} is given. {far}\n\
          When it is done, this object is gone: kubectl get cache {object} -n {tenant}"
     )
+}
+
+/// Whether a node has content of a name, or may commit some; with `prefix`, of any cache whose key
+/// begins so. `None`: not known.
+async fn is_on_a_node(
+    client: &mut socket::ClusterClient,
+    tenant: &Tenant,
+    reference: &Reference,
+    prefix: bool,
+) -> Option<bool> {
+    let name = reference.to_string();
+    let (is_there, is_incomplete) = if prefix {
+        let (rows, is_incomplete) = all_caches(client, Some(tenant)).await.ok()?;
+        let is_there = rows.iter().any(|row| row.reference.starts_with(&name));
+        (is_there, is_incomplete)
+    } else {
+        let request = admin::ExplainRequest {
+            tenant: tenant.to_string(),
+            reference: name,
+        };
+        let answer = client.explain(request).await.ok()?.into_inner();
+        let is_incomplete = answer.answer() == ClusterAnswer::Incomplete;
+        (!answer.nodes.is_empty(), is_incomplete)
+    };
+    (is_there || !is_incomplete).then_some(is_there)
 }
 
 /// Lists the caches of all nodes, and with `watch` their changes.

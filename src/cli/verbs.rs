@@ -234,7 +234,8 @@ Example:
     /// Nodes with a connection to the controller clear it at once, and the others before their
     /// content counts again. No node is waited for. A step that began before the clear does not
     /// commit its content under a cleared name. It does no harm to clear a name twice, or one
-    /// without content.
+    /// without content, so a name that is spelled wrong is no error. In the controller's pod the
+    /// command says if no node was known to have content of the name.
     ///
     /// Needs a cluster whose nodes are peers (docs/peers.md).
     #[command(after_long_help = CLEAR_EXAMPLES)]
