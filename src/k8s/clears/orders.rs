@@ -282,8 +282,8 @@ pub(super) async fn enlist_all(client: Client, caches: Watched<Cache>) {
     }
 }
 
-/// Whether the deletion of a `Cache` would be no order yet. The mirror takes the finalizer of its own
-/// objects away right before it deletes them. One that it then cannot delete gets the finalizer
+/// Whether the deletion of a `Cache` would be no order yet. The mirror takes the finalizer of its
+/// own objects away right before it deletes them. One that it then cannot delete gets the finalizer
 /// back, also from the next controller.
 fn needs_finalizer(cache: &Cache) -> bool {
     !cache.orders() && !is_deleted(cache)

@@ -8,7 +8,8 @@
 //!
 //! It deletes its own objects only, and takes their finalizer away right before. So its cleaning
 //! clears no cache. If it ends in between, `clears` gives the finalizer back: else a user's deletion
-//! would clear nothing. It needs `create`, `patch` and `delete` on `caches`, and `patch` on `caches/status`.
+//! would clear nothing. It needs `create`, `patch` and `delete` on `caches`, and `patch` on
+//! `caches/status`.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -259,7 +260,8 @@ mod tests {
     use crate::distribution::roster::NoNode;
 
     /// Removes an object with uid 1 while the API server answers so to the deletion, and to a read
-    /// with an object of this uid. Returns what the deletion asks for, and whether names are cleared.
+    /// with an object of this uid. Returns what the deletion asks for, and whether names are
+    /// cleared.
     async fn removed(deletion: u16, uid: &'static str) -> (Value, bool) {
         let object = |uid: &str, version: &str, finalizers: &[&str]| {
             json!({
