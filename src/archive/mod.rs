@@ -10,10 +10,10 @@
 //! The caller says which of the digests it needs (`Hashing`).
 //!
 //! Each direction has two threads, the caller's and one for the codec. The slower one slows the
-//! other. In unpacking, either finishes files while it waits (`pipe`), and a third thread does so on
-//! a machine with more than two cores. No thread's memory grows with the tree: see `sorted` (names),
-//! `links` (files with several names) and `unpack` (times of directories). All streams together
-//! compress on one thread per core (`cores`).
+//! other. In unpacking, either finishes files while it waits (`pipe`). On a machine with more than
+//! two cores, a third thread does so, too. No thread's memory grows with the tree: see `sorted`
+//! (names), `links` (files with several names) and `unpack` (times of directories). All streams
+//! together compress on one thread per core (`cores`).
 //!
 //! An archive is hostile until it is unpacked, and so is a tree that is being packed: no path is
 //! resolved twice, no symlink followed, no mount point crossed, nothing recurses. A tree may be one

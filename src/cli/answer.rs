@@ -58,8 +58,8 @@ pub(super) enum Failure {
     #[error("a driver runs on this pool; stop it before you rebuild the index")]
     Running,
     #[error(
-        "{} can be read, by this version of the driver or a newer one, so a rebuild would only lose \
-         what no record beside the layers has; `check --rebuild --dry-run` names that, and --force \
+        "{} can be read, by this version of the driver or a newer one. A rebuild would only lose \
+         what no record beside the layers has: `check --rebuild --dry-run` names that, and --force \
          replaces the index all the same",
         printable(.0.display())
     )]

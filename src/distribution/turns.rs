@@ -55,11 +55,12 @@ impl<V: Clone> Turns<V> {
         turn
     }
 
-    /// Whether a pod has waited so long for a place, and the end of a fetch for this namespace helps.
+    /// Whether a pod has waited so long for a place that the end of a fetch for this namespace may
+    /// make free.
     pub(super) fn need(&self, tenant: &Tenant, long: Duration) -> bool {
         let all = self.0.lock();
         let turns: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
-        // The end of any fetch lets one of these go on, which then gives its namespace's place back.
+        // The end of any fetch lets one of these go on. Later it gives its namespace's place back.
         let wants_thread = |of: &Tenant| {
             let mut turns = turns.iter();
             turns.any(|turn| turn.place == Place::Thread && turn.tenant == *of)

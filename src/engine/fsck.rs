@@ -12,7 +12,7 @@ use super::shared::Inner;
 use super::table_digests::{Recorded, recorded};
 use super::types::Finding;
 use crate::model::{ArtifactId, LayerId, VolumeRecord, layout};
-use crate::store::{self, Contents, Index, PoolView};
+use crate::store::{self, Contents, Index, PoolView, is_replaced_index};
 use crate::sys::{self, Dir, MountEntry};
 
 /// What was found so far, and whether to go on.
@@ -506,7 +506,7 @@ fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
         // A temporary file that a crash left beside its target; the next write replaces it.
         let half_made = |known: &&str| name == Path::new(&format!(".{known}.new"));
         let is_known = |known| name == Path::new(known) || half_made(known);
-        if !KNOWN.iter().any(is_known) && !Index::is_replaced(name.as_os_str()) {
+        if !KNOWN.iter().any(is_known) && !is_replaced_index(name.as_os_str()) {
             findings.push(finding(
                 "unknown-name",
                 name,

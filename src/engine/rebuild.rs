@@ -77,7 +77,7 @@ fn plan(root: &Dir, layers: Option<&Dir>, volumes: Option<&Dir>) -> Result<(Rebu
         }
     }
     // The old index may still say what was cleared. An interrupted rebuild has moved it.
-    let old = Index::read_only(root).or_else(|_| Index::read_replaced(root));
+    let old = Index::read_only(root).or_else(|_| store::read_replaced_index(root));
     let fences = old.map_or_else(|_| Fences::default(), |old| old.fences);
     let is_cleared = |artifact: &Artifact| artifact.fence < fences.least(&artifact.name());
     let mut holders: HashMap<Name, &Artifact> = HashMap::new();

@@ -621,7 +621,35 @@ mod tests {
 
     #[test]
     fn many_small_objects_count_with_their_length_together() {
+        // So long that the length of all ends before the number of rules does.
+        let names: Vec<String> = (0..20)
+            .map(|number| format!("task-cache/{number}-{}", "x".repeat(40)))
+            .collect();
+        let small = json!({"rules": [{"names": names}]});
+        let policy = of_object(&object("ci", small.clone()), &namespaces()).0;
+        let policy = policy.expect("it can be read");
         // Alone, each has the braces of a policy.
+        let alone = length(&policy);
+        let mut two = policy.clone();
+        two.add(policy);
+        let each = length(&two) - alone;
+        assert!(each < alone);
+        let fit = (NamespacePolicy::MOST_BYTES - alone) / each + 1;
+        assert!(fit < MOST_RULES);
+        let mut all = vec![object("ci", small); fit];
+        assert_eq!(
+            compile(&all, &namespaces()).policies[&tenant("ci")]
+                .rules
+                .len(),
+            fit
+        );
+        all.push(all[0].clone());
+        let Compiled { policies, .. } = compile(&all, &namespaces());
+        assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
+    }
+
+    #[test]
+    fn the_braces_of_many_objects_do_not_count() {
         let small = json!({"sizeLimit": {"caches": "1Gi"}});
         let policy = of_object(&object("ci", small.clone()), &namespaces()).0;
         let alone = length(&policy.expect("it can be read"));

@@ -6,8 +6,8 @@
 //! the node and the time of the new commit, and the id of the new artifact follows from the
 //! object's uid. So an order that is repeated replaces no content that was committed since. Nothing
 //! begins later than [`PATIENCE`] after the object was made. An order without an answer until then
-//! is done if any node has the new artifact. It has failed only when its node is asked and has none,
-//! or has left the cluster: a node that is away may have carried the order out.
+//! is done if any node has the new artifact. It has failed if its node says that it has none, or if
+//! the node has left the cluster. A node that is away may have carried the order out.
 //!
 //! Nodes use their own content of a cache without asking. So for as long as the object is there,
 //! nodes with content from before the rollback are told to drop it, also those that were away.

@@ -3,10 +3,8 @@
 //! A redb database. It is read whole at start and written in transactions; each is durable when it
 //! returns. After a full disk, redb refuses all writes until it is reopened ([`Index::reopen`]).
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
 
 use parking_lot::Mutex;
 use redb::{Database, StorageBackend};
@@ -28,71 +26,6 @@ const CACHE_BYTES: usize = 4 << 20;
 pub struct Index {
     root: Dir,
     opened: Mutex<Opened>,
-}
-
-/// A rebuilt index beside the one that it replaces, which is kept as `index.redb.old`, or with a
-/// number after it: no rebuild replaces what an earlier one kept. After a crash at any moment there
-/// is the old index, none, or the complete new one.
-#[derive(Debug)]
-pub struct NewIndex<'a> {
-    root: &'a Dir,
-    name: String,
-}
-
-impl<'a> NewIndex<'a> {
-    /// Writes it as `index.redb.new`.
-    pub fn make(root: &'a Dir, changes: &[Change]) -> Result<Self> {
-        let name = format!("{}.new", layout::INDEX);
-        let database = create(root, &name)?;
-        tables::make(&database).map_err(|error| Error::database("make the index", error))?;
-        write(&database, changes, random_number())?;
-        Ok(Self { root, name })
-    }
-
-    /// Renames the old index, if it exists. Returns its new path.
-    pub fn clear_place(&self) -> Result<Option<PathBuf>> {
-        if !Index::exists(self.root)? {
-            return Ok(None);
-        }
-        let newest = replaced(self.root)?.last().copied();
-        let name = replaced_name(newest.map_or(0, |newest| newest.saturating_add(1)));
-        self.root.rename(layout::INDEX, self.root, &name)?;
-        Ok(Some(self.root.path().join(name)))
-    }
-
-    /// Renames the new index into place.
-    pub fn take_place(self) -> Result<()> {
-        self.root.rename(&self.name, self.root, layout::INDEX)?;
-        Ok(self.root.sync()?)
-    }
-}
-
-/// The name of an index that a rebuilt one replaced: `index.redb.old`, then `index.redb.old.1`, …
-fn replaced_name(number: u32) -> String {
-    match number {
-        0 => format!("{}.old", layout::INDEX),
-        _ => format!("{}.old.{number}", layout::INDEX),
-    }
-}
-
-/// The number in such a name.
-fn replaced_number(name: &OsStr) -> Option<u32> {
-    let rest = name.to_str()?.strip_prefix(&replaced_name(0))?;
-    let number = match rest.strip_prefix('.') {
-        Some(digits) => digits.parse().ok()?,
-        None => 0,
-    };
-    (name == replaced_name(number).as_str()).then_some(number)
-}
-
-/// The numbers of all replaced indexes, the oldest first.
-fn replaced(root: &Dir) -> Result<Vec<u32>> {
-    let entries = root.entries()?.into_iter();
-    let mut numbers: Vec<u32> = entries
-        .filter_map(|entry| replaced_number(&entry.name))
-        .collect();
-    numbers.sort_unstable();
-    Ok(numbers)
 }
 
 /// The database, if it is open.
@@ -160,25 +93,6 @@ impl Index {
         Self::read_file(root, layout::INDEX)
     }
 
-    /// The same of an index that a rebuilt one replaces: a rebuild may have ended in between. The
-    /// newest one that can be read.
-    pub fn read_replaced(root: &Dir) -> Result<Contents> {
-        let mut read = Err(lost(root, "no earlier index is there"));
-        for number in replaced(root)?.into_iter().rev() {
-            read = Self::read_file(root, &replaced_name(number));
-            if read.is_ok() {
-                break;
-            }
-        }
-        read
-    }
-
-    /// Whether a file in the pool is an index that a rebuilt one replaced.
-    #[must_use]
-    pub fn is_replaced(name: &OsStr) -> bool {
-        replaced_number(name).is_some()
-    }
-
     /// Whether nothing of the index is lost: it can be read, or a newer version of the driver made
     /// it. Writes nothing.
     pub fn is_readable(root: &Dir) -> Result<bool> {
@@ -197,7 +111,8 @@ impl Index {
         Ok(read.unwrap_or(false))
     }
 
-    fn read_file(root: &Dir, name: &str) -> Result<Contents> {
+    /// The same of a file of this name.
+    pub(super) fn read_file(root: &Dir, name: &str) -> Result<Contents> {
         let file = File::from(root.open_file_beneath(name, OFlags::RDONLY, 0)?);
         guarded(root, || {
             let database = copy_of(root, file)?;
@@ -318,12 +233,12 @@ fn make_new(root: &Dir) -> Result<()> {
 }
 
 /// A random transaction number.
-fn random_number() -> u64 {
+pub(super) fn random_number() -> u64 {
     u64::from_ne_bytes(sys::random_bytes())
 }
 
 /// Creates a database in place of one that was not completed.
-fn create(root: &Dir, name: &str) -> Result<Database> {
+pub(super) fn create(root: &Dir, name: &str) -> Result<Database> {
     match root.remove_file(name) {
         Err(error) if !error.is(Errno::ENOENT) => return Err(error.into()),
         _ => {}
@@ -433,7 +348,7 @@ fn damaged(root: &Dir, error: &redb::Error) -> Error {
 }
 
 /// The error for an invalid index, with its remedy.
-fn lost(root: &Dir, why: &str) -> Error {
+pub(super) fn lost(root: &Dir, why: &str) -> Error {
     Error::Damaged {
         path: root.path().join(layout::INDEX),
         why: format!(
@@ -463,12 +378,12 @@ fn newer(root: &Dir, found: u64) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::tables::{ARTIFACTS, FORMAT_KEY, LAYERS, META, NAMES};
     use super::*;
     use crate::model::{Artifact, ArtifactId, LayerId, Snapshot, Timestamp, Usage};
 
-    fn artifact(id: u128) -> Artifact {
+    pub(in crate::store) fn artifact(id: u128) -> Artifact {
         Artifact {
             id: ArtifactId::from_bits(id),
             tenant: "ci".parse().expect("label"),
@@ -484,7 +399,7 @@ mod tests {
         }
     }
 
-    fn put(id: u128) -> [Change; 3] {
+    pub(in crate::store) fn put(id: u128) -> [Change; 3] {
         let artifact = artifact(id);
         let usage = Usage {
             bytes: 1,
@@ -571,44 +486,6 @@ mod tests {
         let (index, _) = Index::open(&root).expect("made");
         index.commit(&put(1)).expect("committed");
         assert!(!root.has(".index.redb.new").expect("looked"));
-    }
-
-    #[test]
-    fn no_rebuild_replaces_what_an_earlier_one_kept() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let root = Dir::open(folder.path()).expect("it opens");
-        let rebuild = |id| {
-            let new = NewIndex::make(&root, &put(id)).expect("made");
-            let kept = new.clear_place().expect("cleared");
-            new.take_place().expect("placed");
-            kept.map(|kept| kept.strip_prefix(folder.path()).expect("here").to_owned())
-        };
-        assert_eq!(rebuild(1), None);
-        assert_eq!(rebuild(2), Some("index.redb.old".into()));
-        assert_eq!(rebuild(3), Some("index.redb.old.1".into()));
-        // One that was deleted leaves a gap, which stays: the highest number is the newest.
-        std::fs::remove_file(folder.path().join("index.redb.old")).expect("removed");
-        assert_eq!(rebuild(4), Some("index.redb.old.2".into()));
-        let artifacts = |name| Index::read_file(&root, name).expect("read").artifacts;
-        assert_eq!(artifacts("index.redb.old.1"), [artifact(2)]);
-        assert_eq!(artifacts("index.redb.old.2"), [artifact(3)]);
-        // The newest that can be read.
-        let replaced = || Index::read_replaced(&root).expect("read").artifacts;
-        assert_eq!(replaced(), [artifact(3)]);
-        std::fs::write(folder.path().join("index.redb.old.2"), "torn").expect("written");
-        assert_eq!(replaced(), [artifact(2)]);
-        for (name, is_replaced) in [
-            ("index.redb.old", true),
-            ("index.redb.old.10", true),
-            ("index.redb.old.0", false),
-            ("index.redb.old.01", false),
-            ("index.redb.old.+1", false),
-            ("index.redb.old.", false),
-            ("index.redb.older", false),
-            ("index.redb", false),
-        ] {
-            assert_eq!(Index::is_replaced(OsStr::new(name)), is_replaced, "{name}");
-        }
     }
 
     #[test]

@@ -6,13 +6,15 @@
 mod error;
 mod index;
 mod index_file;
+mod new_index;
 mod policies;
 mod pool;
 mod records;
 mod tables;
 
 pub use error::{Error, Result};
-pub use index::{Index, NewIndex};
+pub use index::Index;
+pub use new_index::{NewIndex, is_replaced_index, read_replaced_index};
 pub use policies::{read_policies, write_policies};
 pub use pool::{PoolDirs, PoolIdentity, PoolView};
 pub use records::{

@@ -364,12 +364,12 @@ impl Node {
         let promised = model.promised(self.index);
         wire.settle().await?;
         model.settled(self.index, &promised);
-        self.rest(wire).await?;
+        self.transfers_end(wire).await?;
         wire.check().await
     }
 
-    /// Waits for the end of all transfers: those from peers go on after their pod has given up.
-    async fn rest(&self, wire: &Wire) -> Result<(), Stop> {
+    /// Waits until no transfer runs: a fetch from a peer goes on after its pod has given up.
+    async fn transfers_end(&self, wire: &Wire) -> Result<(), Stop> {
         let began = Instant::now();
         loop {
             let answer = wire.admin.clone().status(api::StatusRequest {}).await;
@@ -407,7 +407,7 @@ impl Node {
 
     /// Deletes every name; then nothing is left.
     async fn clear(&mut self, wire: &Wire) -> Result<(), Stop> {
-        self.rest(wire).await?;
+        self.transfers_end(wire).await?;
         for key in &KEYS {
             self.workers[0].destroy(wire, &key.reference()).await?;
         }

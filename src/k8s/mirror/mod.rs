@@ -7,9 +7,9 @@
 //! to be written; this module reads and writes.
 //!
 //! It deletes its own objects only, and takes their finalizer away right before. So its cleaning
-//! clears no cache. If it ends in between, `clears` gives the finalizer back: else a user's deletion
-//! would clear nothing. It needs `create`, `patch` and `delete` on `caches`, and `patch` on
-//! `caches/status`.
+//! clears no cache. If it ends in between, `clears` gives the finalizer back. Otherwise a user's
+//! deletion would clear nothing. The mirror needs `create`, `patch` and `delete` on `caches`, and
+//! `patch` on `caches/status`.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
