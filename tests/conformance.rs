@@ -790,6 +790,10 @@ const CASES: &[(&str, Case)] = &[
         subvolumes::what_is_immutable_around_a_nested_subvolume_does_not_keep_it,
     ),
     (
+        "subvolumes on btrfs",
+        subvolumes::subvolumes_on_btrfs_are_deleted_by_every_backend,
+    ),
+    (
         "at the limit",
         subvolumes::a_volume_at_its_limit_is_sealed_and_deleted_with_its_flags,
     ),

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::fs::RawDir;
 
-use crate::sys::{self, Dir, Errno, FileKind};
+use crate::sys::{self, Dir, Errno, FileKind, Space};
 use crate::tree::error::{Error, Result};
 
 use super::dir_stack::DirStack;
@@ -35,7 +35,7 @@ const STEPS: usize = 8 * DEEPEST;
 ///
 /// No symlink is followed. A mount point is an error that names it (EXDEV for a directory, EBUSY
 /// for a file); its siblings may be gone already. Immutable and append-only flags are cleared if
-/// they block a removal. Names are read in pieces: a million names take no more memory.
+/// they block a removal, and read-only btrfs subvolumes in the tree become writable. Names are read in pieces: a million names take no more memory.
 ///
 /// A process with a directory of the tree open may create entries as fast as they are deleted.
 /// After some passes that is ENOTEMPTY, or [`Error::Stopped`] once `stop` says so: on some
@@ -81,7 +81,7 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
         return Ok(());
     };
     if FileKind::of_mode(stat.st_mode) != FileKind::Directory {
-        return Ok(remove(trash, name, false)?);
+        return Ok(remove(trash, trash, name, false)?);
     }
     let mut stack = DirStack::new(trash)?;
     stack.descend(name)?;
@@ -117,7 +117,7 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
             } else {
                 1
             };
-            let pass = clear(stack.here(), wanted, &mut buffer, stop)?;
+            let pass = clear((trash, stack.here()), wanted, &mut buffer, stop)?;
             has_progress |= pass.has_removed;
             level.passes += usize::from(pass.to_the_end);
             level.cleared = pass.to_the_end;
@@ -128,7 +128,7 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
             break;
         };
         let passes = levels.pop().map_or(PASSES, |level| level.passes);
-        match remove(stack.here(), Path::new(&name), true) {
+        match remove(trash, stack.here(), Path::new(&name), true) {
             Err(error) if is_full(&error) && passes < PASSES => match stack.descend(&name) {
                 Ok(()) => levels.push(Level {
                     passes,
@@ -160,7 +160,12 @@ struct Pass {
 }
 
 /// Removes files and empty subdirectories. Ends after `wanted` subdirectories that are not empty.
-fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_>) -> Result<Pass> {
+fn clear(
+    (trash, dir): (&Dir, &Dir),
+    wanted: usize,
+    buffer: &mut [MaybeUninit<u8>],
+    stop: Stop<'_>,
+) -> Result<Pass> {
     let mut reader = RawDir::new(dir.reader()?, buffer);
     let mut pass = Pass {
         to_the_end: false,
@@ -188,7 +193,7 @@ fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_
                 .is_some_and(|stat| FileKind::of_mode(stat.st_mode) == FileKind::Directory),
             _ => false,
         };
-        match remove(dir, Path::new(name), is_directory) {
+        match remove(trash, dir, Path::new(name), is_directory) {
             Ok(()) => pass.has_removed = true,
             Err(error) if is_directory && is_full(&error) => {
                 pass.full.push(name.to_owned());
@@ -208,33 +213,63 @@ fn is_full(error: &sys::Error) -> bool {
     error.is(Errno::ENOTEMPTY) || error.is(Errno::EEXIST)
 }
 
-/// Removes one name. Clears the flags that forbid it, on the entry and on its directory.
-fn remove(dir: &Dir, name: &Path, is_directory: bool) -> sys::Result<()> {
-    let attempt = || match if is_directory {
-        dir.remove_dir(name)
-    } else {
-        dir.remove_file(name)
-    } {
-        Err(error) if error.is(Errno::ENOENT) => Ok(()),
-        result => result,
-    };
-    match attempt() {
-        // rmdir reports EPERM before ENOTEMPTY, so only EPERM costs the two calls for flags.
-        Err(error) if error.is(Errno::EPERM) => {
-            let of_parent = dir.clear_guard_flags()?;
-            let of_itself = match dir.node(name) {
-                Ok(node) => node.clear_guard_flags()?,
-                Err(error) if error.is(Errno::ENOENT) => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            if of_parent || of_itself {
-                attempt()
-            } else {
-                Err(error)
-            }
+/// Removes one name, and clears what forbids that.
+fn remove(trash: &Dir, dir: &Dir, name: &Path, is_directory: bool) -> sys::Result<()> {
+    let mut rounds = 1;
+    loop {
+        let removed = if is_directory {
+            dir.remove_dir(name)
+        } else {
+            dir.remove_file(name)
+        };
+        match removed {
+            Err(error) if error.is(Errno::ENOENT) => return Ok(()),
+            // A process may forbid it again.
+            Err(error) if rounds < ROUNDS && unguard(trash, dir, name, &error)? => rounds += 1,
+            result => return result,
         }
-        result => result,
     }
+}
+
+/// Clears the flags of an entry and of its directory, and makes read-only subvolumes writable, if
+/// that is why the entry was not removed. `false`: there was nothing to clear.
+fn unguard(trash: &Dir, dir: &Dir, name: &Path, why: &sys::Error) -> sys::Result<bool> {
+    match why.errno() {
+        // rmdir reports EPERM before ENOTEMPTY, so only EPERM costs the two calls for flags.
+        Errno::EPERM => {
+            let of_parent = dir.clear_guard_flags()?;
+            let of_itself = match dir.node(name).and_then(|node| node.clear_guard_flags()) {
+                Err(error) if error.is(Errno::ENOENT) => true,
+                // The next round clears them.
+                Err(error) if error.is(Errno::EROFS) => {
+                    make_writable(trash, &dir.open_beneath(name)?)?
+                }
+                result => result?,
+            };
+            Ok(of_parent || of_itself)
+        }
+        Errno::EROFS => make_writable(trash, dir),
+        _ => Ok(false),
+    }
+}
+
+/// Makes the btrfs subvolume of `dir` writable, and tells whether it was read-only. A pod needs no
+/// privilege to make subvolumes, and to make them read-only. The subvolume of `trash` is not
+/// changed: it is none that a pod made.
+fn make_writable(trash: &Dir, dir: &Dir) -> sys::Result<bool> {
+    if dir.space()?.magic != Space::BTRFS {
+        return Ok(false);
+    }
+    let id = dir.subvolume_id()?;
+    if id == trash.subvolume_id()? {
+        return Ok(false);
+    }
+    let subvolume = dir.open_subvolume(id)?;
+    let was_read_only = subvolume.is_subvolume_read_only()?;
+    if was_read_only {
+        subvolume.set_subvolume_read_only(false)?;
+    }
+    Ok(was_read_only)
 }
 
 #[cfg(test)]

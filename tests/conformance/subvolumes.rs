@@ -5,7 +5,7 @@ use std::path::Path;
 
 use baggageclaim::backend::{BackendKind, Error, Limit};
 use baggageclaim::model::{RootAttributes, layout};
-use baggageclaim::sys::{Dir, Errno};
+use baggageclaim::sys::{Dir, Errno, Space};
 use rustix::fs::IFlags;
 
 use super::{Bench, MARKER, Volume};
@@ -154,6 +154,37 @@ pub(super) fn what_is_immutable_around_a_nested_subvolume_does_not_keep_it(bench
                 }
             }
         });
+        bench.discard(volume);
+    }
+}
+
+/// On btrfs, volumes of the other backends may be directories that pods see: also there they make
+/// subvolumes, and make them read-only.
+pub(super) fn subvolumes_on_btrfs_are_deleted_by_every_backend(bench: &Bench) {
+    if bench.pool.space().expect("statfs").magic != Space::BTRFS {
+        return;
+    }
+    for is_immutable in [false, true] {
+        let volume = bench.fork(&[]);
+        let dir = bench.path.join("volumes").join(&volume.id);
+        let mut roots = ["top", layout::FS].map(|name| dir.join(name)).into_iter();
+        let root = roots.find(|root| root.is_dir()).expect("the content");
+        let paths = ["nested/inner/empty", "nested/inner", "nested"].map(|path| root.join(path));
+        for path in paths.iter().rev() {
+            let parent = Dir::open(path.parent().expect("below")).expect("open");
+            let name = path.file_name().expect("a name");
+            parent.create_subvolume(name).expect("create");
+            fs::create_dir_all(path.join("directory/below")).expect("mkdir");
+            fs::write(path.join("directory/file"), b"x").expect("write");
+        }
+        fs::remove_dir_all(paths[0].join("directory")).expect("rm");
+        for path in &paths {
+            if is_immutable {
+                set_immutable(path);
+            }
+            let dir = Dir::open(path).expect("open");
+            dir.set_subvolume_read_only(true).expect("read-only");
+        }
         bench.discard(volume);
     }
 }
