@@ -101,6 +101,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether each fork and each layer is a copy of a whole tree, so that its time grows with that.
+    fn copies(&self) -> bool {
+        !self.stacks() && !self.has_snapshots()
+    }
+
     /// Whether the volume has private content that [`Backend::seal`] would take.
     fn has_content(&self, volume: &Dir) -> Result<bool>;
 

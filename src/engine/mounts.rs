@@ -19,12 +19,6 @@ pub(super) fn shows(target: &Target<'_>, mount: u64) -> bool {
     matches!(target.look(), Ok(Found::Mount(point)) if point.id == mount)
 }
 
-/// Whether this mount is visible at the path.
-pub(super) fn is_mounted(path: &Path, mount: u64) -> bool {
-    let target = Target::open(path).ok().flatten();
-    target.is_some_and(|target| shows(&target, mount))
-}
-
 /// Whether this mount is visible at the path, or may be because the path cannot be examined.
 pub(super) fn may_be_mounted(path: &Path, mount: u64) -> bool {
     match Target::open(path) {

@@ -91,6 +91,8 @@ async fn attempt(
     guard: Guard,
 ) -> Result<(Result<Published>, Option<Guard>)> {
     let request = request.clone();
+    let has_parent = (plan.as_ref()).is_some_and(|plan| !plan.record.layers.is_empty());
+    let pool = inner.pool_for_content(has_parent);
     let job = move |inner: &Arc<Inner>| {
         let result = match plan {
             Some(plan) => publish_new(inner, &request, plan),
@@ -100,7 +102,7 @@ async fn attempt(
         let guard = matches!(result, Err(Error::Full(_))).then_some(guard);
         Ok((result, guard))
     };
-    inner.run(Pool::Calls, job).await
+    inner.run(pool, job).await
 }
 
 /// Waits for a round of garbage collection. So a publish that found no space does not fail while
@@ -452,4 +454,58 @@ fn make_content_and_mount(
     let mount = mounts::mount(inner, dir, record.label(), &start, record.read_only)?;
     let point = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
     Ok((mount, point.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive::Progress;
+    use crate::engine::transfer::ImportRequest;
+    use crate::engine::{Config, Engine};
+    use crate::sys;
+
+    #[tokio::test]
+    async fn a_fork_that_is_a_copy_delays_no_other_call() {
+        if !sys::is_root_or_skip() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::of_copies(folder.path());
+        config.threads = 1;
+        let engine = Engine::open(config).await.expect("it opens");
+        let import = ImportRequest {
+            tenant: "ci".parse().expect("a tenant"),
+            reference: "artifact/none".parse().expect("a reference"),
+            digest: None,
+            size: None,
+            ttl: None,
+            base: None,
+        };
+        let archive = std::io::Cursor::new(vec![0; 1024]);
+        let imported = engine.import(import, archive, Arc::new(Progress::default()), || true);
+        imported.await.expect("imported");
+
+        let publish = |volume: &str| {
+            let request = PublishRequest {
+                target: folder.path().join(volume),
+                ..PublishRequest::of_nothing(volume)
+            };
+            let engine = engine.clone();
+            tokio::spawn(async move { engine.publish(request).await })
+        };
+        let unpublish = async |volume: &str| {
+            let unpublished = engine.unpublish(volume, &folder.path().join(volume)).await;
+            unpublished.expect("unpublished");
+        };
+        publish("first").await.expect("it ran").expect("published");
+        let hold = engine.hold_copies();
+        let mut second = publish("second");
+        let waits = tokio::time::timeout(Duration::from_millis(200), &mut second).await;
+        waits.expect_err("all threads for copies are busy");
+        unpublish("first").await;
+        drop(hold);
+        second.await.expect("it ran").expect("published");
+        unpublish("second").await;
+        engine.shutdown().await;
+    }
 }

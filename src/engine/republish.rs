@@ -57,7 +57,7 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
             .targets
             .iter()
             .filter(|path| **path != request.target);
-        if let Some(elsewhere) = others.find(|path| mounts::is_mounted(path, mount)) {
+        if let Some(elsewhere) = others.find(|path| mounts::may_be_mounted(path, mount)) {
             return Err(Error::PublishedElsewhere {
                 volume: request.volume.clone(),
                 target: elsewhere.clone(),

@@ -124,18 +124,13 @@ async fn seal_or_give_up(
             // The collector was asked for all that it could evict. Each new attempt of a copy would
             // take, for a moment, the space that others need.
             let waited = inner.config.room_wait;
-            if is_copy(inner) && short.is_some_and(|since| since.elapsed() >= waited) {
+            if inner.backend.copies() && short.is_some_and(|since| since.elapsed() >= waited) {
                 return give_up(inner, key, &NotCommitted::NoRoom { waited }).await;
             }
             Err(Error::Full(shortage))
         }
         Err(error) => Err(error),
     }
-}
-
-/// Whether a seal copies the content here, and so may need as much space as that has.
-fn is_copy(inner: &Inner) -> bool {
-    !inner.backend.has_snapshots() && !inner.backend.stacks()
 }
 
 /// Decides whether the volume is sealed, once no process writes to it.
@@ -327,7 +322,10 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     };
     point(Point::SealLayerRecorded);
     // Copies that have no space beside each other may have it one after the other.
-    let _one_at_a_time = is_copy(inner).then(|| inner.teardown.copying.lock());
+    let _one_at_a_time = inner
+        .backend
+        .copies()
+        .then(|| inner.teardown.copying.lock());
     inner
         .backend
         .seal(&volume, &layer, layout::COMMIT_MARKER)

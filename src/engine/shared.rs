@@ -205,6 +205,16 @@ impl Inner {
         self.threads.run(pool, move || job(&engine)).await?
     }
 
+    /// The threads that make a volume's content. A copy of its parent may take minutes, and no
+    /// unmount waits for it.
+    pub(super) fn pool_for_content(&self, has_parent: bool) -> Pool {
+        if has_parent && self.backend.copies() {
+            Pool::Copies
+        } else {
+            Pool::Calls
+        }
+    }
+
     /// What this pool is, and in which boot.
     pub(super) fn origin(&self) -> &Origin {
         &self.origin

@@ -27,7 +27,7 @@ const FREEZES: usize = 8;
 /// of them for the write-back of one pool.
 const CLOSES: usize = 8;
 
-/// How many persistent volumes are copied at a time, for a clone or a snapshot.
+/// How many volumes are copied at a time.
 const COPIES: usize = 2;
 
 /// How many exports and imports run at a time; further ones wait for their turn.
@@ -40,7 +40,8 @@ pub(super) enum Pool {
     Calls,
     /// Ends volumes.
     Seals,
-    /// Copies the content of persistent volumes.
+    /// Copies the content of volumes: of persistent ones for a clone or a snapshot, and of forks and
+    /// mounts where the backend only copies.
     Copies,
     /// Lets the kernel release unmounted filesystems, and deletes volumes that nothing was written
     /// to.

@@ -133,7 +133,7 @@ fn fill(inner: &Inner, claim: &PersistentVolume, name: &str, dir: &Dir) -> Resul
     let record = new_record(inner, claim, &HashMap::new(), limit_unenforced.clone());
     write(dir, &record)?;
     point(Point::ClaimContentMade);
-    if !inner.backend.stacks() && !inner.backend.has_snapshots() && !claim.layers.is_empty() {
+    if inner.backend.copies() && !claim.layers.is_empty() {
         // A copy: its files must be whole before it has its name.
         dir.sync_filesystem()
             .context("write the volume's content back")?;

@@ -29,13 +29,18 @@ const GROUP_BITS: u32 = 0o2070;
 /// Mounts a claim; repeatable.
 pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()> {
     let guard = Guard::take_to_leave(inner, &request.claim, guard::deadline()).await?;
+    let has_parent = {
+        let state = inner.state.lock();
+        let held = state.claims.get(&request.claim);
+        held.is_some_and(|held| held.mounts.is_empty() && !held.claim.layers.is_empty())
+    };
     let job = move |inner: &Arc<Inner>| {
         let mounted = mount_now(inner, &request);
         inner.ask_for_room_after(&mounted);
         drop(guard);
         mounted
     };
-    inner.run(Pool::Calls, job).await
+    inner.run(inner.pool_for_content(has_parent), job).await
 }
 
 /// The claim, as an operation that mounts it finds it.
@@ -80,7 +85,7 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     // Mounts that another program unmounted are forgotten.
     known
         .mounts
-        .retain(|path, mount| *path != request.target && mounts::is_mounted(path, mount.id));
+        .retain(|path, mount| *path != request.target && mounts::may_be_mounted(path, mount.id));
     refuse_second_place(request, &known.mounts)?;
     let first = first(request, &known.mounts)?;
     let (dir, mount) = match first {
