@@ -542,6 +542,34 @@ fn a_working_directory_is_in_use_but_writes_nothing_once_frozen() {
     });
 }
 
+/// Linux before 6.5 refuses a read-only upper directory with the errno that means "free".
+#[test]
+fn a_read_only_filesystem_does_not_show_a_volume_as_free() {
+    require_root!();
+    for fs in FILESYSTEMS {
+        let lab = require_lab!(fs);
+        for api in APIS {
+            let Some(pool) = Pool::new(&lab, api) else {
+                continue;
+            };
+            eprintln_case(fs, api);
+            let (volume, mounted) = pool.made("v", &START);
+            let child = sitting_in(&mounted.path());
+            drop(mounted);
+            lab.set_read_only(true);
+            let in_use = pool.backend().in_use(&volume);
+            lab.set_read_only(false);
+            assert!(!matches!(in_use, Ok(false)), "{in_use:?}");
+            leave(child);
+        }
+        assert_eq!(
+            lab.close(),
+            Vec::<PathBuf>::new(),
+            "mounts were left behind"
+        );
+    }
+}
+
 #[test]
 fn a_volume_can_be_mounted_again_and_again() {
     require_root!();

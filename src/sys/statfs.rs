@@ -73,9 +73,18 @@ impl Dir {
 
     /// Whether the mount through which this directory was opened is `noexec`.
     pub fn is_noexec(&self) -> Result<bool> {
+        self.has_flag(StatVfsMountFlags::NOEXEC)
+    }
+
+    /// Whether this mount or its filesystem is read-only.
+    pub fn is_read_only(&self) -> Result<bool> {
+        self.has_flag(StatVfsMountFlags::RDONLY)
+    }
+
+    fn has_flag(&self, flag: StatVfsMountFlags) -> Result<bool> {
         let stat = rustix::fs::fstatvfs(self)
             .map_err(|errno| Error::new("fstatvfs", self.path(), errno))?;
-        Ok(stat.f_flag.contains(StatVfsMountFlags::NOEXEC))
+        Ok(stat.f_flag.contains(flag))
     }
 
     /// Whether both directories are on one filesystem and so share its free space.

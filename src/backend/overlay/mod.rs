@@ -324,6 +324,10 @@ impl Backend for Overlay {
         context.string("workdir", &path(&self.elsewhere))?;
         context.string("index", "on")?;
         match context.create() {
+            // Before Linux 6.5 a read-only upper directory was refused by EINVAL, too, and earlier.
+            Err(error) if error.is(Errno::EINVAL) && top.is_read_only()? => {
+                Err(volume.error("fsopen overlay", TOP, Errno::EROFS).into())
+            }
             Err(error) if error.is(Errno::EINVAL) => Ok(false),
             Err(error) if !error.is(Errno::EBUSY) => Err(error.of(volume.path()).into()),
             _ => Ok(true),
