@@ -234,11 +234,12 @@ impl Registration {
         }
     }
 
-    /// Whether the API server has not answered. A refusal is an answer.
+    /// Whether the API server is known not to answer. A refusal is an answer.
     fn is_away(&self) -> bool {
+        // Without a sender, no watch over pods runs: the pool cannot be opened.
         self.cluster
             .as_ref()
-            .is_some_and(|cluster| !*cluster.borrow())
+            .is_some_and(|cluster| cluster.has_changed().is_ok() && !*cluster.borrow())
     }
 
     /// Returns when the API server answers.
@@ -386,6 +387,24 @@ mod tests {
         pauses.start_over();
         assert_eq!(pauses.next(), FIRST_PAUSE);
         assert_eq!(pauses.next_away(), FIRST_PAUSE_AWAY);
+    }
+
+    #[test]
+    fn an_api_server_that_is_not_watched_is_not_away() {
+        let (watch, cluster) = watch::channel(false);
+        let registration = Registration::new(&Config {
+            kubelet: "/var/lib/kubelet".into(),
+            driver: "driver.example",
+            endpoint: "/csi.sock".into(),
+            cluster: Some(cluster),
+        });
+        let registration = registration.expect("all is well");
+        assert!(registration.is_away());
+        watch.send_replace(true);
+        assert!(!registration.is_away());
+        watch.send_replace(false);
+        drop(watch);
+        assert!(!registration.is_away());
     }
 
     #[test]
