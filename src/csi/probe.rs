@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio::sync::Mutex;
 use tonic::transport::{Endpoint, Uri};
 
 use crate::proto::csi::v1 as csi;
 use crate::sys;
 use csi::identity_client::IdentityClient;
+
+/// Held while a probe connects.
+static CONNECTING: Mutex<()> = Mutex::const_new(());
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -72,8 +76,14 @@ async fn ask(socket: &Path, reached: Arc<AtomicBool>) -> Result<bool, ProbeError
     let connector = tower::service_fn(move |_: Uri| {
         let (path, reached) = (path.clone(), reached.clone());
         async move {
-            // Its directory may not answer.
-            let connected = sys::apart("probe", UnixStream::connect(path)).await?;
+            // Its directory may not answer. Then one thread waits for it, and not one of each probe.
+            let connecting = CONNECTING.lock().await;
+            let connect = async move {
+                let connected = UnixStream::connect(path).await;
+                drop(connecting);
+                connected
+            };
+            let connected = sys::apart("probe", connect).await?;
             reached.store(connected.is_ok(), Ordering::Relaxed);
             connected.map(TokioIo::new)
         }

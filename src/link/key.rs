@@ -148,7 +148,10 @@ fn create(path: &Path, bytes: &[u8]) -> io::Result<()> {
         })
         .and_then(|()| std::fs::hard_link(&temporary, path));
     let removed = std::fs::remove_file(&temporary);
-    written.and(removed)
+    written.and(removed)?;
+    // Its name is shown next, and other nodes will know it: it must outlast a power cut.
+    let directory = path.parent().filter(|parent| *parent != Path::new(""));
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]
