@@ -28,8 +28,8 @@ pub enum Error {
     /// The archive could not be delivered.
     #[error("the archive cannot be written: {0}")]
     Write(#[source] io::Error),
-    /// The table of hard links outgrew memory, and its file failed.
-    #[error("the temporary file for hard links failed: {0}")]
+    /// A table of names or hard links outgrew memory, and its file failed.
+    #[error("the temporary file for names and hard links failed: {0}")]
     Spill(String),
     /// It was told to stop.
     #[error("it was stopped before it was complete")]

@@ -4,22 +4,25 @@
 //! one. So size and time belong to what identifies a file. A file that changes between its names is
 //! packed once for each.
 //!
-//! In memory up to a bound, then in a temporary file (redb, without a name, a small cache). A file
-//! is forgotten when all its names were seen.
+//! In memory up to a bound, then in a temporary file. A file is forgotten when all its names were
+//! seen.
 
 use std::collections::HashMap;
-use std::fs::File;
 
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
-use rustix::fs::{Mode, OFlags, Stat};
+use rustix::fs::Stat;
 
-use super::error::{Error, Result};
+use super::error::{Error, Result, shown};
+use super::spill;
 use crate::sys::Dir;
 
-/// How many files are remembered in memory.
-const MOST: usize = 16_384;
-/// How much of the temporary file is.
-const CACHE: usize = 4 << 20;
+/// How many bytes are remembered in memory.
+const MOST: usize = 4 << 20;
+/// What a file costs beside its path.
+const EACH: usize = 128;
+/// How many bytes of paths the temporary file may have. A path has up to 64 KiB, so few files could
+/// fill the disk.
+const MOST_SPILLED: usize = 1 << 30;
 
 /// Device, inode, size, and the time of the last change of its content: seconds, nanoseconds.
 type Identity = (u64, u64, u64, i64, u64);
@@ -28,23 +31,30 @@ const TABLE: TableDefinition<'_, Identity, &[u8]> = TableDefinition::new("links"
 
 /// The table.
 pub(super) struct Links<'a> {
+    /// How many bytes may be in memory, and in the temporary file.
     most: usize,
-    spill: &'a Dir,
+    most_spilled: usize,
+    temporary: &'a Dir,
     memory: HashMap<Identity, (Vec<u8>, u64)>,
+    held: usize,
+    spilled: usize,
     file: Option<Database>,
 }
 
 impl<'a> Links<'a> {
-    /// A table that makes its temporary file in `spill`, if it needs one.
-    pub(super) fn new(spill: &'a Dir) -> Self {
-        Self::holding(MOST, spill)
+    /// A table that makes its temporary file in `temporary`, if it needs one.
+    pub(super) fn new(temporary: &'a Dir) -> Self {
+        Self::holding(MOST, MOST_SPILLED, temporary)
     }
 
-    fn holding(most: usize, spill: &'a Dir) -> Self {
+    fn holding(most: usize, most_spilled: usize, temporary: &'a Dir) -> Self {
         Self {
             most,
-            spill,
+            most_spilled,
+            temporary,
             memory: HashMap::new(),
+            held: 0,
+            spilled: 0,
             file: None,
         }
     }
@@ -73,22 +83,32 @@ impl<'a> Links<'a> {
             if *names > 0 {
                 return Ok(Some(path.clone()));
             }
-            return Ok(self.memory.remove(&file).map(|(path, _)| path));
+            let last = self.memory.remove(&file).map(|(path, _)| path);
+            self.held -= last.as_ref().map_or(0, |path| EACH + path.len());
+            return Ok(last);
         }
         let Some(database) = &self.file else {
             return Ok(None);
         };
-        let transaction = database.begin_read().map_err(spill)?;
-        let table = transaction.open_table(TABLE).map_err(spill)?;
-        let found = table.get(file).map_err(spill)?;
+        let transaction = database.begin_read().map_err(spill::failed)?;
+        let table = transaction.open_table(TABLE).map_err(spill::failed)?;
+        let found = table.get(file).map_err(spill::failed)?;
         Ok(found.map(|path| path.value().to_vec()))
     }
 
     /// Remembers by which path a file with so many names was packed.
     fn insert(&mut self, file: Identity, path: &[u8], names: u64) -> Result<()> {
-        if self.memory.len() >= self.most {
+        let cost = EACH + path.len();
+        if self.held + cost > self.most {
+            self.spilled += self.held;
+            if self.spilled > self.most_spilled {
+                let why = "the paths of files with several names exceed 1 GiB";
+                let path = shown(path);
+                return Err(Error::Unpackable { path, why });
+            }
             self.flush()?;
         }
+        self.held += cost;
         self.memory.insert(file, (path.to_vec(), names - 1));
         Ok(())
     }
@@ -97,21 +117,22 @@ impl<'a> Links<'a> {
     fn flush(&mut self) -> Result<()> {
         let database = match self.file.take() {
             Some(database) => database,
-            None => create(self.spill)?,
+            None => spill::create(self.temporary)?,
         };
         let database = self.file.insert(database);
-        let mut transaction = database.begin_write().map_err(spill)?;
+        let mut transaction = database.begin_write().map_err(spill::failed)?;
         // No other process reads it.
-        transaction
-            .set_durability(Durability::None)
-            .map_err(spill)?;
+        let fast = transaction.set_durability(Durability::None);
+        fast.map_err(spill::failed)?;
         {
-            let mut table = transaction.open_table(TABLE).map_err(spill)?;
+            let mut table = transaction.open_table(TABLE).map_err(spill::failed)?;
             for (file, (path, _)) in self.memory.drain() {
-                table.insert(file, path.as_slice()).map_err(spill)?;
+                let row = table.insert(file, path.as_slice());
+                row.map_err(spill::failed)?;
             }
         }
-        transaction.commit().map_err(spill)
+        self.held = 0;
+        transaction.commit().map_err(spill::failed)
     }
 }
 
@@ -131,20 +152,6 @@ fn identity(stat: &Stat) -> Identity {
     )
 }
 
-fn create(dir: &Dir) -> Result<Database> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, ".", flags, Mode::from_raw_mode(0o600))
-        .map_err(|errno| dir.error("openat", ".", errno))?;
-    Database::builder()
-        .set_cache_size(CACHE)
-        .create_file(File::from(file))
-        .map_err(spill)
-}
-
-fn spill(error: impl Into<redb::Error>) -> Error {
-    Error::Spill(error.into().to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,8 +167,8 @@ mod tests {
         std::fs::write(folder.path().join("file"), "content").expect("write");
         std::fs::hard_link(folder.path().join("file"), folder.path().join("name")).expect("link");
         let old = dir.stat("file").expect("stat");
-        for most in [1, 7] {
-            let mut links = Links::holding(most, &dir);
+        for most in [1, 1000] {
+            let mut links = Links::holding(most, MOST_SPILLED, &dir);
             let mut first = |path: &[u8], stat: &Stat| links.first_path(path, stat).expect("found");
             assert_eq!(first(b"old", &old), None);
             let [mut longer, mut later] = [old; 2];
@@ -179,15 +186,17 @@ mod tests {
     fn a_file_is_found_by_its_first_path_whether_it_is_in_memory_or_not() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let dir = Dir::open(folder.path()).expect("it opens");
-        for most in [1, 7, 1000] {
-            let mut links = Links::holding(most, &dir);
+        for most in [1, 1000, 100_000] {
+            let mut links = Links::holding(most, MOST_SPILLED, &dir);
             for inode in 0..200_u64 {
                 assert_eq!(links.find(number(1, inode)).expect("find"), None);
                 let path = format!("path/of/{inode}");
                 links
                     .insert(number(1, inode), path.as_bytes(), 3)
                     .expect("insert");
-                assert!(links.memory.len() <= most);
+                let memory = links.memory.values().map(|(path, _)| EACH + path.len());
+                assert_eq!(memory.sum::<usize>(), links.held);
+                assert!(links.held <= most.max(200));
             }
             for _ in 0..2 {
                 for inode in 0..200_u64 {
@@ -196,8 +205,28 @@ mod tests {
                 }
             }
             assert_eq!(links.find(number(2, 0)).expect("find"), None);
-            assert_eq!(links.file.is_some(), most < 200);
+            assert_eq!(links.file.is_some(), most < 100_000);
         }
         assert!(dir.entries().expect("entries").is_empty(), "it has no name");
+    }
+
+    /// A pod makes few inodes for that.
+    #[test]
+    fn long_paths_fill_neither_memory_nor_the_disk() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        let mut links = Links::holding(1 << 20, 8 << 20, &dir);
+        let path = vec![b'd'; 60_000];
+        let inserted = (0..1000).map(|inode| {
+            let inserted = links.insert(number(1, inode), &path, 2);
+            assert!(links.held <= 1 << 20);
+            inserted
+        });
+        let refused = inserted.filter_map(Result::err).next();
+        assert!(
+            matches!(refused, Some(Error::Unpackable { .. })),
+            "{refused:?}"
+        );
+        assert!(links.spilled <= 9 << 20);
     }
 }

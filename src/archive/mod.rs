@@ -41,6 +41,7 @@ mod read;
 mod s2;
 mod sorted;
 mod sparse;
+mod spill;
 pub mod toc;
 mod unpack;
 mod walk;

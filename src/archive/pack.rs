@@ -124,7 +124,7 @@ fn pack_as(
             counts: Counts::default(),
             stop,
         };
-        let counts = packer.run(&root, progress);
+        let counts = packer.run((&root, how.temporary), progress);
         let digests = encoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });
@@ -321,9 +321,10 @@ impl Visitor for Packer<'_> {
 }
 
 impl Packer<'_> {
-    fn run(mut self, root: &Dir, progress: &Progress) -> Result<Counts> {
+    /// Packs a tree. The second directory may hold temporary files.
+    fn run(mut self, trees: (&Dir, &Dir), progress: &Progress) -> Result<Counts> {
         let stop = self.stop;
-        walk(root, self.marks.is_some(), &mut self, progress, stop)?;
+        walk(trees, self.marks.is_some(), &mut self, progress, stop)?;
         self.feeder.write(&[0; 2 * BLOCK])?;
         self.feeder.finish()?;
         Ok(self.counts)

@@ -1,37 +1,110 @@
 //! The names of a directory, sorted, however many there are.
 //!
-//! A directory is read from its beginning as often as it takes: each pass picks the smallest of the
-//! names that are still to come, as many as may be held. So a directory of usual size costs one
-//! pass, and a giant one time instead of memory, and no temporary file.
+//! A directory of usual size is sorted in memory. A giant one, or one in which the levels above it
+//! left no memory, goes through a temporary file. Either is read once: to read it again for each
+//! piece would take hours, as a pod can arrange.
 
-use std::collections::{BinaryHeap, VecDeque};
-use std::ffi::OsString;
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::ops::Bound;
+use std::os::unix::ffi::OsStrExt;
 
-use crate::sys::{self, Dir, FileKind};
+use redb::{Database, Durability, ReadableDatabase, TableDefinition};
+
+use super::error::{Error, Result};
+use super::spill;
+use crate::sys::{Dir, FileKind};
+use crate::tree::Stop;
 
 /// How many bytes of names a walk holds, all levels together. A level takes at most half of what
-/// the levels above it left.
+/// the levels above it left, or one name.
 const MOST: usize = 16 << 20;
 /// What a name costs beside its bytes.
 const EACH: usize = 64;
-/// How many names a level may hold at least, however little is left.
-const LEAST: usize = 16;
 /// How many names are read at a time.
 const PIECE: usize = 4096;
 
+/// Names of directories, each behind the number of its directory.
+const TABLE: TableDefinition<'_, (u64, &[u8]), ()> = TableDefinition::new("names");
+
 /// What all levels of a walk hold together.
-#[derive(Debug)]
-pub(super) struct Budget {
-    left: usize,
+pub(super) struct Budget<'a> {
+    most: usize,
+    held: usize,
+    /// Where the temporary file is made.
+    temporary: &'a Dir,
+    file: Option<Database>,
+    /// How many directories went through the file.
+    spilled: u64,
 }
 
-impl Budget {
-    pub(super) fn new() -> Self {
-        Self::of(MOST)
+impl<'a> Budget<'a> {
+    pub(super) fn new(temporary: &'a Dir) -> Self {
+        Self::of(MOST, temporary)
     }
 
-    pub(super) fn of(bytes: usize) -> Self {
-        Self { left: bytes }
+    fn of(bytes: usize, temporary: &'a Dir) -> Self {
+        Self {
+            most: bytes,
+            held: 0,
+            temporary,
+            file: None,
+            spilled: 0,
+        }
+    }
+
+    /// How much the next level may take.
+    fn share(&self) -> usize {
+        self.most.saturating_sub(self.held) / 2
+    }
+
+    /// Moves names into the file.
+    fn spill(&mut self, directory: u64, names: &mut Vec<Name>) -> Result<()> {
+        let database = match self.file.take() {
+            Some(database) => database,
+            None => spill::create(self.temporary)?,
+        };
+        let database = self.file.insert(database);
+        let mut transaction = database.begin_write().map_err(spill::failed)?;
+        // No other process reads it.
+        let fast = transaction.set_durability(Durability::None);
+        fast.map_err(spill::failed)?;
+        {
+            let mut table = transaction.open_table(TABLE).map_err(spill::failed)?;
+            for (name, _) in names.drain(..) {
+                let row = (directory, name.as_bytes());
+                table.insert(row, ()).map_err(spill::failed)?;
+            }
+        }
+        transaction.commit().map_err(spill::failed)
+    }
+
+    /// The next names of a directory in the file, at least one, and whether they are the last.
+    fn load(&self, directory: u64, after: Option<&OsStr>) -> Result<(VecDeque<Name>, bool)> {
+        let (mut names, mut held, most) = (VecDeque::new(), 0, self.share());
+        let Some(database) = &self.file else {
+            return Ok((names, true));
+        };
+        let transaction = database.begin_read().map_err(spill::failed)?;
+        let table = transaction.open_table(TABLE).map_err(spill::failed)?;
+        let first = match after {
+            None => Bound::Included((directory, &b""[..])),
+            Some(name) => Bound::Excluded((directory, name.as_bytes())),
+        };
+        let rows = table.range((first, Bound::Excluded((directory + 1, &b""[..]))));
+        for row in rows.map_err(spill::failed)? {
+            let (key, ()) = row
+                .map(|(key, value)| (key, value.value()))
+                .map_err(spill::failed)?;
+            let name = OsStr::from_bytes(key.value().1).to_owned();
+            held += cost(&name);
+            if held > most && !names.is_empty() {
+                return Ok((names, false));
+            }
+            // What it is, a look at it tells.
+            names.push_back((name, None));
+        }
+        Ok((names, true))
     }
 }
 
@@ -42,63 +115,76 @@ pub(super) type Name = (OsString, Option<FileKind>);
 #[derive(Debug, Default)]
 pub(super) struct Sorted {
     piece: VecDeque<Name>,
-    /// The last name that was picked; the next pass begins behind it.
-    last: Option<OsString>,
-    done: bool,
+    was_read: bool,
+    /// The number of the directory in the temporary file, if more names are there, and the last one
+    /// that was taken.
+    rest: Option<(u64, Option<OsString>)>,
 }
 
 impl Sorted {
     /// The next name of `dir`.
-    pub(super) fn next(&mut self, dir: &Dir, budget: &mut Budget) -> sys::Result<Option<Name>> {
-        if self.piece.is_empty() && !self.done {
-            self.pick(dir, budget)?;
+    pub(super) fn next(
+        &mut self,
+        dir: &Dir,
+        budget: &mut Budget<'_>,
+        stop: Stop<'_>,
+    ) -> Result<Option<Name>> {
+        if !self.was_read {
+            self.was_read = true;
+            self.read(dir, budget, stop)?;
+        }
+        if self.piece.is_empty()
+            && let Some((directory, last)) = self.rest.take()
+        {
+            let (piece, is_last) = budget.load(directory, last.as_deref())?;
+            budget.held += piece.iter().map(|(name, _)| cost(name)).sum::<usize>();
+            if !is_last {
+                self.rest = Some((directory, piece.back().map(|(name, _)| name.clone())));
+            }
+            self.piece = piece;
         }
         let next = self.piece.pop_front();
         if let Some((name, _)) = &next {
-            budget.left += cost(name);
+            budget.held -= cost(name);
         }
         Ok(next)
     }
 
-    /// Reads the whole directory, and keeps the smallest names behind the last.
-    fn pick(&mut self, dir: &Dir, budget: &mut Budget) -> sys::Result<()> {
-        let most = budget.left / 2;
-        let mut picked: BinaryHeap<Picked> = BinaryHeap::new();
-        let (mut held, mut next, mut all) = (0, Some(0), true);
-        while let Some(from) = next {
-            let (entries, after) = dir.entries_from(from, PIECE)?;
-            next = after;
+    /// Reads the whole directory.
+    fn read(&mut self, dir: &Dir, budget: &mut Budget<'_>, stop: Stop<'_>) -> Result<()> {
+        let most = budget.share();
+        let (mut names, mut held) = (Vec::new(), 0);
+        let mut listing = dir.listing()?;
+        while let Some(entries) = listing.next(PIECE)? {
+            if stop() {
+                return Err(Error::Stopped);
+            }
             for entry in entries {
-                if self.last.as_ref().is_some_and(|last| entry.name <= *last) {
-                    continue;
-                }
-                let full = picked.len() >= LEAST && held + cost(&entry.name) > most;
-                if full && picked.peek().is_some_and(|top| entry.name >= top.0) {
-                    all = false;
-                    continue;
-                }
                 held += cost(&entry.name);
-                picked.push(Picked(entry.name, entry.kind));
-                while held > most && picked.len() > LEAST {
-                    let largest = picked.pop().expect("it has more than the least");
-                    held -= cost(&largest.0);
-                    all = false;
-                }
+                names.push((entry.name, entry.kind));
             }
+            if held <= most {
+                continue;
+            }
+            let (directory, _) = *self.rest.get_or_insert_with(|| {
+                budget.spilled += 1;
+                (budget.spilled, None)
+            });
+            budget.spill(directory, &mut names)?;
         }
-        self.done = all;
-        self.last = picked.peek().map(|top| top.0.clone());
-        budget.left = budget.left.saturating_sub(held);
-        let sorted = picked.into_sorted_vec().into_iter();
+        if let Some((directory, _)) = self.rest {
+            return budget.spill(directory, &mut names);
+        }
+        names.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         // A process may rename entries while the directory is read: a name may come twice.
-        let mut names: Vec<Name> = sorted.map(|Picked(name, kind)| (name, kind)).collect();
         names.dedup_by(|later, earlier| {
-            let same = later.0 == earlier.0;
-            if same {
-                budget.left += cost(&later.0);
+            let is_same = later.0 == earlier.0;
+            if is_same {
+                held -= cost(&later.0);
             }
-            same
+            is_same
         });
+        budget.held += held;
         self.piece = names.into();
         Ok(())
     }
@@ -108,32 +194,11 @@ fn cost(name: &OsString) -> usize {
     name.len() + EACH
 }
 
-/// A name in the heap: by its bytes alone.
-#[derive(Debug)]
-struct Picked(OsString, Option<FileKind>);
-
-impl PartialEq for Picked {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-
-impl Eq for Picked {}
-
-impl PartialOrd for Picked {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Picked {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.cmp(&other.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -148,17 +213,74 @@ mod tests {
             expected.push(OsString::from(name));
         }
         expected.sort();
+        let temporary = tempfile::tempdir().expect("a temporary folder");
+        let temporary = Dir::open(temporary.path()).expect("it opens");
         for bytes in [0, 2_000, 40_000, 64_000, 200_000, MOST] {
-            let mut budget = Budget::of(bytes);
+            let mut budget = Budget::of(bytes, &temporary);
             let mut sorted = Sorted::default();
             let mut names = Vec::new();
-            while let Some((name, kind)) = sorted.next(&dir, &mut budget).expect("next") {
+            let mut next = || sorted.next(&dir, &mut budget, &|| false).expect("next");
+            while let Some((name, kind)) = next() {
                 assert!(matches!(kind, None | Some(FileKind::File)));
-                assert!(sorted.piece.len() <= LEAST.max(bytes / 2 / EACH));
                 names.push(name);
             }
             assert_eq!(names, expected, "with {bytes}");
-            assert!(budget.left >= bytes, "it is all given back");
+            assert_eq!(budget.held, 0, "it is all given back");
+            assert_eq!(budget.file.is_some(), bytes < 200_000);
         }
+        let stopped = Sorted::default().next(&dir, &mut Budget::new(&temporary), &|| true);
+        assert!(matches!(stopped, Err(Error::Stopped)));
+        assert!(temporary.entries().expect("entries").is_empty());
+    }
+
+    /// Levels that hold names leave no memory for those below them.
+    #[test]
+    fn a_giant_directory_far_down_is_read_once() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let temporary = Dir::open(folder.path()).expect("it opens");
+        let (above, below) = (folder.path().join("above"), folder.path().join("below"));
+        for (path, count) in [(&above, 300), (&below, 5000)] {
+            fs::create_dir(path).expect("mkdir");
+            for number in 0..count {
+                fs::write(path.join(format!("{number:0200}")), b"").expect("write");
+            }
+        }
+        let (above, below) = (
+            Dir::open(&above).expect("open"),
+            Dir::open(&below).expect("open"),
+        );
+        let mut budget = Budget::of(64 << 10, &temporary);
+        let mut levels: Vec<Sorted> = (0..8).map(|_| Sorted::default()).collect();
+        for level in &mut levels {
+            level.next(&above, &mut budget, &|| false).expect("next");
+        }
+        // Each piece is read by a call that asks.
+        let asked = Cell::new(0);
+        let ask = || {
+            asked.set(asked.get() + 1);
+            false
+        };
+        let mut last = Sorted::default();
+        let mut count = 0;
+        while last
+            .next(&below, &mut budget, &ask)
+            .expect("next")
+            .is_some()
+        {
+            count += 1;
+        }
+        assert_eq!((count, asked.get()), (5000, 2));
+        for level in &mut levels {
+            let mut count = 1;
+            while level
+                .next(&above, &mut budget, &ask)
+                .expect("next")
+                .is_some()
+            {
+                count += 1;
+            }
+            assert_eq!(count, 300);
+        }
+        assert_eq!(budget.held, 0);
     }
 }

@@ -68,8 +68,9 @@ pub(super) fn guarded(root: &Dir) -> Result<Dir> {
 }
 
 /// Tells `visitor` of everything in `root`. `layer`: overlayfs' marks are marks and no content.
+/// `temporary` may hold a temporary file.
 pub(super) fn walk(
-    root: &Dir,
+    (root, temporary): (&Dir, &Dir),
     layer: bool,
     visitor: &mut impl Visitor,
     progress: &Progress,
@@ -81,14 +82,14 @@ pub(super) fn walk(
         layer,
         visitor,
     };
-    let mut budget = Budget::new();
+    let mut budget = Budget::new(temporary);
     let mut levels = vec![walk.directory(true)?];
     while let Some(level) = levels.last_mut() {
         if stop() {
             return Err(Error::Stopped);
         }
         walk.path.truncate(level.length);
-        let Some((name, kind)) = level.names.next(walk.spine.here(), &mut budget)? else {
+        let Some((name, kind)) = level.names.next(walk.spine.here(), &mut budget, stop)? else {
             levels.pop();
             walk.visitor.leave()?;
             if walk.spine.ascend()?.is_none() {
@@ -102,9 +103,9 @@ pub(super) fn walk(
         walk.path.extend_from_slice(name.as_bytes());
         let most = Limits::default().path;
         if walk.path.len() >= most {
-            return Err(Error::Limit {
-                what: "the length of a path",
-                limit: most as u64,
+            return Err(Error::Unpackable {
+                path: shown(&walk.path),
+                why: "its path is too long",
             });
         }
         let xattr_whiteouts = level.xattr_whiteouts;

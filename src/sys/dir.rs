@@ -77,6 +77,26 @@ pub struct Entry {
     pub kind: Option<FileKind>,
 }
 
+/// The names of a directory on the way through it.
+#[derive(Debug)]
+pub struct Listing<'a> {
+    dir: &'a Dir,
+    reader: OwnedFd,
+    next: Option<u64>,
+}
+
+impl Listing<'_> {
+    /// About `most` names, as from [`Dir::entries_from`]; `None`: there are no more.
+    pub fn next(&mut self, most: usize) -> Result<Option<Vec<Entry>>> {
+        let Some(from) = self.next else {
+            return Ok(None);
+        };
+        let (entries, next) = self.dir.read_from(&self.reader, from, most)?;
+        self.next = next;
+        Ok(Some(entries))
+    }
+}
+
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC)
@@ -332,9 +352,22 @@ impl Dir {
     /// The position is the kernel's (`d_off`). A name that is created or removed meanwhile may
     /// appear twice or not at all. All others appear once.
     pub fn entries_from(&self, from: u64, most: usize) -> Result<(Vec<Entry>, Option<u64>)> {
-        let fd = self.reader()?;
+        self.read_from(&self.reader()?, from, most)
+    }
+
+    /// The names, in pieces, with one descriptor for all of them. overlayfs merges the names of a
+    /// directory again for each new descriptor.
+    pub fn listing(&self) -> Result<Listing<'_>> {
+        Ok(Listing {
+            dir: self,
+            reader: self.reader()?,
+            next: Some(0),
+        })
+    }
+
+    fn read_from(&self, fd: &OwnedFd, from: u64, most: usize) -> Result<(Vec<Entry>, Option<u64>)> {
         if from != 0 {
-            rustix::fs::seek(&fd, SeekFrom::Start(from))
+            rustix::fs::seek(fd, SeekFrom::Start(from))
                 .map_err(|errno| Error::new("lseek", &self.path, errno))?;
         }
         let mut buffer = vec![MaybeUninit::uninit(); 32 * 1024];

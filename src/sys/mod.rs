@@ -31,7 +31,7 @@ mod xfs;
 
 pub use apart::{apart, on_thread};
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
-pub use dir::{Dir, Entry, FileKind};
+pub use dir::{Dir, Entry, FileKind, Listing};
 pub use error::{Error, Result, printable, printable_lines};
 pub use file::OpenFile;
 pub use inotify::{DirWatch, UnmountWatch, UnmountWatches, readable};

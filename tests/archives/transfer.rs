@@ -677,6 +677,30 @@ fn attributes_that_no_reader_takes_have_no_table_and_no_archive() {
     }
 }
 
+/// It never will have one: an attempt must not read what lies before the path again and again.
+#[test]
+fn a_path_that_no_reader_takes_has_no_table_and_no_archive() {
+    let lab = require_lab!(Fs::Tmpfs);
+    let from = lab.dir("from");
+    made::deep(&from, 33_000);
+    let (_, scanned) = try_scan(&lab, &from, "table", &never);
+    let how = Pack {
+        codec: Codec::Plain,
+        devices: false,
+        hashing: Hashing::Both,
+        temporary: &open(&lab.dir("temporary")),
+    };
+    let packed = archive::pack(&open(&from), Vec::new(), how, &Progress::default(), &never);
+    for error in [scanned.err(), packed.err()] {
+        let error = error.expect("it is refused");
+        let is_told = error.to_string().contains("its path is too long");
+        assert!(
+            matches!(error, Error::Unpackable { .. }) && is_told,
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn a_scan_of_a_hole_can_be_stopped() {
     let lab = require_lab!(Fs::Xfs);

@@ -66,7 +66,7 @@ pub fn scan(
         counts: Counts::default(),
         stop,
     };
-    walk(&root, true, &mut scanner, progress, stop)?;
+    walk((&root, temporary), true, &mut scanner, progress, stop)?;
     scanner.out.flush().map_err(Error::Write)?;
     let (totals, counts) = (scanner.totals, scanner.counts);
     drop(scanner);
@@ -103,9 +103,6 @@ impl Scanner<'_> {
         self.totals.entries += u64::from(kind != Kind::End);
         if self.totals.entries > MOST.entries {
             return Err(refused(path, "the layer has too many entries for a table"));
-        }
-        if path.len() >= MOST.path {
-            return Err(refused(path, "its path is too long for a table"));
         }
         let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
         let row = Row {
