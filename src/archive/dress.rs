@@ -34,8 +34,10 @@ pub(super) fn dress(of: &impl Owned, look: &Look, attributes: &[Attribute]) -> R
         let (uid, gid) = (Uid::from_raw(look.uid), Gid::from_raw(look.gid));
         rustix::fs::fchown(of.as_fd(), Some(uid), Some(gid))
             .map_err(|errno| of.failed("fchown", errno))?;
-        // Whatever that took away.
-        mode &= 0o777;
+        // What that took away; a directory keeps its set-id bits.
+        if FileKind::of_mode(stat.st_mode) != FileKind::Directory {
+            mode &= 0o777;
+        }
     }
     for (name, value) in attributes {
         of.set_xattr(OsStr::from_bytes(name), value)?;

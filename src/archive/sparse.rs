@@ -41,9 +41,14 @@ pub(super) fn find(file: impl AsFd, size: u64, scratch: &mut [u8]) -> Result<Vec
     let mut start = 0;
     let mut at = 0;
     while at + GRAIN <= size {
-        if !is_zero(&file, at, scratch)? {
-            at += GRAIN;
-            continue;
+        match look(&file, at, scratch)? {
+            Grain::Data => {
+                at += GRAIN;
+                continue;
+            }
+            // The rest is data that the reader will miss.
+            Grain::Short => break,
+            Grain::Zeros => {}
         }
         if start < at {
             runs.push(Run {
@@ -77,7 +82,7 @@ fn zeros_end(file: impl AsFd, mut at: u64, size: u64, scratch: &mut [u8]) -> Res
             Err(errno) => return Err(errno),
         };
         at = (data.min(size) / GRAIN * GRAIN).max(at);
-        if at + GRAIN > size || !is_zero(&file, at, scratch)? {
+        if at + GRAIN > size || look(&file, at, scratch)? != Grain::Zeros {
             break;
         }
         at += GRAIN;
@@ -85,9 +90,16 @@ fn zeros_end(file: impl AsFd, mut at: u64, size: u64, scratch: &mut [u8]) -> Res
     Ok(at)
 }
 
-/// Whether a grain is all zeros. One that is cut short is not: then the file has shrunk, which is
-/// found when it is read.
-fn is_zero(file: impl AsFd, at: u64, scratch: &mut [u8]) -> Result<bool, Errno> {
+#[derive(PartialEq, Eq)]
+enum Grain {
+    Data,
+    Zeros,
+    /// The file has shrunk, and ends within it.
+    Short,
+}
+
+/// Looks at a grain.
+fn look(file: impl AsFd, at: u64, scratch: &mut [u8]) -> Result<Grain, Errno> {
     let grain = &mut scratch[..usize::try_from(GRAIN).expect("it is small")];
     for part in [0..GLANCE, GLANCE..grain.len()] {
         let (mut from, to) = (part.start, part.end);
@@ -98,13 +110,16 @@ fn is_zero(file: impl AsFd, at: u64, scratch: &mut [u8]) -> Result<bool, Errno> 
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno),
             };
-            if read == 0 || grain[from..from + read].iter().any(|&byte| byte != 0) {
-                return Ok(false);
+            if read == 0 {
+                return Ok(Grain::Short);
+            }
+            if grain[from..from + read].iter().any(|&byte| byte != 0) {
+                return Ok(Grain::Data);
             }
             from += read;
         }
     }
-    Ok(true)
+    Ok(Grain::Zeros)
 }
 
 /// Whether these runs leave anything of the file out.
@@ -297,6 +312,15 @@ mod tests {
         assert_eq!(runs_of(10 * g, &[(3 * g + 7, b"x")]), [(3 * g, g)]);
         assert_eq!(runs_of(10 * g, &[(4 * g - 1, b"xy")]), [(3 * g, 2 * g)]);
         assert_eq!(runs_of(3 * g + 5, &[(0, b"x")]), [(0, g), (3 * g, 5)]);
+    }
+
+    #[test]
+    fn a_file_that_has_shrunk_is_not_searched_to_its_former_end() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(GRAIN).expect("truncate");
+        file.write_all_at(b"x", 0).expect("write");
+        let runs = find(&file, 1 << 62, &mut vec![0; 65_536]).expect("find");
+        assert_eq!(runs, whole(1 << 62));
     }
 
     #[test]

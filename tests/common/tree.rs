@@ -73,6 +73,10 @@ pub fn odd(root: &Path) {
     fs::create_dir(at("setgid")).expect("mkdir");
     lchown(at("setgid"), Some(1234), Some(5678)).expect("chown");
     fs::set_permissions(at("setgid"), fs::Permissions::from_mode(0o2770)).expect("chmod");
+    // What is made in it inherits its group and that bit, until it has its own.
+    fs::create_dir(at("setgid/private")).expect("mkdir");
+    lchown(at("setgid/private"), Some(1000), Some(100)).expect("chown");
+    fs::set_permissions(at("setgid/private"), fs::Permissions::from_mode(0o700)).expect("chmod");
     fs::create_dir(at("empty")).expect("mkdir");
     fs::create_dir(at("closed")).expect("mkdir");
     fs::write(at("closed/inside"), b"nobody may read this").expect("write");
