@@ -399,6 +399,10 @@ fn files_that_cannot_be_linked_are_copied() {
     let lab = require_lab!(Fs::Ext4);
     let (layer, into) = (lab.dir("layer"), lab.dir("into"));
     fs::write(layer.join("fixed"), b"immutable").expect("write");
+    fs::create_dir(layer.join("dir")).expect("mkdir");
+    for name in ["dir/second", "third"] {
+        fs::hard_link(layer.join("fixed"), layer.join(name)).expect("link");
+    }
     let file = fs::File::open(layer.join("fixed")).expect("open");
     rustix::fs::ioctl_setflags(&file, IFlags::IMMUTABLE).expect("chattr");
     fs::write(layer.join("plain"), b"plain").expect("write");
@@ -410,7 +414,9 @@ fn files_that_cannot_be_linked_are_copied() {
             .expect("stat")
             .nlink()
     };
-    assert_eq!((nlink("fixed"), nlink("plain")), (1, 2));
+    assert_eq!((nlink("fixed"), nlink("plain")), (3, 2));
+    let names = open(&into).entries().expect("entries");
+    assert_eq!(names.len(), 1, "nothing is left over: {names:?}");
     rustix::fs::ioctl_setflags(&file, IFlags::empty()).expect("chattr");
     drop(file);
     assert!(lab.close().is_empty());

@@ -265,14 +265,14 @@ impl Copier {
         }
         self.files_copied += 1;
         let to = self.to.here();
-        if stat.st_nlink > 1 && self.links.again(&stat, to, entry)? {
+        if stat.st_nlink > 1 && self.links.again(&stat, to, &entry.name)? {
             return Ok(false);
         }
         if let Err(error) = self.files.copy(&node, &stat, to, &entry.name) {
             return Err(self.placed(error, &entry.name));
         }
         if stat.st_nlink > 1 {
-            self.links.first(&stat, self.to.here(), entry)?;
+            self.links.first(&stat, self.to.here(), &entry.name)?;
         }
         Ok(false)
     }
@@ -420,14 +420,14 @@ fn copy_attributes(from: &PathFd, to: &PathFd, stat: &Stat, marks: Marks) -> Res
 /// Files with several names. A directory in the copy's root holds each one under what identifies
 /// it, until all its names were met. So any number of names can be linked, however far apart. (A
 /// descriptor or a table entry per file would take unbounded memory.)
-struct Links {
+pub(super) struct Links {
     root: Dir,
     name: OsString,
     dir: Option<Dir>,
 }
 
 impl Links {
-    fn new(from: &Dir, to: &Dir) -> Result<Self> {
+    pub(super) fn new(from: &Dir, to: &Dir) -> Result<Self> {
         let mut name = OsString::from(".links");
         // The tree has no such name. If it appears meanwhile, the copy fails with EEXIST.
         while from.has(&name)? || to.has(&name)? {
@@ -445,12 +445,12 @@ impl Links {
         clippy::useless_conversion,
         reason = "st_nlink's type differs between architectures"
     )]
-    fn again(&mut self, stat: &Stat, to: &Dir, entry: &Entry) -> Result<bool> {
+    pub(super) fn again(&mut self, stat: &Stat, to: &Dir, name: &OsStr) -> Result<bool> {
         let Some(dir) = &self.dir else {
             return Ok(false);
         };
         let kept = kept(stat);
-        match dir.link(&kept, to, &entry.name) {
+        match dir.link(&kept, to, name) {
             Ok(()) => {}
             Err(error) if error.is(Errno::ENOENT) => return Ok(false),
             // The filesystem allows no more names (65,000 on ext4, with ours): start a second copy.
@@ -468,7 +468,7 @@ impl Links {
     }
 
     /// Keeps the first copy of a file with several names.
-    fn first(&mut self, stat: &Stat, to: &Dir, entry: &Entry) -> Result<()> {
+    pub(super) fn first(&mut self, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
         let dir = if let Some(dir) = self.dir.take() {
             dir
         } else {
@@ -476,11 +476,11 @@ impl Links {
             self.root.open_beneath(&self.name)?
         };
         let dir = self.dir.insert(dir);
-        Ok(to.link(&entry.name, dir, kept(stat))?)
+        Ok(to.link(name, dir, kept(stat))?)
     }
 
     /// Deletes the directory of links, with the files of which some names are outside the tree.
-    fn finish(&mut self) -> Result<()> {
+    pub(super) fn finish(&mut self) -> Result<()> {
         if self.dir.take().is_some() {
             delete(&self.root, Path::new(&self.name), &|| false)?;
         }
@@ -546,15 +546,16 @@ mod tests {
         fs::write(path.join("to/a"), b"content").expect("write");
         let mut links = Links::new(&from, &to).expect("links");
         let entries = from.entries().expect("entries");
-        links.first(&old, &to, &entries[0]).expect("kept");
+        let name = entries[0].name.as_os_str();
+        links.first(&old, &to, name).expect("kept");
         let [mut longer, mut later] = [old; 2];
         longer.st_size += 1;
         later.st_mtime_nsec ^= 1;
         fs::remove_file(path.join("to/a")).expect("removed");
         for other in [&longer, &later] {
-            assert!(!links.again(other, &to, &entries[0]).expect("looked"));
+            assert!(!links.again(other, &to, name).expect("looked"));
         }
-        assert!(links.again(&old, &to, &entries[0]).expect("linked"));
+        assert!(links.again(&old, &to, name).expect("linked"));
         links.finish().expect("finished");
         assert_eq!(fs::read(path.join("to/a")).expect("read"), b"content");
     }

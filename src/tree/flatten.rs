@@ -14,7 +14,7 @@ use crate::model::layout;
 use crate::sys::{self, Dir, Entry, Errno, FileKind, Xattrs};
 use crate::tree::error::{Error, Result};
 
-use super::copy::{Files, Marks, Method, copy_directory_attributes, disinherit};
+use super::copy::{Files, Links, Marks, Method, copy_directory_attributes, disinherit};
 use super::dir_stack::DirStack;
 use super::error::Stop;
 use super::marks::{OPAQUE, ORIGIN, Opacity, has_whiteout_xattr, is_whiteout};
@@ -23,7 +23,7 @@ use super::names::{Names, share};
 /// Merges `layers` (their content, newest first, at least one) into a new directory `fs` of `into`.
 ///
 /// `bottom`: the last layer is the lowest of its stack, so no marks are kept. Files are linked, or
-/// copied if link(2) fails (EMLINK, EPERM for immutable ones, EXDEV). Directories are new, with the
+/// copied if link(2) fails (EMLINK, EPERM for immutable ones, EXDEV): once for all names. Directories are new, with the
 /// attributes of the newest directory of that name. The layers must not change meanwhile.
 ///
 /// Ends early with [`Error::Stopped`].
@@ -34,6 +34,8 @@ pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Resu
         layers: layers.iter().map(DirStack::new).collect::<Result<_, _>>()?,
         into: DirStack::new(&fs)?,
         files: Files::new(Method::Reflink, Marks::Keep),
+        // Beside the result: no layer has its name.
+        links: Links::new(into, into)?,
     };
     // All layers take part in the root despite its marks, as in the kernel.
     let all = (0..layers.len()).collect();
@@ -51,7 +53,7 @@ pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Resu
             job.leave(&level)?;
         }
     }
-    Ok(())
+    job.links.finish()
 }
 
 /// A directory that is being merged.
@@ -87,6 +89,7 @@ struct Flattener {
     layers: Vec<DirStack>,
     into: DirStack,
     files: Files,
+    links: Links,
 }
 
 impl Flattener {
@@ -281,7 +284,15 @@ impl Flattener {
             Err(error) if matches!(error.errno(), Errno::EMLINK | Errno::EPERM | Errno::EXDEV) => {
                 let node = dir.node(name)?;
                 let stat = node.stat()?;
-                self.files.copy(&node, &stat, into, name)
+                let has_names = stat.st_nlink > 1;
+                if has_names && self.links.again(&stat, into, name)? {
+                    return Ok(());
+                }
+                self.files.copy(&node, &stat, into, name)?;
+                if has_names {
+                    self.links.first(&stat, into, name)?;
+                }
+                Ok(())
             }
             Err(error) => Err(error.into()),
         }
