@@ -29,7 +29,7 @@ const RANGE: u64 = 16 << 20;
 const GAP: u64 = 64 << 10;
 /// How many ranges travel at once, and how many bytes each may be ahead.
 const PARALLEL: usize = 3;
-const AHEAD: usize = 8 << 20;
+const AHEAD: usize = 6 << 20;
 
 /// What a name shows.
 #[derive(Debug)]

@@ -1,5 +1,4 @@
 //! Divides a frame into pieces: a frame has only its bytes, and the table says where they belong.
-//! A receiver does so twice, to verify the pieces and to write them.
 
 use std::sync::Arc;
 
