@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use redb::{Database, Durability, ReadableDatabase, TableDefinition};
+use redb::{Database, ReadableDatabase, TableDefinition};
 use rustix::fs::Stat;
 
 use super::error::{Error, Result, shown};
@@ -20,8 +20,9 @@ use crate::sys::Dir;
 const MOST: usize = 4 << 20;
 /// What a file costs beside its path.
 const EACH: usize = 128;
-/// How many bytes of paths the temporary file may have. A path has up to 64 KiB, so few files could
-/// fill the disk.
+/// A path of usual length. Longer ones have up to 64 KiB, so few files could fill the disk.
+const USUAL: usize = 512;
+/// How many bytes beyond that the paths in the temporary file may have together.
 const MOST_SPILLED: usize = 1 << 30;
 
 /// Device, inode, size, and the time of the last change of its content: seconds, nanoseconds.
@@ -31,7 +32,7 @@ const TABLE: TableDefinition<'_, Identity, &[u8]> = TableDefinition::new("links"
 
 /// The table.
 pub(super) struct Links<'a> {
-    /// How many bytes may be in memory, and in the temporary file.
+    /// How many bytes may be in memory, and how many of long paths in the temporary file.
     most: usize,
     most_spilled: usize,
     temporary: &'a Dir,
@@ -100,13 +101,12 @@ impl<'a> Links<'a> {
     fn insert(&mut self, file: Identity, path: &[u8], names: u64) -> Result<()> {
         let cost = EACH + path.len();
         if self.held + cost > self.most {
-            self.spilled += self.held;
-            if self.spilled > self.most_spilled {
-                let why = "the paths of files with several names exceed 1 GiB";
-                let path = shown(path);
-                return Err(Error::Unpackable { path, why });
-            }
             self.flush()?;
+        }
+        if self.spilled > self.most_spilled {
+            let why = "the long paths of files with several names exceed 1 GiB";
+            let path = shown(path);
+            return Err(Error::Unpackable { path, why });
         }
         self.held += cost;
         self.memory.insert(file, (path.to_vec(), names - 1));
@@ -120,13 +120,11 @@ impl<'a> Links<'a> {
             None => spill::create(self.temporary)?,
         };
         let database = self.file.insert(database);
-        let mut transaction = database.begin_write().map_err(spill::failed)?;
-        // No other process reads it.
-        let fast = transaction.set_durability(Durability::None);
-        fast.map_err(spill::failed)?;
+        let transaction = spill::write(database)?;
         {
             let mut table = transaction.open_table(TABLE).map_err(spill::failed)?;
             for (file, (path, _)) in self.memory.drain() {
+                self.spilled += path.len().saturating_sub(USUAL);
                 let row = table.insert(file, path.as_slice());
                 row.map_err(spill::failed)?;
             }

@@ -9,9 +9,9 @@ use std::ffi::{OsStr, OsString};
 use std::ops::Bound;
 use std::os::unix::ffi::OsStrExt;
 
-use redb::{Database, Durability, ReadableDatabase, TableDefinition};
+use redb::{Database, ReadableDatabase, TableDefinition};
 
-use super::error::{Error, Result};
+use super::error::{Error, Result, shown};
 use super::spill;
 use crate::sys::{Dir, FileKind};
 use crate::tree::Stop;
@@ -21,11 +21,27 @@ use crate::tree::Stop;
 const MOST: usize = 16 << 20;
 /// What a name costs beside its bytes.
 const EACH: usize = 64;
-/// How many names are read at a time.
+/// A level may hold this much in any case: the temporary file is not for small directories, of
+/// which there may be millions.
+const LEAST: usize = 512;
+/// How many bytes of names the temporary file may have.
+const MOST_SPILLED: usize = 1 << 30;
+/// How many names are read at a time, and after how many `stop` is asked.
 const PIECE: usize = 4096;
+const ASK: usize = 64;
 
 /// Names of directories, each behind the number of its directory.
-const TABLE: TableDefinition<'_, (u64, &[u8]), ()> = TableDefinition::new("names");
+const TABLE: TableDefinition<'_, (u64, &[u8]), u8> = TableDefinition::new("names");
+/// What a name is, as the table has it: its place here, or a number that is none.
+const KINDS: [FileKind; 7] = [
+    FileKind::Directory,
+    FileKind::File,
+    FileKind::Symlink,
+    FileKind::CharacterDevice,
+    FileKind::BlockDevice,
+    FileKind::Fifo,
+    FileKind::Socket,
+];
 
 /// What all levels of a walk hold together.
 pub(super) struct Budget<'a> {
@@ -34,8 +50,9 @@ pub(super) struct Budget<'a> {
     /// Where the temporary file is made.
     temporary: &'a Dir,
     file: Option<Database>,
-    /// How many directories went through the file.
+    /// How many directories went through the file, and how many bytes of names.
     spilled: u64,
+    bytes: usize,
 }
 
 impl<'a> Budget<'a> {
@@ -50,12 +67,13 @@ impl<'a> Budget<'a> {
             temporary,
             file: None,
             spilled: 0,
+            bytes: 0,
         }
     }
 
     /// How much the next level may take.
     fn share(&self) -> usize {
-        self.most.saturating_sub(self.held) / 2
+        (self.most.saturating_sub(self.held) / 2).max(LEAST)
     }
 
     /// Moves names into the file.
@@ -65,15 +83,21 @@ impl<'a> Budget<'a> {
             None => spill::create(self.temporary)?,
         };
         let database = self.file.insert(database);
-        let mut transaction = database.begin_write().map_err(spill::failed)?;
-        // No other process reads it.
-        let fast = transaction.set_durability(Durability::None);
-        fast.map_err(spill::failed)?;
+        let transaction = spill::write(database)?;
         {
             let mut table = transaction.open_table(TABLE).map_err(spill::failed)?;
-            for (name, _) in names.drain(..) {
+            for (name, kind) in names.drain(..) {
+                self.bytes += name.len();
+                if self.bytes > MOST_SPILLED {
+                    let path = shown(name.as_bytes());
+                    let why = "the names of giant directories exceed 1 GiB";
+                    return Err(Error::Unpackable { path, why });
+                }
+                let place = KINDS.iter().position(|it| Some(*it) == kind);
+                let place = place.and_then(|place| u8::try_from(place).ok());
                 let row = (directory, name.as_bytes());
-                table.insert(row, ()).map_err(spill::failed)?;
+                let inserted = table.insert(row, place.unwrap_or(u8::MAX));
+                inserted.map_err(spill::failed)?;
             }
         }
         transaction.commit().map_err(spill::failed)
@@ -93,16 +117,13 @@ impl<'a> Budget<'a> {
         };
         let rows = table.range((first, Bound::Excluded((directory + 1, &b""[..]))));
         for row in rows.map_err(spill::failed)? {
-            let (key, ()) = row
-                .map(|(key, value)| (key, value.value()))
-                .map_err(spill::failed)?;
+            let (key, kind) = row.map_err(spill::failed)?;
             let name = OsStr::from_bytes(key.value().1).to_owned();
             held += cost(&name);
             if held > most && !names.is_empty() {
                 return Ok((names, false));
             }
-            // What it is, a look at it tells.
-            names.push_back((name, None));
+            names.push_back((name, KINDS.get(usize::from(kind.value())).copied()));
         }
         Ok((names, true))
     }
@@ -156,10 +177,10 @@ impl Sorted {
         let (mut names, mut held) = (Vec::new(), 0);
         let mut listing = dir.listing()?;
         while let Some(entries) = listing.next(PIECE)? {
-            if stop() {
-                return Err(Error::Stopped);
-            }
-            for entry in entries {
+            for (index, entry) in entries.into_iter().enumerate() {
+                if index % ASK == 0 && stop() {
+                    return Err(Error::Stopped);
+                }
                 held += cost(&entry.name);
                 names.push((entry.name, entry.kind));
             }
@@ -221,7 +242,7 @@ mod tests {
             let mut names = Vec::new();
             let mut next = || sorted.next(&dir, &mut budget, &|| false).expect("next");
             while let Some((name, kind)) = next() {
-                assert!(matches!(kind, None | Some(FileKind::File)));
+                assert_eq!(kind, Some(FileKind::File));
                 names.push(name);
             }
             assert_eq!(names, expected, "with {bytes}");
@@ -254,7 +275,7 @@ mod tests {
         for level in &mut levels {
             level.next(&above, &mut budget, &|| false).expect("next");
         }
-        // Each piece is read by a call that asks.
+        // Each read asks for every 64 names.
         let asked = Cell::new(0);
         let ask = || {
             asked.set(asked.get() + 1);
@@ -269,7 +290,7 @@ mod tests {
         {
             count += 1;
         }
-        assert_eq!((count, asked.get()), (5000, 2));
+        assert_eq!((count, asked.get()), (5000, 79));
         for level in &mut levels {
             let mut count = 1;
             while level
@@ -282,5 +303,23 @@ mod tests {
             assert_eq!(count, 300);
         }
         assert_eq!(budget.held, 0);
+    }
+
+    /// Each would be a transaction of its own, and there may be millions.
+    #[test]
+    fn small_directories_stay_in_memory_where_little_is_left() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        dir.write_new("name", b"").expect("write");
+        let mut budget = Budget::of(0, &dir);
+        let next = Sorted::default().next(&dir, &mut budget, &|| false);
+        assert!(next.expect("next").is_some());
+        assert_eq!(budget.spilled, 0);
+    }
+
+    #[test]
+    fn a_full_disk_is_the_error_of_a_spill() {
+        let error = spill::failed(redb::Error::Io(std::io::Error::from_raw_os_error(28)));
+        assert!(matches!(error, Error::System(error) if error.is_full()));
     }
 }

@@ -2,12 +2,15 @@
 //! a small cache. `links` and `sorted` keep their tables in files of their own.
 
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use redb::Database;
+use redb::{Database, Durability, StorageBackend, WriteTransaction};
 use rustix::fs::{Mode, OFlags};
 
 use super::error::{Error, Result};
-use crate::sys::Dir;
+use crate::sys::{self, Dir, Errno};
 
 /// How much of the file is in memory.
 const CACHE: usize = 4 << 20;
@@ -19,10 +22,52 @@ pub(super) fn create(dir: &Dir) -> Result<Database> {
         .map_err(|errno| dir.error("openat", ".", errno))?;
     Database::builder()
         .set_cache_size(CACHE)
-        .create_file(File::from(file))
+        .create_with_backend(Nameless(File::from(file)))
         .map_err(failed)
 }
 
+/// Begins to write. No other process reads the file.
+pub(super) fn write(database: &Database) -> Result<WriteTransaction> {
+    let mut transaction = database.begin_write().map_err(failed)?;
+    let fast = transaction.set_durability(Durability::None);
+    fast.map_err(failed)?;
+    Ok(transaction)
+}
+
+/// A full disk is an error of the system, as of every other write.
 pub(super) fn failed(error: impl Into<redb::Error>) -> Error {
-    Error::Spill(error.into().to_string())
+    let error = error.into();
+    match &error {
+        redb::Error::Io(io) if io.raw_os_error().is_some() => {
+            let errno = io.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+            sys::Error::new("write", Path::new("a temporary file"), errno).into()
+        }
+        _ => Error::Spill(error.to_string()),
+    }
+}
+
+/// A file that nothing outlives: it is never written back.
+#[derive(Debug)]
+struct Nameless(File);
+
+impl StorageBackend for Nameless {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(out, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(data, offset)
+    }
 }
