@@ -95,6 +95,8 @@ async fn attempt(
     let pool = inner.pool_for_content(has_parent);
     let job = move |inner: &Arc<Inner>| {
         let result = match plan {
+            // It may have waited behind other copies.
+            Some(_) if pool == Pool::Forks && inner.is_closing() => Err(Error::ShuttingDown),
             Some(plan) => publish_new(inner, &request, plan),
             None => republish::publish_again(inner, &request),
         };
@@ -498,10 +500,10 @@ mod tests {
             unpublished.expect("unpublished");
         };
         publish("first").await.expect("it ran").expect("published");
-        let hold = engine.hold_copies();
+        let hold = engine.hold(Pool::Forks);
         let mut second = publish("second");
         let waits = tokio::time::timeout(Duration::from_millis(200), &mut second).await;
-        waits.expect_err("all threads for copies are busy");
+        waits.expect_err("all threads for forks are busy");
         unpublish("first").await;
         drop(hold);
         second.await.expect("it ran").expect("published");

@@ -205,11 +205,16 @@ impl Inner {
         self.threads.run(pool, move || job(&engine)).await?
     }
 
+    /// Whether the engine ends.
+    pub(super) fn is_closing(&self) -> bool {
+        self.state.lock().health.refuse_closing().is_err()
+    }
+
     /// The threads that make a volume's content. A copy of its parent may take minutes, and no
     /// unmount waits for it.
     pub(super) fn pool_for_content(&self, has_parent: bool) -> Pool {
         if has_parent && self.backend.copies() {
-            Pool::Copies
+            Pool::Forks
         } else {
             Pool::Calls
         }

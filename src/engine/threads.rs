@@ -27,8 +27,11 @@ const FREEZES: usize = 8;
 /// of them for the write-back of one pool.
 const CLOSES: usize = 8;
 
-/// How many volumes are copied at a time.
+/// How many persistent volumes are copied at a time, for a clone or a snapshot.
 const COPIES: usize = 2;
+
+/// How many forks are made at a time where each is a copy.
+const FORKS: usize = 2;
 
 /// How many exports and imports run at a time; further ones wait for their turn.
 const TRANSFERS: usize = 4;
@@ -40,9 +43,10 @@ pub(super) enum Pool {
     Calls,
     /// Ends volumes.
     Seals,
-    /// Copies the content of volumes: of persistent ones for a clone or a snapshot, and of forks and
-    /// mounts where the backend only copies.
+    /// Copies the content of persistent volumes.
     Copies,
+    /// Makes the content of volumes where that is a copy.
+    Forks,
     /// Lets the kernel release unmounted filesystems, and deletes volumes that nothing was written
     /// to.
     Freezes,
@@ -66,10 +70,11 @@ pub(super) enum Pool {
 
 /// The pools in their order, each with its name and its threads. The configuration sets those for
 /// calls.
-const POOLS: [(Pool, &str, usize); 12] = [
+const POOLS: [(Pool, &str, usize); 13] = [
     (Pool::Calls, "calls", 0),
     (Pool::Seals, "seals", 2),
     (Pool::Copies, "copies", COPIES),
+    (Pool::Forks, "forks", FORKS),
     (Pool::Freezes, "freezes", FREEZES),
     (Pool::Closes, "closes", CLOSES),
     (Pool::Syncs, "syncs", 1),

@@ -35,6 +35,15 @@ pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir
     Ok(None)
 }
 
+/// Whether a volume's content was made.
+pub(super) fn has_content(inner: &Inner, id: &VolumeId) -> Result<bool> {
+    let Some(dir) = inner.volume_dir_if_there(id)? else {
+        return Ok(false);
+    };
+    let found = inner.backend.has_content(&dir);
+    found.context("look at the volume's content")
+}
+
 /// Refuses a stack with a missing layer. Otherwise the call would succeed, and no pod could mount
 /// the result. Costs one stat per layer.
 pub(super) fn refuse_lost(inner: &Inner, of: &VolumeId, layers: &[LayerId]) -> Result<()> {

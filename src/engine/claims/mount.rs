@@ -34,13 +34,26 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
         let held = state.claims.get(&request.claim);
         held.is_some_and(|held| held.mounts.is_empty() && !held.claim.layers.is_empty())
     };
+    let mut pool = inner.pool_for_content(has_parent);
+    if pool == Pool::Forks {
+        let claim = request.claim.clone();
+        let look = move |inner: &Arc<Inner>| data_dir::has_content(inner, &claim);
+        if inner.run(Pool::Calls, look).await? {
+            pool = Pool::Calls;
+        }
+    }
     let job = move |inner: &Arc<Inner>| {
-        let mounted = mount_now(inner, &request);
+        let mounted = if pool == Pool::Forks && inner.is_closing() {
+            // It waited behind other copies.
+            Err(Error::ShuttingDown)
+        } else {
+            mount_now(inner, &request)
+        };
         inner.ask_for_room_after(&mounted);
         drop(guard);
         mounted
     };
-    inner.run(inner.pool_for_content(has_parent), job).await
+    inner.run(pool, job).await
 }
 
 /// The claim, as an operation that mounts it finds it.

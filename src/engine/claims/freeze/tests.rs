@@ -14,15 +14,16 @@ use crate::engine::{Config, Engine, guard};
 impl Engine {
     /// Keeps all threads for copies busy until the sender is dropped.
     pub(crate) fn hold_copies(&self) -> mpsc::Sender<()> {
+        self.hold(Pool::Copies)
+    }
+
+    /// The same of any pool.
+    pub(in crate::engine) fn hold(&self, pool: Pool) -> mpsc::Sender<()> {
         let (hold, receiver) = mpsc::channel::<()>();
         let receiver = Arc::new(parking_lot::Mutex::new(receiver));
         for _ in 0..16 {
             let receiver = receiver.clone();
-            drop(
-                self.inner
-                    .threads
-                    .run(Pool::Copies, move || receiver.lock().recv()),
-            );
+            drop(self.inner.threads.run(pool, move || receiver.lock().recv()));
         }
         hold
     }
