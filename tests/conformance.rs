@@ -313,6 +313,25 @@ fn default_acl() -> Vec<u8> {
     acl
 }
 
+/// Content that comes from an archive may have one.
+fn a_marker_of_the_parent_is_none_of_the_fork(bench: &Bench) {
+    let (id, layer) = bench.layer();
+    let root = bench.backend.receive(&layer).expect("receive");
+    for name in [MARKER, "file"] {
+        root.write_new(name, b"").expect("write");
+    }
+    bench.backend.received(&layer).expect("received");
+    let fork = bench.fork(&[id]);
+    let has_marker = || bench.backend.has_marker(&fork.dir, MARKER).expect("looked");
+    assert!(!has_marker());
+    bench.within(&fork, |root| {
+        assert!(root.join("file").is_file());
+        fs::write(root.join(MARKER), b"").expect("write");
+    });
+    assert!(has_marker());
+    bench.discard(fork);
+}
+
 fn forks_do_not_see_each_other(bench: &Bench) {
     let layers = bench.artifact(|root| trees::files(root, 50));
     let before = bench.shown(&layers);
@@ -772,6 +791,10 @@ const CASES: &[(&str, Case)] = &[
     (
         "older projects",
         limits::projects_of_an_older_version_are_recorded_once,
+    ),
+    (
+        "a marker of the parent",
+        a_marker_of_the_parent_is_none_of_the_fork,
     ),
     (
         "nested subvolumes",

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use crate::backend::error::{Error, Result};
 use crate::backend::root_attrs::RootAttrs;
 use crate::backend::types::Start;
-use crate::model::layout::{FS, LAYERS, VOLUMES};
+use crate::model::layout::{COMMIT_MARKER, FS, LAYERS, VOLUMES};
 use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, MountEntry};
+use crate::tree;
 
 /// The temporary name of a layer's `fs` until it is complete.
 pub(super) const FS_NEW: &str = "fs.new";
@@ -27,6 +28,18 @@ pub(super) fn apply_root(fs: &Dir, root: &RootAttributes, is_fork: bool) -> Resu
     }
     if attrs.mode != RootAttrs::mode_of(&found) {
         fs.set_mode(attrs.mode)?;
+    }
+    Ok(())
+}
+
+/// Removes the commit marker that a fork has from its parent: only one that its own pod makes
+/// counts. A seal removes its marker, but content may come from an archive.
+pub(super) fn forget_marker(fs: &Dir) -> Result<()> {
+    if fs.has_file(COMMIT_MARKER)? {
+        let times = tree::times_of(&fs.stat_self()?);
+        fs.node(COMMIT_MARKER)?.clear_guard_flags()?;
+        fs.remove_file(COMMIT_MARKER)?;
+        fs.set_times(&times)?;
     }
     Ok(())
 }

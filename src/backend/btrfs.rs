@@ -254,6 +254,10 @@ impl Backend for Btrfs {
         let fs = volume.open_beneath(FS)?;
         // The parent's author must not decide which attributes this root may get.
         fs.clear_guard_flags()?;
+        // In a persistent volume it is content.
+        if parent.is_some() && !start.durable {
+            bind_volume::forget_marker(&fs)?;
+        }
         bind_volume::apply_root(&fs, &start.root, parent.is_some())?;
         // Last: a small limit refuses the changes above, too.
         Ok(match limit {

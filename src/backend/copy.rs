@@ -82,6 +82,10 @@ impl Backend for Copy {
         let parent = self.volumes.parent(start.layers)?;
         if let Some(parent) = &parent {
             tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?;
+            // In a persistent volume it is content.
+            if !start.durable {
+                bind_volume::forget_marker(&fs)?;
+            }
         }
         bind_volume::apply_root(&fs, &start.root, parent.is_some())?;
         self.set_limit(volume, start.size_limit)
