@@ -325,11 +325,15 @@ fn merge(
     stop: Stop<'_>,
 ) -> Result<bool> {
     let (newest, rest) = stack.split_at(count);
+    let began = inner.now();
     let (merged, usage) = make(inner, newest, rest, &mut pins, stop)?;
     // Held until the index names it. Taken before the collector: no caller is to wait for the disk
     // there.
     let syncing = inner.durability.lock();
-    if let Err(error) = inner.sync(&syncing) {
+    // The kernel may have told another caller of a failure to write a part of it.
+    let synced = inner.sync(&syncing);
+    let whole = synced.and_then(|()| inner.state.lock().write_back.refuse_tainted_since(began));
+    if let Err(error) = whole {
         throw_away(inner, merged)?;
         return Err(error);
     }
@@ -383,7 +387,8 @@ fn give(inner: &Inner, holders: &mut Holders, count: usize, merged: LayerId) -> 
 }
 
 fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
-    let thrown = inner.throw_away(&inner.dirs.layers, merged.to_string().as_ref());
+    let name = merged.to_string();
+    let thrown = inner.with_reserve(|| inner.throw_away(&inner.dirs.layers, name.as_ref()));
     thrown.context("move a merged layer to trash/").map(drop)
 }
 
@@ -443,9 +448,8 @@ fn make(
             } else {
                 &inner.dirs.layers
             };
-            inner
-                .throw_away(from, name.as_ref())
-                .context("move an incomplete merged layer to trash/")?;
+            let thrown = inner.with_reserve(|| inner.throw_away(from, name.as_ref()));
+            thrown.context("move an incomplete merged layer to trash/")?;
             Err(error)
         }
     }
