@@ -11,7 +11,7 @@ use super::shared::Inner;
 use super::types::VolumeState;
 use crate::model::{LayerId, SealPlan, VolumeRecord};
 use crate::store;
-use crate::sys::Dir;
+use crate::sys::{Dir, Errno};
 
 /// Tells the pod's owners if a process still holds open, after a while, what is to be sealed.
 pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
@@ -46,9 +46,17 @@ pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
 
 /// A directory in `pending/` is an intent to seal; in the trash it is none.
 pub(super) fn withdraw_seal_intent(inner: &Inner, key: LayerId) -> Result<()> {
-    // A directory may need a block for one more name.
     let name = key.to_string();
-    let throw_away = || inner.throw_away_if_there(&inner.dirs.pending, name.as_ref());
+    let (pending, trash) = (&inner.dirs.pending, &inner.dirs.trash);
+    // It keeps its name: a process that still reads the volume is looked for there.
+    let throw_away = || match pending.rename(&name, trash, &name) {
+        Err(error) if error.is(Errno::ENOENT) => Ok(()),
+        Err(error) if matches!(error.errno(), Errno::EEXIST | Errno::ENOTEMPTY) => {
+            inner.throw_away_if_there(pending, name.as_ref())
+        }
+        result => result,
+    };
+    // A directory may need a block for one more name.
     let thrown = inner.with_reserve(throw_away);
     thrown.context("move the volume to trash/")
 }
@@ -115,5 +123,38 @@ impl Inner {
         };
         self.state.notify();
         last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Config, Engine};
+
+    /// Whether a process still reads it is asked there.
+    #[tokio::test]
+    async fn a_withdrawn_volume_keeps_its_name_in_the_trash() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let engine = Engine::open(Config::of_copies(folder.path())).await;
+        let engine = engine.expect("it opens");
+        let dirs = &engine.inner.dirs;
+        let key = LayerId::from_bits(7);
+        let name = key.to_string();
+        // The collector empties the trash meanwhile.
+        let collector = engine.inner.collector.lock();
+        for _ in 0..2 {
+            dirs.pending.create_dir(&name, 0o700).expect("mkdir");
+            dirs.pending
+                .open_beneath(&name)
+                .expect("open")
+                .write_new("file", b"")
+                .expect("write");
+            withdraw_seal_intent(&engine.inner, key).expect("withdrawn");
+            assert!(dirs.trash.has(&name).expect("stat"));
+            assert!(!dirs.pending.has(&name).expect("stat"));
+        }
+        withdraw_seal_intent(&engine.inner, key).expect("it is not there");
+        drop(collector);
+        engine.shutdown().await;
     }
 }

@@ -236,6 +236,16 @@ async fn a_freeze_that_was_cut_short_is_taken_back_and_one_that_was_indexed_is_f
     assert!(!volume.exists());
     assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
 
+    // A merge has given another volume other layers since, and the snapshot still has this one.
+    let other = bench.create("other").await;
+    bench.engine.shutdown().await;
+    let left = bench.config.pool.join("volumes").join(other.id.as_str());
+    fs::create_dir(&left).expect("as before it was cleared");
+    fs::create_dir(left.join(format!("freezing.{}", snapshot.layers[0]))).expect("marker");
+    let bench = bench.restart().await;
+    assert!(!left.exists());
+    assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+
     // A claim that the index has no more, and one that was being made.
     bench.engine.shutdown().await;
     fs::create_dir_all(bench.config.pool.join("volumes/vol-gone/top")).expect("gone");

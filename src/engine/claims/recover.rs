@@ -69,12 +69,13 @@ pub(in crate::engine) fn recover_volume(
     mounts: &[MountEntry],
     state: &mut State,
 ) -> Result<()> {
+    // A freeze that was committed may have left its marker, and a later merge may have given this
+    // volume other layers. Then a clone or a snapshot still has the layer.
+    let undone = going_to(dir)?.filter(|layer| !state.is_stacked(layer));
     let Some(held) = state.claims.get_mut(id) else {
         return Ok(());
     };
-    if let Some(layer) = going_to(dir)?
-        && !held.claim.layers.contains(&layer)
-    {
+    if let Some(layer) = undone {
         tracing::info!(volume.id = %id, %layer,
             "undoing an interrupted snapshot or clone of the volume");
         return_content(inner, dir, layer)?;
