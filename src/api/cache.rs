@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fence::{NameKind, coverage};
-use crate::model::Coverage;
+use crate::model::{CacheKey, Coverage};
 
 /// The finalizer of a `Cache`. With it, a deletion is the order to clear.
 pub const CLEAR: &str = "baggageclaim.concourse-ci.org/clear";
@@ -47,6 +47,12 @@ pub const MIRRORED: &str = "baggageclaim.concourse-ci.org/mirrored";
     validation = ("self == oldSelf", "a Cache is immutable"),
     validation = ("has(self.key) != has(self.prefix)", "a Cache has a key or a prefix"),
     validation = ("self.kind != 'Artifact'", "an output is no cache"),
+    // The limits of the fields below count characters.
+    validation = ("!has(self.key) || size(bytes(self.key)) <= 256", "a key has at most 256 bytes"),
+    validation = (
+        "!has(self.prefix) || size(bytes(self.prefix)) <= 256",
+        "a prefix has at most 256 bytes"
+    ),
 )]
 pub struct CacheSpec {
     /// `TaskCache` or `ResourceCache`
@@ -119,6 +125,32 @@ impl Cache {
     pub fn covers(&self) -> Result<Coverage, String> {
         let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
         let (key, prefix) = (self.spec.key.as_deref(), self.spec.prefix.as_deref());
+        if let Some(Err(error)) = prefix.map(str::parse::<CacheKey>) {
+            return Err(format!("prefix {error}"));
+        }
         coverage(namespace, Some(self.spec.kind), key, prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_no_longer_than_a_key_may_be() {
+        let covers = |prefix: &str| {
+            let spec = CacheSpec {
+                kind: NameKind::TaskCache,
+                key: None,
+                prefix: Some(prefix.to_owned()),
+            };
+            let mut cache = Cache::new("c", spec);
+            cache.metadata.namespace = Some("ci".to_owned());
+            cache.covers()
+        };
+        assert!(covers(&"x".repeat(256)).is_ok());
+        // 256 characters, and so the API server's limit of the length lets it pass.
+        let why = covers(&"\u{1f600}".repeat(256)).expect_err("it is too long");
+        assert_eq!(why, "prefix is 1024 bytes long, at most 256 are allowed");
     }
 }

@@ -2,16 +2,23 @@
 //! back: reports, orders, fences, and what namespaces use. What the other side sent is checked
 //! here. `find` has the calls beside the stream.
 
+use std::cmp::Reverse;
+
+use prost::Message as _;
+
 use crate::catalog::{Author, Entry, NameHash, Report, State, Supersede, ToldCache, Version};
 use crate::engine::NameState;
 use crate::model::{
-    ArtifactId, Bucket, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name, NameError, NameKind,
-    NamespaceUsage, NodeId, Reference, Tenant, Timestamp,
+    ArtifactId, Bucket, CacheKey, Coverage, CutOff, Fence, Fences, MAX_BUCKETS, Name, NameError,
+    NameKind, NamespaceUsage, NodeId, Reference, Tenant, Timestamp,
 };
 use crate::proto::hub::v1 as wire;
 
 /// The highest number of a fence that a node may have applied: there is room for later ones.
 const MOST_FENCE: u64 = 1 << 62;
+
+/// How many bytes each fence takes beside its own: its field and its length.
+const OF_ONE: usize = 8;
 
 /// What decides between two commits of one millisecond.
 pub(super) fn tie(artifact: ArtifactId) -> u32 {
@@ -295,6 +302,10 @@ pub(super) fn received_fence(fence: &wire::Fence) -> Result<Fence, String> {
             return Err(format!("kind: {} is not known", fence.kind));
         }
         (None, _) => Coverage::Namespace(tenant),
+        // The API server counts characters, and keeps no longer one.
+        (Some(_), true) if fence.key.chars().count() > CacheKey::MAX_LEN => {
+            return Err("prefix: it is too long".to_owned());
+        }
         (Some(of), true) => Coverage::Prefix {
             tenant,
             kind: of.cache().ok_or("prefix: only of caches")?,
@@ -318,6 +329,23 @@ pub(super) fn received_fence(fence: &wire::Fence) -> Result<Fence, String> {
     })
 }
 
+/// The newest fences of a node that have room in so many bytes, and the highest number of the
+/// others; 0: there are no others.
+pub(super) fn newest_fences(fences: &Fences, most: usize) -> (Vec<wire::Fence>, u64) {
+    let mut all: Vec<&Fence> = fences.all().collect();
+    all.sort_by_key(|fence| Reverse(fence.number));
+    let (mut told, mut bytes) = (Vec::new(), 0);
+    for one in all {
+        let message = fence(one);
+        bytes += message.encoded_len() + OF_ONE;
+        if bytes > most {
+            return (told, one.number);
+        }
+        told.push(message);
+    }
+    (told, 0)
+}
+
 /// The fences of a node that says Hello.
 pub(super) fn fences_of(hello: &wire::Hello) -> Result<Fences, String> {
     let mut fences = Fences::default();
@@ -325,6 +353,7 @@ pub(super) fn fences_of(hello: &wire::Hello) -> Result<Fences, String> {
         let fence = received_fence(fence).map_err(|why| format!("fences: {why}"))?;
         fences.insert(fence);
     }
+    fences.forget(applied(hello.omitted)?);
     fences.note_applied(applied(hello.applied)?);
     Ok(fences)
 }
@@ -360,10 +389,9 @@ pub(super) fn say(status: &tonic::Status) -> String {
 mod tests {
     use super::*;
     use crate::engine::NamedContent;
-    use prost::Message as _;
 
-    use super::super::limits::{MOST_MESSAGE, SENT_ENTRIES};
-    use crate::model::{CacheKey, CacheKind, Maker, Pod};
+    use super::super::limits::{MOST_HELLO, MOST_MESSAGE, MOST_TOLD, SENT_ENTRIES};
+    use crate::model::{CacheKind, Maker, Pod};
 
     fn name(reference: &str) -> Name {
         Name {
@@ -518,6 +546,10 @@ mod tests {
         };
         wrong(|fence| fence.kind = 9);
         wrong(|fence| fence.prefix = true);
+        wrong(|fence| {
+            fence.kind = wire::Kind::TaskCache.into();
+            (fence.key, fence.prefix) = ("x".repeat(257), true);
+        });
         wrong(|fence| fence.key = "A_B".to_owned());
         wrong(|fence| fence.tenant = String::new());
         wrong(|fence| fence.number = 5);
@@ -530,6 +562,48 @@ mod tests {
         let fences = fences_of(&hello).expect("it is valid");
         assert_eq!((fences.newest(), fences.all().count()), (12, 1));
         applied(u64::MAX).expect_err("it is refused");
+    }
+
+    #[test]
+    fn hello_has_room_however_many_fences_there_are_and_those_left_out_are_not_repeated() {
+        let mut chain = Fences::default();
+        for number in 1..=20_000 {
+            chain.insert(Fence {
+                number,
+                previous: number - 1,
+                id: u64::MAX - number,
+                covers: Coverage::Prefix {
+                    tenant: "x".repeat(63).parse().expect("a label"),
+                    kind: CacheKind::Task,
+                    // The longest one that the API server keeps.
+                    prefix: "\u{1f600}".repeat(256).into(),
+                },
+                repeats: Vec::new(),
+            });
+        }
+        let (fences, omitted) = newest_fences(&chain, MOST_TOLD);
+        assert_eq!(omitted + fences.len() as u64, 20_000);
+        let hello = wire::Hello {
+            node: "x".repeat(253),
+            fences,
+            applied: 20_000,
+            omitted,
+            ..wire::Hello::default()
+        };
+        let size = from_node(wire::from_node::Kind::Hello(hello.clone())).encoded_len();
+        assert!(
+            (MOST_TOLD - MOST_MESSAGE..MOST_HELLO).contains(&size),
+            "{size}"
+        );
+        let told = fences_of(&hello).expect("it is valid");
+        assert_eq!(told.newest(), 20_000);
+        assert_eq!(chain.owed_to(&told), []);
+        // What is told still restores a chain that was set back.
+        let mut older = chain.clone();
+        older.forget(19_998);
+        assert_eq!(Fences::default().owed_to(&older)[0].repeats.len(), 2);
+        let few = newest_fences(&older, MOST_TOLD);
+        assert_eq!((few.0.len(), few.1), (2, 0));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::limits::USAGE;
-use super::limits::{BEAT, MOST_MESSAGE, SENT_ENTRIES};
+use super::limits::{BEAT, MOST_MESSAGE, MOST_TOLD, SENT_ENTRIES};
 use super::{find, generations, messages, policies, rollbacks};
 use crate::catalog::{NameHash, Version, supersedes};
 use crate::distribution::FindDistribution;
@@ -237,12 +237,14 @@ impl Stream<'_> {
 
     /// Says which node this is, and all that it has.
     async fn begin(&mut self, id: &NodeId) -> Result<(), Status> {
+        let (fences, omitted) = messages::newest_fences(&self.engine.fences(), MOST_TOLD);
         let hello = wire::Hello {
             node: id.as_str().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             attempt: self.engine.now().0,
-            fences: self.engine.fences().all().map(messages::fence).collect(),
+            fences,
             applied: self.engine.fences().newest(),
+            omitted,
         };
         self.send(From::Hello(hello)).await?;
         self.clear_until_welcome().await?;

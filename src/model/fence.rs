@@ -283,6 +283,8 @@ impl Fences {
         let (ours, theirs) = (self.set(), node.set());
         let is_lost = |fence: &&Fence| fence.number > self.forgotten && !ours.contains(*fence);
         let lost = node.all().filter(is_lost);
+        // The node does not tell those that it has forgotten. It had applied them.
+        let is_told = |fence: &&Fence| fence.number > node.forgotten;
         let is_passed = |fence: &&Fence| fence.number <= node.newest && !theirs.contains(*fence);
         // A higher number is not enough: the other fence may be the older one.
         let counts = |by: &&Fence| by.number > node.newest || theirs.contains(*by);
@@ -290,7 +292,7 @@ impl Fences {
         let repeated: HashSet<u64> = repeats.copied().collect();
         let mut places: HashMap<&Coverage, usize> = HashMap::new();
         let mut owed: Vec<Clear> = Vec::new();
-        for fence in lost.chain(self.all().filter(is_passed)) {
+        for fence in lost.chain(self.all().filter(is_told).filter(is_passed)) {
             if repeated.contains(&fence.id) {
                 continue;
             }
@@ -452,6 +454,12 @@ mod tests {
         assert_eq!((chain.newest(), chain.all().count()), (5, 0));
         assert_eq!(chain.covering(&name("task-cache/a")), 0);
         assert_eq!(chain.owed_to(&node), []);
+        // A node that left out its oldest fences had applied them.
+        let mut whole = Fences::default();
+        whole.insert(first.clone());
+        let mut newer = Fences::default();
+        newer.forget(5);
+        assert_eq!(whole.owed_to(&newer), []);
         let owed = Fences::default().owed_to(&node);
         assert_eq!(
             (&owed[0].covers, &owed[0].repeats[..]),

@@ -58,6 +58,16 @@ fn neither_is_changed(plane: &ControlPlane, fence: &Fence) {
     fs::write(&file, both).expect("write");
     let (done, said) = plane.try_kubectl(&["apply", "-f", file.to_str().expect("text")]);
     assert!(!done && said.contains("a key or a prefix"), "{said}");
+    // 129 characters, and 516 bytes.
+    for field in ["key", "prefix"] {
+        let long = both.replace(
+            "key: a, prefix: b",
+            &format!("{field}: {}", "\u{1f600}".repeat(129)),
+        );
+        fs::write(&file, long).expect("write");
+        let (done, said) = plane.try_kubectl(&["apply", "-f", file.to_str().expect("text")]);
+        assert!(!done && said.contains("has at most 256 bytes"), "{said}");
+    }
 }
 
 /// There is no controller manager that finishes the deletion.
