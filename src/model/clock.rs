@@ -9,7 +9,7 @@ pub const MAX_ROUND_TRIP_MS: u64 = 1_000;
 /// A stamp that is further ahead of the cluster's time than this counts as now.
 pub const MAX_AHEAD_MS: u64 = 60_000;
 
-/// A controller follows a node's clock that is further ahead than this. It is at least the largest
+/// A controller follows a node's clock that is further away than this. It is at least the largest
 /// error of two measurements. Otherwise two clocks could drive each other forward.
 const ADOPT_ABOVE_MS: u64 = 1_000;
 
@@ -102,12 +102,21 @@ impl ClusterClock {
 
     /// The controller's side: follows a node whose clock continues the time of an earlier
     /// controller. `node` is the node's time, if the node has ever measured an offset.
+    ///
+    /// The first node decides, also back: a machine whose clock is ahead must not make all content
+    /// older. After that, time goes forward only. Stamps of a node never go back.
     pub fn adopt(&mut self, node: Timestamp, local: Timestamp) {
-        let ahead = node.0.saturating_sub(self.time(local).0);
         let offset = difference(node.0, local.0);
-        if ahead > ADOPT_ABOVE_MS && offset.unsigned_abs() <= MAX_OFFSET_MS {
-            self.offset = Some(offset);
+        if offset.unsigned_abs() > MAX_OFFSET_MS {
+            return;
         }
+        let ahead = difference(node.0, self.time(local).0);
+        let follows = match self.offset {
+            None => ahead.unsigned_abs() > ADOPT_ABOVE_MS,
+            Some(_) => ahead > ADOPT_ABOVE_MS.cast_signed(),
+        };
+        let own = self.offset.unwrap_or(0);
+        self.offset = Some(if follows { offset } else { own });
     }
 }
 
@@ -177,6 +186,24 @@ mod tests {
             assert_eq!(answered, Err(Unmeasured::Far));
         }
         assert_eq!(clock.offset(), None);
+    }
+
+    #[test]
+    fn a_controller_with_a_fast_clock_goes_back_to_the_time_of_the_first_node_only() {
+        let mut controller = ClusterClock::default();
+        // Such a clock is wrong.
+        controller.adopt(Timestamp(T - MAX_OFFSET_MS - 1), Timestamp(T));
+        controller.adopt(Timestamp(T - 1_200_000), Timestamp(T));
+        assert_eq!(controller.time(Timestamp(T)), Timestamp(T - 1_200_000));
+        controller.adopt(Timestamp(T - 1_500_000), Timestamp(T));
+        assert_eq!(controller.time(Timestamp(T)), Timestamp(T - 1_200_000));
+        controller.adopt(Timestamp(T - 600_000), Timestamp(T));
+        assert_eq!(controller.time(Timestamp(T)), Timestamp(T - 600_000));
+        // The first node agrees with this controller.
+        let mut controller = ClusterClock::default();
+        controller.adopt(Timestamp(T - 1_000), Timestamp(T));
+        controller.adopt(Timestamp(T - 600_000), Timestamp(T));
+        assert_eq!(controller.time(Timestamp(T)), Timestamp(T));
     }
 
     #[test]

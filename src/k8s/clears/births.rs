@@ -2,8 +2,9 @@
 //! deleted while no controller ran, and the content is not the new one's.
 //!
 //! **Clocks.** Content is dated by the cluster's time, a namespace by the API server's clock. The
-//! two may differ, so ages are compared, each by the clock that gave the date. What remains is a
-//! clock that was set meanwhile: a new controller on another machine, or another API server.
+//! two may differ, so ages are compared, each by the clock that gave the date. A new controller on
+//! another machine continues the cluster's time from what the nodes say. What remains is a clock
+//! that was set meanwhile, another API server, or a controller that no node tells the time.
 //! [`SKEW`] is the margin for that.
 
 use std::collections::HashMap;
