@@ -40,7 +40,8 @@ pub use policy::{
     Used,
 };
 pub use pool::{
-    OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolState, PoolStatus,
+    MOST_NAMED, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolState,
+    PoolStatus,
 };
 pub use rollback::{Rollback, RollbackPhase, RollbackSpec, RollbackStatus};
 pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};

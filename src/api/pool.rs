@@ -103,6 +103,10 @@ pub struct PoolPeer {
     pub away: Vec<String>,
 }
 
+/// How many orphans of a kind a node names at a time. Each report names the next ones, so that those
+/// that nothing needs hide no others.
+pub const MOST_NAMED: usize = 100;
+
 /// Data that no object names. The driver keeps it. The controller makes the object again for what a
 /// PersistentVolume or a snapshot content names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]

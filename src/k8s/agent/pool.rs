@@ -13,8 +13,8 @@ use serde_json::json;
 use super::health::{self, Health};
 use super::{Error, names};
 use crate::api::{
-    self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolState, PoolStatus,
-    Volume, number,
+    self, MOST_NAMED, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolPeer, PoolSpec, PoolState,
+    PoolStatus, Volume, number,
 };
 use crate::distribution::Away;
 use crate::distribution::roster::Directory;
@@ -34,9 +34,6 @@ const REPORT: Duration = Duration::from_secs(60);
 const WRITE: Duration = Duration::from_secs(30);
 /// The steps in which the free space is reported.
 const STEPS: u64 = 16;
-/// How many orphans of a kind are named at a time. Each report names the next ones, so that those
-/// that nothing needs hide no others.
-const MOST_NAMED: usize = 100;
 /// How many peers are named that did not answer.
 const MOST_AWAY: usize = 20;
 

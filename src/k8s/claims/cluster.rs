@@ -180,7 +180,16 @@ impl Cluster {
         }
         for snapshot in self.seen_snapshots.all() {
             if snapshot.is_deleted() {
-                note(self.snapshots.remove(&snapshot).await);
+                let id = snapshot.metadata.name.as_deref().unwrap_or_default();
+                if let Ok(held) = id.parse()
+                    && let Ok(_alone) = self.running.take(held)
+                {
+                    let removed = self.snapshots.remove(&snapshot).await;
+                    if let Ok(true) = removed {
+                        self.sought.lock().note_gone(id, Instant::now());
+                    }
+                    note(removed);
+                }
             }
         }
     }
@@ -240,5 +249,84 @@ impl Cluster {
         let work = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(work));
         cluster.ready().await;
         (cluster, work)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::{MOST_NAMED, OrphanSnapshot, Orphans, PoolSpec, PoolStatus};
+    use crate::engine::claims::snapshot_id;
+    use crate::k8s::client::{client_of, is_watch, list_of};
+
+    #[tokio::test]
+    async fn a_deleted_snapshot_leaves_its_object_to_its_call_and_the_retry_has_nothing_to_find() {
+        let id = snapshot_id("s");
+        let snapshot = json!({
+            "metadata": {"name": id, "uid": "1", "resourceVersion": "1", "generation": 2},
+            "spec": {"name": "s", "nodeName": "node-1", "sources": ["v"], "wanted": "Absent"},
+            "status": {"phase": "Gone", "observedGeneration": 2, "pool": "p"},
+        });
+        // The node has more orphans than it names: a search takes minutes.
+        let orphan = OrphanSnapshot {
+            id: "another".to_owned(),
+            name: "another".to_owned(),
+            sources: Vec::new(),
+            members: Vec::new(),
+            group: false,
+        };
+        let mut pool = Pool::new("node-1", PoolSpec {});
+        pool.status = Some(PoolStatus {
+            orphans: Orphans {
+                count: 1_000,
+                snapshots: vec![orphan; MOST_NAMED],
+                ..Orphans::default()
+            },
+            ..PoolStatus::default()
+        });
+        let deletions = Arc::new(AtomicUsize::new(0));
+        let count = deletions.clone();
+        let client = client_of(move |request| {
+            let path = request.uri().path();
+            if is_watch(request) {
+                return None;
+            }
+            if request.method() == "DELETE" {
+                count.fetch_add(1, Ordering::Relaxed);
+                return Some((200, json!({"kind": "Status", "status": "Success"})));
+            }
+            let items = match path.rsplit('/').next()? {
+                "snapshots" => json!([snapshot]),
+                "pools" => json!([pool]),
+                name if name == snapshot["metadata"]["name"] => {
+                    let none = json!({"kind": "Status", "code": 404, "reason": "NotFound"});
+                    return Some((404, none));
+                }
+                _ => json!([]),
+            };
+            Some((200, list_of(&items)))
+        });
+        let hour = Duration::from_secs(3600);
+        let setup = Setup {
+            leak_grace: hour,
+            node_grace: hour,
+        };
+        let (cluster, work) = Cluster::new(client, setup);
+        let call = cluster.running.take(id.clone()).expect("no other call");
+        let work = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(work));
+        let listed = timeout(LONGEST, cluster.ready()).await;
+        listed.expect("all are listed");
+        cluster.sweep().await;
+        assert_eq!(deletions.load(Ordering::Relaxed), 0, "a call runs");
+        drop(call);
+        drop(work);
+        cluster.sweep().await;
+        assert_eq!(deletions.load(Ordering::Relaxed), 1);
+        let retried = cluster.order_gone(id.as_str(), false).await;
+        retried.expect("it is deleted");
     }
 }

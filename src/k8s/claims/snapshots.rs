@@ -50,6 +50,7 @@ impl Cluster {
                     group,
                     wanted: Wanted::Present,
                 };
+                self.sought.lock().note_taken(id.as_str());
                 // If another controller made it meanwhile, the next look finds it.
                 self.snapshots
                     .make(&Snapshot::new(id.as_str(), spec))
@@ -159,6 +160,8 @@ impl Cluster {
             let (snapshots, seen) = (&self.snapshots, &self.seen_snapshots);
             let check = self.check_unnamed(id, group);
             if self.delete(snapshots, seen, &object, until, check).await? {
+                // The answer may be lost.
+                self.sought.lock().note_gone(id, Instant::now());
                 return Ok(());
             }
         }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::decide::refusal;
-use crate::api::{Pool, Snapshot, bytes};
+use crate::api::{MOST_NAMED, Pool, Snapshot, bytes};
 use crate::engine::Result;
 
 /// How long a node names the same orphans: a minute, and as long again for a late report.
@@ -24,6 +24,8 @@ const MOST_TURNS: u32 = 200;
 #[derive(Debug, Default)]
 pub(super) struct Sought {
     snapshots: HashMap<String, Search>,
+    /// Those that their node has deleted since their last call, and when their object went.
+    gone: HashMap<String, Instant>,
     reports: HashMap<String, Reports>,
 }
 
@@ -56,12 +58,24 @@ impl Sought {
         self.note_reports(pools, now);
         // Of one that is deleted no more, or elsewhere, no call comes.
         let is_asked_for = |one: &Search| now < one.last + TURN * MOST_TURNS;
+        self.gone.retain(|_, at| now < *at + TURN * MOST_TURNS);
         self.snapshots.retain(|_, one| is_asked_for(one));
         for (id, one) in &mut self.snapshots {
             if let Some(named) = named(id) {
                 one.order = Some(named);
             }
         }
+    }
+
+    /// The object of a snapshot or a group went, since its node has deleted the data. The next call
+    /// has nothing to look for.
+    pub(super) fn note_gone(&mut self, id: &str, now: Instant) {
+        self.gone.insert(id.to_owned(), now);
+    }
+
+    /// It may be taken again.
+    pub(super) fn note_taken(&mut self, id: &str) {
+        self.gone.remove(id);
     }
 
     /// A report of a node that names some of its orphans names others than the one before. So it
@@ -98,6 +112,9 @@ impl Sought {
         now: Instant,
     ) -> Result<Option<Snapshot>> {
         self.note_reports(pools, now);
+        if named.is_none() && self.gone.contains_key(id) {
+            return Ok(None);
+        }
         let one = self.snapshots.entry(id.to_owned());
         let one = one.or_insert(Search {
             since: now,
@@ -132,9 +149,9 @@ fn to_name_all(pool: &Pool) -> Duration {
     };
     let orphans = &status.orphans;
     let named = orphans.snapshots.len() as u64;
-    // The count is that of volumes and snapshots. A node that has snapshots names some.
+    // The count is that of volumes and snapshots.
     let most = bytes(orphans.count).saturating_sub(orphans.volumes.len() as u64);
-    if named == 0 || most <= named {
+    if named < MOST_NAMED as u64 || most <= named {
         return Duration::ZERO;
     }
     let turns = u32::try_from(most / named + 1);
@@ -150,7 +167,7 @@ mod tests {
     };
     use crate::server::code_of;
 
-    /// A node that has so many orphans, and names two.
+    /// A node that has so many orphans, and names as many snapshots as fit.
     fn pool(count: i64) -> Pool {
         let orphan = |id: &str| OrphanSnapshot {
             id: id.to_owned(),
@@ -163,7 +180,7 @@ mod tests {
         pool.status = Some(PoolStatus {
             orphans: Orphans {
                 count,
-                snapshots: ["a", "b"].map(orphan).into(),
+                snapshots: (0..MOST_NAMED).map(|it| orphan(&it.to_string())).collect(),
                 ..Orphans::default()
             },
             ..PoolStatus::default()
@@ -188,7 +205,7 @@ mod tests {
         began: Instant,
         minutes: std::ops::RangeInclusive<u32>,
     ) -> Pool {
-        let mut pool = pool(4);
+        let mut pool = pool(200);
         for minute in minutes {
             pool.metadata.resource_version = Some(minute.to_string());
             let now = began + TURN / 2 * minute;
@@ -201,7 +218,7 @@ mod tests {
     fn a_snapshot_is_gone_when_all_orphans_were_named_since_it_is_looked_for() {
         let (mut sought, began) = (Sought::default(), Instant::now());
         let order = Some(order());
-        let (all, some) = ([pool(2)], [pool(4)]);
+        let (all, some) = ([pool(100)], [pool(200)]);
         let found = sought.find("c", None, &all, began);
         assert_eq!(found.expect("all are named"), None);
         let found = sought.find("c", order.clone(), &some, began);
@@ -241,7 +258,7 @@ mod tests {
 
     #[test]
     fn volumes_do_not_count_among_the_snapshots_that_are_named() {
-        let mut pool = pool(10_004);
+        let mut pool = pool(30_200);
         assert_eq!(to_name_all(&pool), TURN * MOST_TURNS);
         let status = pool.status.as_mut().expect("a status");
         let volume = OrphanVolume {
@@ -253,17 +270,38 @@ mod tests {
             capacity: 0,
             mutable: Mutable::default(),
         };
-        status.orphans.volumes = vec![volume; 10_000];
+        status.orphans.volumes = vec![volume; 30_000];
         assert_eq!(to_name_all(&pool), TURN * 3);
         let status = pool.status.as_mut().expect("a status");
-        status.orphans.snapshots.clear();
+        // More volumes than it names may be all of the others.
+        status.orphans.volumes.truncate(MOST_NAMED);
+        status.orphans.snapshots.pop();
         assert!(to_name_all(&pool).is_zero());
+    }
+
+    #[test]
+    fn a_snapshot_whose_object_went_with_its_data_is_not_looked_for() {
+        let (mut sought, began) = (Sought::default(), Instant::now());
+        let (some, order) = ([pool(200)], Some(order()));
+        sought.note_gone("c", began);
+        for _retry in 0..2 {
+            let found = sought.find("c", None, &some, began);
+            assert_eq!(found.expect("it is gone"), None);
+        }
+        // An older etcd was put back, and its node has it.
+        let found = sought.find("c", order.clone(), &some, began);
+        assert_eq!(found.expect("it is named"), order);
+        sought.note_taken("c");
+        assert!(sought.find("c", None, &some, began).is_err());
+        sought.note_gone("c", began);
+        sought.note(|_| None, &some, began + TURN * MOST_TURNS);
+        assert!(sought.find("c", None, &some, began).is_err());
     }
 
     #[test]
     fn a_snapshot_that_is_looked_for_no_more_is_forgotten() {
         let (mut sought, began) = (Sought::default(), Instant::now());
-        let some = [pool(4)];
+        let some = [pool(200)];
         assert!(sought.find("c", None, &some, began).is_err());
         let longest = TURN * MOST_TURNS;
         let find = |sought: &mut Sought, now| sought.find("c", None, &some, now).is_err();
