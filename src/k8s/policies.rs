@@ -12,7 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
+use kube::core::PartialObjectMeta;
 use kube::{Client, Resource as _, ResourceExt as _};
 use tokio::sync::watch;
 
@@ -21,6 +23,7 @@ use super::watched::{Namespaces, Watched};
 use crate::api::{CachePolicy, CachePolicyStatus, LabelOperator, NamespaceSelector, PolicyRule};
 use crate::hub;
 use crate::model::{NamePattern, NamespacePolicy, Rule, Tenant, parse_bytes};
+use crate::sys::on_thread;
 
 /// How long changes are gathered, and how often the controller looks without one.
 const GATHER: Duration = Duration::from_millis(100);
@@ -53,6 +56,7 @@ pub async fn keep(
         policies,
         namespaces,
         judged,
+        last: None,
     };
     tokio::join!(keeper.run(), say(client, to_say));
 }
@@ -93,10 +97,12 @@ struct Keeper {
     namespaces: Namespaces,
     /// For [`say`]. Each look sends, changed or not, so a write that failed is tried again.
     judged: watch::Sender<Judged>,
+    /// What was compiled last, and what was wrong with each object.
+    last: Option<(Input, Vec<Vec<String>>)>,
 }
 
 impl Keeper {
-    async fn run(self) {
+    async fn run(mut self) {
         let (mut policies, mut namespaces) = (self.policies.changes(), self.namespaces.changes());
         loop {
             policies.mark_unchanged();
@@ -110,22 +116,37 @@ impl Keeper {
         }
     }
 
-    async fn step(&self) {
+    async fn step(&mut self) {
         let are_known =
             self.namespaces.is_listed() && (self.policies.is_listed() || self.is_undefined().await);
         if !are_known {
             return;
         }
-        let objects = self.policies.all();
-        let labels = self.namespaces.all();
-        let labels: Labels = labels
-            .iter()
-            .map(|it| (it.name_any(), it.labels().clone()))
-            .collect();
-        let Compiled { policies, problems } = compile(&objects, &labels);
-        self.catalog.set_policies(policies);
+        let input = Input::new(self.policies.all(), &self.namespaces.all());
+        let objects = input.objects.clone();
+        if let Err(error) = self.compile_news(input).await {
+            tracing::warn!(%error, "the cache policies could not be put together yet; retrying");
+            return;
+        }
+        let problems = self.last.iter().flat_map(|(_, problems)| problems.clone());
         let judged = objects.into_iter().zip(problems).collect();
         self.judged.send_replace(Arc::new(judged));
+    }
+
+    /// Compiles the policies if they are other ones, on a thread of its own: many rules with
+    /// selectors, in a cluster of many namespaces, take seconds.
+    async fn compile_news(&mut self, input: Input) -> std::io::Result<()> {
+        if self.last.as_ref().is_some_and(|(last, _)| *last == input) {
+            return Ok(());
+        }
+        let compiled = on_thread("policies", move || {
+            let compiled = compile(&input.objects, &input.labels);
+            (input, compiled)
+        });
+        let (input, Compiled { policies, problems }) = compiled.await?;
+        self.catalog.set_policies(policies);
+        self.last = Some((input, problems));
+        Ok(())
     }
 
     /// Whether the kind is not defined at the API server. Then there is no policy.
@@ -134,6 +155,39 @@ impl Keeper {
             let group = CachePolicy::api_version(&());
             lists_none(self.client.list_api_group_resources(&group).await)
         }
+    }
+}
+
+/// What [`compile`] reads. Two are equal if that is, whatever else the objects say.
+struct Input {
+    /// In the order of their namespaces and names.
+    objects: Vec<Arc<CachePolicy>>,
+    labels: Labels,
+}
+
+impl Input {
+    fn new(
+        mut objects: Vec<Arc<CachePolicy>>,
+        namespaces: &[Arc<PartialObjectMeta<Namespace>>],
+    ) -> Self {
+        objects.sort_by_cached_key(|it| (it.namespace(), it.name_any()));
+        let labels = namespaces.iter();
+        let labels = labels.map(|it| (it.name_any(), it.labels().clone()));
+        Self {
+            objects,
+            labels: labels.collect(),
+        }
+    }
+}
+
+impl PartialEq for Input {
+    fn eq(&self, other: &Self) -> bool {
+        let same = |(one, other): (&Arc<CachePolicy>, &Arc<CachePolicy>)| {
+            one.metadata.namespace == other.metadata.namespace && one.spec == other.spec
+        };
+        self.labels == other.labels
+            && self.objects.len() == other.objects.len()
+            && self.objects.iter().zip(&other.objects).all(same)
     }
 }
 
@@ -360,6 +414,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::distribution::roster::NoNode;
+    use crate::k8s::client::client_of;
     use crate::model::{CommitRight, Name, Policies};
 
     const NOW: &str = "2026-11-25T17:00:00Z";
@@ -561,6 +617,63 @@ mod tests {
         assert_eq!(policies[&tenant("ci")], NamespacePolicy::closed());
         assert!(problems[0][0].ends_with(CLOSED), "{problems:?}");
         assert!(problems[1].is_empty() && policies.contains_key(&tenant("other")));
+    }
+
+    #[tokio::test]
+    async fn policies_are_compiled_on_another_thread_and_only_if_they_changed() {
+        let client = client_of(|_| None);
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let hub = hub::Hub::open(address, Arc::new(NoNode), LOOK).await;
+        let (policies, _) = Watched::open(client.clone(), "CachePolicies");
+        let (namespaces, _) = Namespaces::open(client.clone(), "namespaces");
+        let mut keeper = Keeper {
+            client,
+            catalog: hub.expect("it opens").handle(),
+            policies,
+            namespaces,
+            judged: watch::Sender::default(),
+            last: None,
+        };
+        let labels: Labels = (0..2_000)
+            .map(|it| (format!("namespace-{it}"), BTreeMap::new()))
+            .collect();
+        let rule = json!({"names": ["task-cache/x"], "read": {"namespaceSelector": {}}});
+        let rules: Vec<_> = std::iter::repeat_n(rule, 10).collect();
+        let input = |spec: serde_json::Value, status: Option<CachePolicyStatus>| {
+            let mut object = CachePolicy::clone(&object("ci", spec));
+            object.status = status;
+            Input {
+                objects: vec![Arc::new(object)],
+                labels: labels.clone(),
+            }
+        };
+        let many = json!({"rules": rules});
+        let is_ready = async |keeper: &mut Keeper, input| {
+            let compiling = std::pin::pin!(keeper.compile_news(input));
+            futures_util::poll!(compiling).is_ready()
+        };
+        // The other thread may be faster than this one, but hardly each time.
+        let mut gives_way = false;
+        for _ in 0..10 {
+            keeper.last = None;
+            gives_way |= !is_ready(&mut keeper, input(many.clone(), None)).await;
+        }
+        assert!(gives_way, "it is compiled here");
+        let done = keeper.compile_news(input(many.clone(), None)).await;
+        done.expect("compiled");
+        let changed = Some(CachePolicyStatus::default());
+        let told = input(many.clone(), changed);
+        // Without another thread, it is done at once.
+        assert!(is_ready(&mut keeper, told).await, "nothing is new");
+        let fewer = || input(json!({"rules": rules[1..]}), None);
+        let mut moved = fewer();
+        moved.labels.pop_first();
+        for new in [fewer(), moved] {
+            let (objects, labels) = (new.objects.clone(), new.labels.clone());
+            keeper.compile_news(new).await.expect("compiled");
+            let last = keeper.last.as_ref().map(|(last, _)| last);
+            assert!(last == Some(&Input { objects, labels }));
+        }
     }
 
     #[test]
