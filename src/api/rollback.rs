@@ -69,7 +69,8 @@ pub enum RollbackPhase {
 }
 
 /// What the controller has done. With the phase `Ordered`, `node`, `generation` and `stamp` stay: a
-/// repeated order has the same effect as the first one.
+/// repeated order has the same effect as the first one. Only `node` changes, if it has lost the
+/// generation.
 // A merge keeps what is not written. So what is not known is written as null.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

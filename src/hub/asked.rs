@@ -25,6 +25,22 @@ pub struct Generation {
     pub made_by: Option<Maker>,
 }
 
+/// Why a node did not carry out an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RollbackRefusal {
+    /// For people.
+    pub why: String,
+    /// It has no such generation any more. Another node may have it.
+    pub is_gone: bool,
+}
+
+impl From<String> for RollbackRefusal {
+    fn from(why: String) -> Self {
+        let is_gone = false;
+        Self { why, is_gone }
+    }
+}
+
 /// The questions of one kind that wait for nodes.
 #[derive(Debug)]
 pub(super) struct Questions<T> {

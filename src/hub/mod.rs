@@ -26,7 +26,7 @@ mod rollbacks;
 mod serve;
 mod service;
 
-pub use asked::Generation;
+pub use asked::{Generation, RollbackRefusal};
 pub use budgets::Used;
 pub use chain::ClearOrder;
 pub use figures::Figures;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use super::asked::RollbackRefusal;
 use super::handle::Handle;
 use super::messages;
 use super::serve::Attached;
@@ -63,7 +64,7 @@ impl Handle {
         &self,
         node: &NodeId,
         order: &RollbackOrder,
-    ) -> Option<Result<(), String>> {
+    ) -> Option<Result<(), RollbackRefusal>> {
         let mut answers = {
             let mut state = self.0.state.lock();
             // The newest stream: after a reconnect an earlier one is about to end.
@@ -133,11 +134,15 @@ impl Handle {
 impl Attached {
     /// An answer of the node.
     pub(super) fn rolled_back(&self, answer: wire::RolledBack) -> Result<(), Status> {
-        let why = answer.refused;
+        let (why, is_gone) = (answer.refused, answer.gone);
         if why.len() > MOST_REASON {
             return Err(Status::invalid_argument("the reason is too long"));
         }
-        let done = if why.is_empty() { Ok(()) } else { Err(why) };
+        let done = if why.is_empty() {
+            Ok(())
+        } else {
+            Err(RollbackRefusal { why, is_gone })
+        };
         let mut state = self.inner.state.lock();
         let answer_of = (self.node.clone(), done);
         state.rollbacks.answered(answer.question, answer_of);
@@ -157,16 +162,20 @@ pub(super) fn obey(
         let question = order.question;
         let done = match parsed(order) {
             Ok((name, to, order)) => roll_back(&engine, &tier, name, to, order).await,
-            Err(why) => Err(Some(why)),
+            Err(why) => Err(Some(why.into())),
         };
-        let mut refused = match done {
-            Ok(()) => String::new(),
-            Err(Some(why)) => why,
+        let (mut refused, gone) = match done {
+            Ok(()) => (String::new(), false),
+            Err(Some(refusal)) => (refusal.why, refusal.is_gone),
             // Without an answer the controller repeats the order.
             Err(None) => return,
         };
         refused.truncate(refused.floor_char_boundary(MOST_REASON));
-        let answer = wire::RolledBack { question, refused };
+        let answer = wire::RolledBack {
+            question,
+            refused,
+            gone,
+        };
         // The stream may have ended.
         let _sent = to.send(messages::from_node(From::RolledBack(answer))).await;
     });
@@ -192,8 +201,8 @@ async fn roll_back(
     name: Name,
     to: ArtifactId,
     order: engine::RollbackOrder,
-) -> Result<(), Option<String>> {
-    let not_yet = |error: &dyn fmt::Display| -> Option<String> {
+) -> Result<(), Option<RollbackRefusal>> {
+    let not_yet = |error: &dyn fmt::Display| -> Option<RollbackRefusal> {
         tracing::warn!(%name, earlier.id = %to, %error,
             "an order of the controller to roll back is not carried out yet; the controller \
              repeats it");
@@ -212,8 +221,8 @@ async fn roll_back(
 }
 
 /// Why an order will never be carried out here. `None`: another time it may be, or it was.
-fn refusal(error: &engine::Error) -> Option<String> {
-    match error {
+fn refusal(error: &engine::Error) -> Option<RollbackRefusal> {
+    let why = match error {
         engine::Error::NoSuchName(_) => Some("the node no longer has this generation".to_owned()),
         engine::Error::NameTaken(name) => Some(format!(
             "newer content of {name} was committed since the order was given"
@@ -223,7 +232,9 @@ fn refusal(error: &engine::Error) -> Option<String> {
         )),
         engine::Error::Unsupported { .. } => Some(message_of(error)),
         _ => None,
-    }
+    };
+    let is_gone = matches!(error, engine::Error::NoSuchName(_));
+    why.map(|why| RollbackRefusal { why, is_gone })
 }
 
 #[cfg(test)]
@@ -242,7 +253,9 @@ mod tests {
             Error::NameTaken(name()),
             Error::Cleared(name()),
         ] {
-            assert!(refusal(&last).is_some(), "{last}");
+            let refused = refusal(&last).expect("it ends here");
+            let is_gone = matches!(last, Error::NoSuchName(_));
+            assert_eq!(refused.is_gone, is_gone, "{last}");
         }
         for passing in [
             Error::Degraded("disk".to_owned()),

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status, Streaming};
 
-use super::asked::{Generation, Questions};
+use super::asked::{Generation, Questions, RollbackRefusal};
 use super::figures::Figures;
 use super::limits::MOST_ENTRIES;
 use super::messages;
@@ -73,7 +73,7 @@ pub(super) struct State {
     /// Questions of people that wait for nodes.
     pub(super) questions: Questions<Vec<Generation>>,
     /// Rollbacks that wait for nodes.
-    pub(super) rollbacks: Questions<Result<(), String>>,
+    pub(super) rollbacks: Questions<Result<(), RollbackRefusal>>,
 }
 
 /// The way to a node.

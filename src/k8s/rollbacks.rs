@@ -29,7 +29,7 @@ use super::clears::{ApiTime, Error, api_time, do_all, failed};
 use super::client::{deletion_of, has_code, patch_status_as_read};
 use super::watched::Watched;
 use crate::api::{self, Rollback, RollbackPhase, RollbackStatus};
-use crate::hub::{self, Generation, Generations, RollbackOrder};
+use crate::hub::{self, Generation, Generations, RollbackOrder, RollbackRefusal};
 use crate::model::{ArtifactId, Name, NodeId, Timestamp};
 
 /// How often the objects are looked at without a change, and the pause between two looks.
@@ -179,7 +179,9 @@ impl Keeper {
         let is_incomplete = self.catalog.is_incomplete();
         match choose(object, &told, is_incomplete, &others) {
             Choice::Order(node, generation, newest) => {
-                let stamp = self.catalog.commit_time(&name, newest);
+                // An earlier order keeps its time: what was committed since must not be replaced.
+                let ordered = status.stamp.map(|stamp| Timestamp(api::bytes(stamp)));
+                let stamp = ordered.unwrap_or_else(|| self.catalog.commit_time(&name, newest));
                 status.phase = RollbackPhase::Ordered;
                 status.node = Some(node.as_str().to_owned());
                 status.generation = Some(generation.to_string());
@@ -230,10 +232,14 @@ impl Keeper {
         };
         let answer = if is_late {
             let told = self.catalog.generations(&order.name).await;
-            late(&order, &node, &told, self.catalog.is_incomplete())
+            let ended = late(&order, &node, &told, self.catalog.is_incomplete());
+            ended.map(|ended| ended.map_err(RollbackRefusal::from))
         } else {
             let answer = self.catalog.roll_back(&node, &order).await;
-            let said = |why| format!("node {} did nothing: {why}", node.as_str());
+            let said = |refusal: RollbackRefusal| RollbackRefusal {
+                why: format!("node {} did nothing: {}", node.as_str(), refusal.why),
+                ..refusal
+            };
             answer.map(|done| done.map_err(said))
         };
         let (reference, node) = (&order.name.reference, node.as_str());
@@ -251,7 +257,11 @@ impl Keeper {
                 );
                 self.end(object, status, Ok(said)).await
             }
-            Some(Err(why)) => self.end(object, status, Err(why)).await,
+            Some(Err(refusal)) if refusal.is_gone => {
+                let status = looked_for_again(status, &refusal.why);
+                self.tell(object, &status).await.map(drop)
+            }
+            Some(Err(refusal)) => self.end(object, status, Err(refusal.why)).await,
             None => {
                 status.message = Some(format!(
                     "node {node} has not confirmed the order: it has no connection to the \
@@ -322,6 +332,17 @@ fn to_look_at(mut all: Vec<Arc<Rollback>>) -> Vec<Arc<Rollback>> {
     all
 }
 
+/// The status of an order whose node has no such generation any more: the next look finds another
+/// node that has it, or says that there is none. The generation and the time of the commit stay.
+fn looked_for_again(mut status: RollbackStatus, why: &str) -> RollbackStatus {
+    status.phase = RollbackPhase::Waiting;
+    status.node = None;
+    status.message = Some(format!(
+        "{why}; the controller looks for another node that has it"
+    ));
+    status
+}
+
 /// How an order has ended that its node has not answered in time. `None`: its node is away, and may
 /// have carried it out; or other nodes that may tell have not connected yet.
 fn late(
@@ -363,7 +384,11 @@ fn choose(
     if let Some(done) = done_before(object, told, others) {
         return done;
     }
-    let is_wanted = |id: ArtifactId| id.to_string().starts_with(&spec.to);
+    // One that was ordered before, of a node that lost it.
+    let status = object.status.as_ref();
+    let whole = status.and_then(|status| status.generation.as_ref());
+    let to = whole.unwrap_or(&spec.to);
+    let is_wanted = |id: ArtifactId| id.to_string().starts_with(to);
     let mut matching = told.found.iter().filter(|(_, it)| is_wanted(it.id));
     if let Some((node, wanted)) = matching.next() {
         if matching.any(|(_, other)| other.id != wanted.id) {
@@ -502,6 +527,33 @@ mod tests {
             choose(&object("aa"), &copies, false, &[]),
             Choice::Order(..)
         ));
+    }
+
+    #[test]
+    fn an_order_whose_node_lost_the_generation_goes_to_the_next_holder() {
+        let mut order = object("aa");
+        let ordered = RollbackStatus {
+            phase: RollbackPhase::Ordered,
+            node: Some("n1".to_owned()),
+            generation: Some(A.to_owned()),
+            stamp: Some(7),
+            ..RollbackStatus::default()
+        };
+        let again = looked_for_again(ordered, "node n1 did nothing");
+        assert_eq!((again.phase, &again.node), (RollbackPhase::Waiting, &None));
+        assert_eq!(again.stamp, Some(7), "a repeated order has the same effect");
+        order.status = Some(again);
+        // Another one that begins so came meanwhile.
+        let left = told(&[("n3", B, 9, true), ("n2", A, 5, true)], &[]);
+        let Choice::Order(node, generation, _) = choose(&order, &left, false, &[]) else {
+            panic!("another node has it");
+        };
+        assert_eq!(
+            (node.as_str(), generation.to_string()),
+            ("n2", A.to_owned())
+        );
+        let why = fails(choose(&order, &told(&[], &[]), false, &[]));
+        assert!(why.contains("no connected node has any"), "{why}");
     }
 
     #[test]
