@@ -215,12 +215,12 @@ mod tests {
         let dir = Dir::open(folder.path()).expect("it opens");
         let mut links = Links::holding(1 << 20, 8 << 20, &dir);
         let path = vec![b'd'; 60_000];
-        let inserted = (0..1000).map(|inode| {
+        let mut inserted = (0..1000).map(|inode| {
             let inserted = links.insert(number(1, inode), &path, 2);
             assert!(links.held <= 1 << 20);
             inserted
         });
-        let refused = inserted.filter_map(Result::err).next();
+        let refused = inserted.find_map(Result::err);
         assert!(
             matches!(refused, Some(Error::Unpackable { .. })),
             "{refused:?}"

@@ -128,7 +128,10 @@ async fn a_generation_that_is_rolled_back_is_the_newest_also_on_a_node_that_was_
     let refused = refused
         .expect("it answers")
         .expect_err("it has no such one");
-    assert!(refused.contains("no longer has"), "{refused}");
+    assert!(
+        refused.is_gone && refused.why.contains("no longer has"),
+        "{refused:?}"
+    );
 
     let withdraw = || handle.withdraw_older(&order.name, order.stamp, order.id);
     let has = |node: usize| nodes[node].bench.artifact(GO).is_some();
