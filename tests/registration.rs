@@ -536,6 +536,8 @@ async fn opens_again(lab: Lab, node: NodeProcess) {
     assert!(log.contains("the pool can be opened again"), "{log}");
     let node = NodeProcess::start(&lab, &[]);
     let before = log.matches(RETIRED).count();
+    // Before that, a SIGTERM would kill it.
+    node.logged("offered to kubelet", 1).await;
     node.logged(RETIRED, 2 - before).await;
     node.terminate().await;
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
