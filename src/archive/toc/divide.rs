@@ -1,4 +1,5 @@
 //! Divides a frame into pieces: a frame has only its bytes, and the table says where they belong.
+//! Only the division: `take` verifies the pieces and writes them.
 
 use std::sync::Arc;
 
