@@ -371,8 +371,8 @@ fn through_socket(tree: &Path, to: &Path) {
 
 /// Milliseconds that the work of both ends needs at least, on all cores at once: each core reads,
 /// compresses, decompresses and creates its share of the files, and waits for no other. Two cores
-/// that share a processor's caches and memory do less than twice the work of one, so the time of one
-/// core is not just divided.
+/// that share a processor's caches and memory do less than twice the work of one. So the time of
+/// one core is not divided.
 pub fn bound(tree: &Path, to: &Path, (count, size): (usize, usize)) -> f64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = count.div_ceil(cores).next_multiple_of(PER_DIR);

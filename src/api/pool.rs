@@ -103,8 +103,8 @@ pub struct PoolPeer {
     pub away: Vec<String>,
 }
 
-/// How many orphans of a kind a node names at a time. Each report names the next ones, so that those
-/// that nothing needs hide no others.
+/// How many orphans of a kind a node names at a time. Each report names the next ones, so that
+/// orphans that nothing needs do not hide others.
 pub const MOST_NAMED: usize = 100;
 
 /// Data that no object names. The driver keeps it. The controller makes the object again for what a

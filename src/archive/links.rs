@@ -9,11 +9,11 @@
 
 use std::collections::HashMap;
 
-use redb::{Database, ReadableDatabase, TableDefinition};
+use redb::TableDefinition;
 use rustix::fs::Stat;
 
 use super::error::{Error, Result, shown};
-use super::spill;
+use super::spill::{self, Spill};
 use crate::sys::Dir;
 
 /// How many bytes are remembered in memory.
@@ -35,11 +35,10 @@ pub(super) struct Links<'a> {
     /// How many bytes may be in memory, and how many of long paths in the temporary file.
     most: usize,
     most_spilled: usize,
-    temporary: &'a Dir,
     memory: HashMap<Identity, (Vec<u8>, u64)>,
     held: usize,
     spilled: usize,
-    file: Option<Database>,
+    file: Spill<'a>,
 }
 
 impl<'a> Links<'a> {
@@ -52,11 +51,10 @@ impl<'a> Links<'a> {
         Self {
             most,
             most_spilled,
-            temporary,
             memory: HashMap::new(),
             held: 0,
             spilled: 0,
-            file: None,
+            file: Spill::new(temporary),
         }
     }
 
@@ -88,10 +86,9 @@ impl<'a> Links<'a> {
             self.held -= last.as_ref().map_or(0, |path| EACH + path.len());
             return Ok(last);
         }
-        let Some(database) = &self.file else {
+        let Some(transaction) = self.file.read()? else {
             return Ok(None);
         };
-        let transaction = database.begin_read().map_err(spill::failed)?;
         let table = transaction.open_table(TABLE).map_err(spill::failed)?;
         let found = table.get(file).map_err(spill::failed)?;
         Ok(found.map(|path| path.value().to_vec()))
@@ -115,12 +112,7 @@ impl<'a> Links<'a> {
 
     /// Moves what is in memory into the file.
     fn flush(&mut self) -> Result<()> {
-        let database = match self.file.take() {
-            Some(database) => database,
-            None => spill::create(self.temporary)?,
-        };
-        let database = self.file.insert(database);
-        let transaction = spill::write(database)?;
+        let transaction = self.file.write()?;
         {
             let mut table = transaction.open_table(TABLE).map_err(spill::failed)?;
             for (file, (path, _)) in self.memory.drain() {
@@ -203,7 +195,8 @@ mod tests {
                 }
             }
             assert_eq!(links.find(number(2, 0)).expect("find"), None);
-            assert_eq!(links.file.is_some(), most < 100_000);
+            let was_written = links.file.read().expect("begun").is_some();
+            assert_eq!(was_written, most < 100_000);
         }
         assert!(dir.entries().expect("entries").is_empty(), "it has no name");
     }
@@ -226,5 +219,11 @@ mod tests {
             "{refused:?}"
         );
         assert!(links.spilled <= 9 << 20);
+        // Where all paths are of usual length, the number of entries is the limit.
+        let mut links = Links::holding(1 << 20, 8 << 20, &dir);
+        for inode in 0..100_000 {
+            let inserted = links.insert(number(2, inode), &path[..100], 2);
+            inserted.expect("they are short");
+        }
     }
 }

@@ -9,15 +9,15 @@ use std::ffi::{OsStr, OsString};
 use std::ops::Bound;
 use std::os::unix::ffi::OsStrExt;
 
-use redb::{Database, ReadableDatabase, TableDefinition};
+use redb::TableDefinition;
 
 use super::error::{Error, Result, shown};
-use super::spill;
+use super::spill::{self, Spill};
 use crate::sys::{Dir, FileKind};
 use crate::tree::Stop;
 
 /// How many bytes of names a walk holds, all levels together. A level takes at most half of what
-/// the levels above it left, or one name.
+/// the levels above it left.
 const MOST: usize = 16 << 20;
 /// What a name costs beside its bytes.
 const EACH: usize = 64;
@@ -47,9 +47,7 @@ const KINDS: [FileKind; 7] = [
 pub(super) struct Budget<'a> {
     most: usize,
     held: usize,
-    /// Where the temporary file is made.
-    temporary: &'a Dir,
-    file: Option<Database>,
+    file: Spill<'a>,
     /// How many directories went through the file, and how many bytes of names.
     spilled: u64,
     bytes: usize,
@@ -64,8 +62,7 @@ impl<'a> Budget<'a> {
         Self {
             most: bytes,
             held: 0,
-            temporary,
-            file: None,
+            file: Spill::new(temporary),
             spilled: 0,
             bytes: 0,
         }
@@ -78,12 +75,7 @@ impl<'a> Budget<'a> {
 
     /// Moves names into the file.
     fn spill(&mut self, directory: u64, names: &mut Vec<Name>) -> Result<()> {
-        let database = match self.file.take() {
-            Some(database) => database,
-            None => spill::create(self.temporary)?,
-        };
-        let database = self.file.insert(database);
-        let transaction = spill::write(database)?;
+        let transaction = self.file.write()?;
         {
             let mut table = transaction.open_table(TABLE).map_err(spill::failed)?;
             for (name, kind) in names.drain(..) {
@@ -106,10 +98,9 @@ impl<'a> Budget<'a> {
     /// The next names of a directory in the file, at least one, and whether they are the last.
     fn load(&self, directory: u64, after: Option<&OsStr>) -> Result<(VecDeque<Name>, bool)> {
         let (mut names, mut held, most) = (VecDeque::new(), 0, self.share());
-        let Some(database) = &self.file else {
+        let Some(transaction) = self.file.read()? else {
             return Ok((names, true));
         };
-        let transaction = database.begin_read().map_err(spill::failed)?;
         let table = transaction.open_table(TABLE).map_err(spill::failed)?;
         let first = match after {
             None => Bound::Included((directory, &b""[..])),
@@ -247,7 +238,7 @@ mod tests {
             }
             assert_eq!(names, expected, "with {bytes}");
             assert_eq!(budget.held, 0, "it is all given back");
-            assert_eq!(budget.file.is_some(), bytes < 200_000);
+            assert_eq!(budget.spilled > 0, bytes < 200_000);
         }
         let stopped = Sorted::default().next(&dir, &mut Budget::new(&temporary), &|| true);
         assert!(matches!(stopped, Err(Error::Stopped)));
@@ -281,26 +272,14 @@ mod tests {
             asked.set(asked.get() + 1);
             false
         };
-        let mut last = Sorted::default();
-        let mut count = 0;
-        while last
-            .next(&below, &mut budget, &ask)
-            .expect("next")
-            .is_some()
-        {
-            count += 1;
-        }
-        assert_eq!((count, asked.get()), (5000, 79));
+        let mut left = |level: &mut Sorted, dir: &Dir| {
+            let next = || level.next(dir, &mut budget, &ask).expect("next");
+            std::iter::from_fn(next).count()
+        };
+        assert_eq!(left(&mut Sorted::default(), &below), 5000);
+        assert_eq!(asked.get(), 79);
         for level in &mut levels {
-            let mut count = 1;
-            while level
-                .next(&above, &mut budget, &ask)
-                .expect("next")
-                .is_some()
-            {
-                count += 1;
-            }
-            assert_eq!(count, 300);
+            assert_eq!(left(level, &above), 299);
         }
         assert_eq!(budget.held, 0);
     }

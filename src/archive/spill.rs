@@ -6,7 +6,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use redb::{Database, Durability, StorageBackend, WriteTransaction};
+use redb::{
+    Database, Durability, ReadTransaction, ReadableDatabase, StorageBackend, WriteTransaction,
+};
 use rustix::fs::{Mode, OFlags};
 
 use super::error::{Error, Result};
@@ -15,8 +17,40 @@ use crate::sys::{self, Dir, Errno};
 /// How much of the file is in memory.
 const CACHE: usize = 4 << 20;
 
-/// Makes a database in `dir`, which has no name there.
-pub(super) fn create(dir: &Dir) -> Result<Database> {
+/// A temporary file that is made once something is written to it.
+pub(super) struct Spill<'a> {
+    dir: &'a Dir,
+    database: Option<Database>,
+}
+
+impl<'a> Spill<'a> {
+    /// None yet; it will lie in `dir`, and have no name there.
+    pub(super) fn new(dir: &'a Dir) -> Self {
+        let database = None;
+        Self { dir, database }
+    }
+
+    /// Begins to write. No other process reads the file.
+    pub(super) fn write(&mut self) -> Result<WriteTransaction> {
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => create(self.dir)?,
+        };
+        let database = self.database.insert(database);
+        let mut transaction = database.begin_write().map_err(failed)?;
+        let fast = transaction.set_durability(Durability::None);
+        fast.map_err(failed)?;
+        Ok(transaction)
+    }
+
+    /// Begins to read; `None`: nothing was written.
+    pub(super) fn read(&self) -> Result<Option<ReadTransaction>> {
+        let reading = self.database.as_ref().map(ReadableDatabase::begin_read);
+        reading.transpose().map_err(failed)
+    }
+}
+
+fn create(dir: &Dir) -> Result<Database> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, ".", flags, Mode::from_raw_mode(0o600))
         .map_err(|errno| dir.error("openat", ".", errno))?;
@@ -24,14 +58,6 @@ pub(super) fn create(dir: &Dir) -> Result<Database> {
         .set_cache_size(CACHE)
         .create_with_backend(Nameless(File::from(file)))
         .map_err(failed)
-}
-
-/// Begins to write. No other process reads the file.
-pub(super) fn write(database: &Database) -> Result<WriteTransaction> {
-    let mut transaction = database.begin_write().map_err(failed)?;
-    let fast = transaction.set_durability(Durability::None);
-    fast.map_err(failed)?;
-    Ok(transaction)
 }
 
 /// A full disk is an error of the system, as of every other write.

@@ -101,7 +101,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Whether each fork and each layer is a copy of a whole tree, so that its time grows with that.
+    /// Whether each fork and each layer is a copy of a whole tree: its time grows with the tree.
     fn copies(&self) -> bool {
         !self.stacks() && !self.has_snapshots()
     }

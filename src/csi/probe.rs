@@ -76,7 +76,7 @@ async fn ask(socket: &Path, reached: Arc<AtomicBool>) -> Result<bool, ProbeError
     let connector = tower::service_fn(move |_: Uri| {
         let (path, reached) = (path.clone(), reached.clone());
         async move {
-            // Its directory may not answer. Then one thread waits for it, and not one of each probe.
+            // The directory may not answer. Then one thread waits for it, not one for each probe.
             let connecting = CONNECTING.lock().await;
             let connect = async move {
                 let connected = UnixStream::connect(path).await;

@@ -95,9 +95,10 @@ async fn attempt(
     let pool = inner.pool_for_content(has_parent);
     let job = move |inner: &Arc<Inner>| {
         let result = match plan {
-            // It may have waited behind other copies.
-            Some(_) if pool == Pool::Forks && inner.is_closing() => Err(Error::ShuttingDown),
-            Some(plan) => publish_new(inner, &request, plan),
+            Some(plan) => {
+                let may_begin = inner.refuse_late(pool);
+                may_begin.and_then(|()| publish_new(inner, &request, plan))
+            }
             None => republish::publish_again(inner, &request),
         };
         // Otherwise released before the answer: the caller may go on with this volume at once.

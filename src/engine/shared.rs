@@ -205,11 +205,6 @@ impl Inner {
         self.threads.run(pool, move || job(&engine)).await?
     }
 
-    /// Whether the engine ends.
-    pub(super) fn is_closing(&self) -> bool {
-        self.state.lock().health.refuse_closing().is_err()
-    }
-
     /// The threads that make a volume's content. A copy of its parent may take minutes, and no
     /// unmount waits for it.
     pub(super) fn pool_for_content(&self, has_parent: bool) -> Pool {
@@ -218,6 +213,14 @@ impl Inner {
         } else {
             Pool::Calls
         }
+    }
+
+    /// Refuses a copy that waited behind others, if the engine ends meanwhile.
+    pub(super) fn refuse_late(&self, pool: Pool) -> Result<()> {
+        if pool == Pool::Forks {
+            self.state.lock().health.refuse_closing()?;
+        }
+        Ok(())
     }
 
     /// What this pool is, and in which boot.

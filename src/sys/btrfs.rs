@@ -221,14 +221,6 @@ impl Dir {
         cleared.map(drop)
     }
 
-    /// Whether the subvolume with this root was made read-only.
-    pub fn is_subvolume_read_only(&self) -> Result<bool> {
-        let mut flags = Flags(0);
-        ioctl(self, request::BTRFS_IOC_SUBVOL_GETFLAGS, &mut flags)
-            .map_err(|errno| self.btrfs_error("BTRFS_IOC_SUBVOL_GETFLAGS", errno))?;
-        Ok(flags.0 & READ_ONLY != 0)
-    }
-
     /// Makes a subvolume read-only or writable. Its owner may do so without privilege.
     pub fn set_subvolume_read_only(&self, read_only: bool) -> Result<()> {
         let mut flags = Flags(if read_only { READ_ONLY } else { 0 });

@@ -35,7 +35,8 @@ const STEPS: usize = 8 * DEEPEST;
 ///
 /// No symlink is followed. A mount point is an error that names it (EXDEV for a directory, EBUSY
 /// for a file); its siblings may be gone already. Immutable and append-only flags are cleared if
-/// they block a removal, and read-only btrfs subvolumes in the tree become writable. Names are read in pieces: a million names take no more memory.
+/// they block a removal, and read-only btrfs subvolumes in the tree become writable. Names are read
+/// in pieces: a million names take no more memory.
 ///
 /// A process with a directory of the tree open may create entries as fast as they are deleted.
 /// After some passes that is ENOTEMPTY, or [`Error::Stopped`] once `stop` says so: on some
@@ -253,9 +254,9 @@ fn unguard(trash: &Dir, dir: &Dir, name: &Path, why: &sys::Error) -> sys::Result
     }
 }
 
-/// Makes the btrfs subvolume of `dir` writable, and tells whether it was read-only. A pod needs no
-/// privilege to make subvolumes, and to make them read-only. The subvolume of `trash` is not
-/// changed: it is none that a pod made.
+/// Makes the btrfs subvolume of `dir` writable; `false`: it is in none that a pod made. A pod needs
+/// no privilege to make subvolumes, and to make them read-only. The subvolume of `trash` is the
+/// pool's.
 fn make_writable(trash: &Dir, dir: &Dir) -> sys::Result<bool> {
     if dir.space()?.magic != Space::BTRFS {
         return Ok(false);
@@ -264,12 +265,8 @@ fn make_writable(trash: &Dir, dir: &Dir) -> sys::Result<bool> {
     if id == trash.subvolume_id()? {
         return Ok(false);
     }
-    let subvolume = dir.open_subvolume(id)?;
-    let was_read_only = subvolume.is_subvolume_read_only()?;
-    if was_read_only {
-        subvolume.set_subvolume_read_only(false)?;
-    }
-    Ok(was_read_only)
+    dir.open_subvolume(id)?.set_subvolume_read_only(false)?;
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ use super::names::{Names, share};
 /// Merges `layers` (their content, newest first, at least one) into a new directory `fs` of `into`.
 ///
 /// `bottom`: the last layer is the lowest of its stack, so no marks are kept. Files are linked, or
-/// copied if link(2) fails (EMLINK, EPERM for immutable ones, EXDEV): once for all names. Directories are new, with the
-/// attributes of the newest directory of that name. The layers must not change meanwhile.
+/// copied if link(2) fails (EMLINK, EPERM for immutable ones, EXDEV): once for all names.
+/// Directories are new, with the attributes of the newest directory of that name. The layers must
+/// not change meanwhile.
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {

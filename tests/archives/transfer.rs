@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use baggageclaim::archive::toc::{
     Holder, Packing, Patience, Receiver, Scanned, Table, Taken, Want, scan,
 };
-use baggageclaim::archive::{self, Codec, Error, Hashing, LayerMarks, Limits, Pack, Progress};
+use baggageclaim::archive::{
+    self, Codec, Error, Hashing, LayerMarks, Limits, Pack, Packed, Progress,
+};
 use baggageclaim::tree;
 use sha2::{Digest as _, Sha256};
 
@@ -636,6 +638,17 @@ fn holes_that_would_make_a_huge_table_are_refused_before_it_grows() {
     assert_eq!(image.metadata().expect("stat").len(), 500 * gib);
 }
 
+/// As an archive, which is thrown away.
+fn packed(lab: &Lab, from: &Path) -> Result<Packed, Error> {
+    let how = Pack {
+        codec: Codec::Plain,
+        devices: false,
+        hashing: Hashing::Both,
+        temporary: &open(&lab.dir("temporary")),
+    };
+    archive::pack(&open(from), Vec::new(), how, &Progress::default(), &never)
+}
+
 #[test]
 fn attributes_that_no_reader_takes_have_no_table_and_no_archive() {
     let lab = require_lab!(Fs::Xfs);
@@ -655,13 +668,7 @@ fn attributes_that_no_reader_takes_have_no_table_and_no_archive() {
             set(&from.join("file"), &name, &vec![b'v'; length]);
         }
         let (path, scanned) = try_scan(&lab, &from, case, &never);
-        let how = Pack {
-            codec: Codec::Plain,
-            devices: false,
-            hashing: Hashing::Both,
-            temporary: &open(&lab.dir("temporary")),
-        };
-        let packed = archive::pack(&open(&from), Vec::new(), how, &Progress::default(), &never);
+        let packed = packed(&lab, &from);
         if count == 1024 {
             scanned.expect("it has a table");
             table(&lab, &path, None).expect("which readers take");
@@ -684,13 +691,7 @@ fn a_path_that_no_reader_takes_has_no_table_and_no_archive() {
     let from = lab.dir("from");
     made::deep(&from, 33_000);
     let (_, scanned) = try_scan(&lab, &from, "table", &never);
-    let how = Pack {
-        codec: Codec::Plain,
-        devices: false,
-        hashing: Hashing::Both,
-        temporary: &open(&lab.dir("temporary")),
-    };
-    let packed = archive::pack(&open(&from), Vec::new(), how, &Progress::default(), &never);
+    let packed = packed(&lab, &from);
     for error in [scanned.err(), packed.err()] {
         let error = error.expect("it is refused");
         let is_told = error.to_string().contains("its path is too long");

@@ -22,11 +22,7 @@ pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir
     let Some(dir) = inner.volume_dir_if_there(&claim.id)? else {
         return Ok(None);
     };
-    let backend = &inner.backend;
-    if backend
-        .has_content(&dir)
-        .context("look at the volume's content")?
-    {
+    if is_made(inner, &dir)? {
         sweep(inner, &dir)?;
         return Ok(Some(dir));
     }
@@ -37,10 +33,12 @@ pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir
 
 /// Whether a volume's content was made.
 pub(super) fn has_content(inner: &Inner, id: &VolumeId) -> Result<bool> {
-    let Some(dir) = inner.volume_dir_if_there(id)? else {
-        return Ok(false);
-    };
-    let found = inner.backend.has_content(&dir);
+    let dir = inner.volume_dir_if_there(id)?;
+    dir.map_or(Ok(false), |dir| is_made(inner, &dir))
+}
+
+fn is_made(inner: &Inner, dir: &Dir) -> Result<bool> {
+    let found = inner.backend.has_content(dir);
     found.context("look at the volume's content")
 }
 

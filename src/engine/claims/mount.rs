@@ -43,12 +43,8 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
         }
     }
     let job = move |inner: &Arc<Inner>| {
-        let mounted = if pool == Pool::Forks && inner.is_closing() {
-            // It waited behind other copies.
-            Err(Error::ShuttingDown)
-        } else {
-            mount_now(inner, &request)
-        };
+        let may_begin = inner.refuse_late(pool);
+        let mounted = may_begin.and_then(|()| mount_now(inner, &request));
         inner.ask_for_room_after(&mounted);
         drop(guard);
         mounted

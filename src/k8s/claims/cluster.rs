@@ -258,8 +258,8 @@ mod tests {
 
     use serde_json::json;
 
+    use super::super::sought::tests::pool;
     use super::*;
-    use crate::api::{MOST_NAMED, OrphanSnapshot, Orphans, PoolSpec, PoolStatus};
     use crate::engine::claims::snapshot_id;
     use crate::k8s::client::{client_of, is_watch, list_of};
 
@@ -272,22 +272,7 @@ mod tests {
             "status": {"phase": "Gone", "observedGeneration": 2, "pool": "p"},
         });
         // The node has more orphans than it names: a search takes minutes.
-        let orphan = OrphanSnapshot {
-            id: "another".to_owned(),
-            name: "another".to_owned(),
-            sources: Vec::new(),
-            members: Vec::new(),
-            group: false,
-        };
-        let mut pool = Pool::new("node-1", PoolSpec {});
-        pool.status = Some(PoolStatus {
-            orphans: Orphans {
-                count: 1_000,
-                snapshots: vec![orphan; MOST_NAMED],
-                ..Orphans::default()
-            },
-            ..PoolStatus::default()
-        });
+        let pool = pool(1_000);
         let deletions = Arc::new(AtomicUsize::new(0));
         let count = deletions.clone();
         let client = client_of(move |request| {

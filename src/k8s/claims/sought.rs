@@ -159,7 +159,7 @@ fn to_name_all(pool: &Pool) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::api::{
         Mutable, OrphanSnapshot, OrphanVolume, Orphans, Parameters, PoolSpec, PoolStatus,
@@ -168,7 +168,7 @@ mod tests {
     use crate::server::code_of;
 
     /// A node that has so many orphans, and names as many snapshots as fit.
-    fn pool(count: i64) -> Pool {
+    pub(in crate::k8s::claims) fn pool(count: i64) -> Pool {
         let orphan = |id: &str| OrphanSnapshot {
             id: id.to_owned(),
             name: id.to_owned(),
