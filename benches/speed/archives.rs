@@ -48,7 +48,6 @@ impl Bench<'_> {
         }
         self.packs(&tree);
         self.unpacks(&tree);
-        self.unpack_and_bound(&tree);
         self.both_ends("20,000 files", &tree, 0.65);
         self.both_ends("one large file", &large, 0.6);
         self.both_ends_and_bound(&tree);
@@ -109,32 +108,6 @@ impl Bench<'_> {
             };
             self.turns(&format!("unpack 20,000 files, {name}"), goal, turn);
         }
-    }
-
-    /// Unpacking cannot be faster than decompressing, which takes one thread and has no parts that
-    /// several could take.
-    fn unpack_and_bound(&mut self, tree: &Path) {
-        let lab = self.lab;
-        let archive = lab.dir("archives").join("archive");
-        ours(
-            tree,
-            Codec::Zstd(1),
-            fs::File::create(&archive).expect("create"),
-        );
-        let open = || fs::File::open(&archive).expect("open");
-        let turn = || {
-            let to = lab.dir("archives/ours");
-            let ours = timed(|| from(open(), &to));
-            fs::remove_dir_all(&to).expect("remove");
-            let mut buffer = vec![0; 256 << 10];
-            let bound = timed(|| {
-                let mut plain = zstd::Decoder::new(open()).expect("zstd");
-                while plain.read(&mut buffer).expect("zstd") > 0 {}
-            });
-            (ours, bound)
-        };
-        let name = "unpack 20,000 files, zstd, against decompressing alone";
-        self.turns(name, 1.25, turn);
     }
 
     fn both_ends(&mut self, what: &str, tree: &Path, goal: f64) {
