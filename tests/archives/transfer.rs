@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::archive::toc::{
@@ -127,6 +127,50 @@ impl Held {
 fn take(receiver: &mut Receiver, bytes: &[u8]) -> archive::Result<u64> {
     let taken = receiver.take(bytes, PATIENT, &AtomicU64::default(), &never);
     taken.map(|taken| taken.pieces)
+}
+
+/// The bytes of all files below a directory.
+fn bytes_below(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).expect("read");
+    let bytes = entries.map(|entry| {
+        let entry = entry.expect("entry");
+        let metadata = entry.metadata().expect("stat");
+        match metadata.is_dir() {
+            true => bytes_below(&entry.path()),
+            false => metadata.len(),
+        }
+    });
+    bytes.sum()
+}
+
+/// A check for space that counted them as still to come would want their space twice.
+#[test]
+fn bytes_count_as_received_before_they_take_space() {
+    let lab = require_lab!(Fs::Ext4);
+    let from = lab.dir("from");
+    for number in 0..500 {
+        // Many share a frame, and some have frames of their own.
+        let size = if number % 50 == 0 { 900 << 10 } else { 3000 };
+        fs::write(from.join(number.to_string()), vec![1; size]).expect("write");
+    }
+    let held = hold(&lab, &from, "one");
+    let to = lab.dir("to");
+    let mut receiver = held.receiver(&to);
+    let (progress, most_missing) = (AtomicU64::default(), AtomicU64::default());
+    let look = || {
+        let there = bytes_below(&to);
+        let missing = there.saturating_sub(progress.load(Ordering::Relaxed));
+        most_missing.fetch_max(missing, Ordering::Relaxed);
+        false
+    };
+    let frames = held.send(&[ALL], 1);
+    receiver
+        .take(&frames[..], PATIENT, &progress, &look)
+        .expect("take");
+    assert_eq!(progress.load(Ordering::Relaxed), held.table.bytes());
+    // What is there beside the files: the receiver's own list of pieces.
+    let own = bytes_below(&to) - held.table.bytes();
+    assert!(most_missing.into_inner() <= own, "{own}");
 }
 
 /// What arrives is compared with this: as archives keep it.

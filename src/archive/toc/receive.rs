@@ -115,7 +115,7 @@ impl Receiver {
 
     /// Takes a stream of frames. On an error what was verified stays, and the rest can be asked for
     /// again. `from` is read by another thread; it must not block for longer than the patience.
-    /// Verified bytes that are new are added to `progress` as they come.
+    /// Verified bytes that are new are added to `progress`, each before it takes space.
     pub fn take(
         &mut self,
         from: impl Read + Send,

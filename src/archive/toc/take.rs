@@ -72,7 +72,7 @@ struct Pieces<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// `progress`: verified bytes that are new are added to it as they come.
+    /// `progress`: verified bytes that are new are added to it, each before it takes space.
     pub(super) fn new(table: Arc<Table>, done: &'a mut Done, progress: &'a AtomicU64) -> Self {
         let pieces = Mutex::new(Pieces {
             done,
@@ -220,7 +220,7 @@ impl<'a, 'b> Worker<'a, 'b> {
         if self.plain.len() != length(frame.plain) {
             return Err(wrong(frame, "its length is not what its record says"));
         }
-        let (target, place, mut bytes) = (self.target, &mut self.place, 0);
+        let (target, place) = (self.target, &mut self.place);
         let written = self.divider.divide(frame, &self.plain, |piece| {
             if stop() {
                 return Err(Error::Stopped);
@@ -228,15 +228,13 @@ impl<'a, 'b> Worker<'a, 'b> {
             if Sha256Sum::from(Sha256::digest(piece.bytes)) != piece.digest {
                 return Err(wrong(frame, "its content is not what the table says"));
             }
-            bytes += target.piece(place, piece)?;
-            Ok(())
+            target.piece(place, piece)
         });
         let noted = {
             let mut pieces = target.pieces.lock();
             pieces.taken.frames += 1;
             pieces.done.write()
         };
-        target.progress.fetch_add(bytes, Ordering::Relaxed);
         written?;
         noted?;
         target.refuse_repetition()
@@ -244,32 +242,27 @@ impl<'a, 'b> Worker<'a, 'b> {
 }
 
 impl Target<'_> {
-    /// Writes a piece that was verified, if it is new. Returns how many bytes are new.
-    fn piece(&self, place: &mut Place, piece: &Piece<'_>) -> Result<u64> {
+    /// Writes a piece that was verified, if it is new.
+    fn piece(&self, place: &mut Place, piece: &Piece<'_>) -> Result<()> {
         {
             let mut pieces = self.pieces.lock();
             if pieces.done.has(piece.number)? || !pieces.busy.insert(piece.number) {
                 pieces.taken.repeated += 1;
-                return Ok(0);
+                return Ok(());
             }
         }
-        let (parent, name) = split(piece.path);
-        place.enter(parent)?;
-        let (look, is_whole) = (&piece.row.look, piece.size <= CHUNK);
-        let file = place.create(name, look.mode, is_whole)?;
-        let full = place.here().path().join(name);
-        let file = File::from(file);
-        write(&file, piece.bytes, piece.place * CHUNK, piece.size)
-            .map_err(|error| sys::Error::new("write", &full, error))?;
-        let file = OpenFile::new(OwnedFd::from(file), full);
-        dress(&file, look, &piece.row.attributes)?;
+        // First: bytes that already take space must not count as still to come.
         let bytes = piece.bytes.len() as u64;
+        self.progress.fetch_add(bytes, Ordering::Relaxed);
+        write_piece(place, piece).inspect_err(|_| {
+            self.progress.fetch_sub(bytes, Ordering::Relaxed);
+        })?;
         let mut pieces = self.pieces.lock();
         pieces.done.set(piece.number)?;
         pieces.busy.remove(&piece.number);
         pieces.taken.pieces += 1;
         pieces.taken.bytes += bytes;
-        Ok(bytes)
+        Ok(())
     }
 
     /// Refuses a stream that repeats more than the whole layer: it may have no end.
@@ -284,7 +277,21 @@ impl Target<'_> {
     }
 }
 
-/// Writes a piece; aligned zeros become holes.
+/// Writes a piece into its file, which gets its attributes.
+fn write_piece(place: &mut Place, piece: &Piece<'_>) -> Result<()> {
+    let (parent, name) = split(piece.path);
+    place.enter(parent)?;
+    let (look, is_whole) = (&piece.row.look, piece.size <= CHUNK);
+    let file = place.create(name, look.mode, is_whole)?;
+    let full = place.here().path().join(name);
+    let file = File::from(file);
+    write(&file, piece.bytes, piece.place * CHUNK, piece.size)
+        .map_err(|error| sys::Error::new("write", &full, error))?;
+    let file = OpenFile::new(OwnedFd::from(file), full);
+    dress(&file, look, &piece.row.attributes)
+}
+
+/// Writes the bytes of a piece; aligned zeros become holes.
 fn write(file: &File, bytes: &[u8], offset: u64, size: u64) -> std::io::Result<()> {
     let grain = usize::try_from(GRAIN).expect("64 KiB");
     let is_hole = |part: &[u8]| part.len() == grain && part.iter().all(|&byte| byte == 0);
