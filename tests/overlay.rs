@@ -126,16 +126,17 @@ impl Pool {
     }
 
     fn sealed(&self, volume: &Dir, mounted: Mounted, number: u128) -> LayerId {
-        match self.backend().freeze(volume, Some(mounted.0)) {
-            // Held: another test's process, on its way to exec.
-            Ok(Freeze::Frozen | Freeze::Held(_)) => {}
-            other => panic!("not frozen: {other:?}"),
-        }
         // Another test may start a program at this moment, whose process holds copies of our
-        // descriptors until it execs.
+        // descriptors until it execs: even of a file that was open for writing.
+        let frozen = self.backend().freeze(volume, Some(mounted.0));
+        let is_busy = matches!(frozen.expect("freeze"), Freeze::Busy(_));
         eventually("it is free", || {
             !self.backend().in_use(volume).expect("in_use")
         });
+        if is_busy {
+            let frozen = self.backend().freeze(volume, None).expect("freeze");
+            assert!(matches!(frozen, Freeze::Frozen), "not frozen: {frozen:?}");
+        }
         let id = LayerId::from_bits(number);
         let layers = self.dir.open_beneath(layout::LAYERS).expect("layers");
         layers.create_dir(id.to_string(), 0o700).expect("a layer");

@@ -135,9 +135,10 @@ fn bytes_below(directory: &Path) -> u64 {
     let bytes = entries.map(|entry| {
         let entry = entry.expect("entry");
         let metadata = entry.metadata().expect("stat");
-        match metadata.is_dir() {
-            true => bytes_below(&entry.path()),
-            false => metadata.len(),
+        if metadata.is_dir() {
+            bytes_below(&entry.path())
+        } else {
+            metadata.len()
         }
     });
     bytes.sum()
