@@ -388,7 +388,7 @@ fn give(inner: &Inner, holders: &mut Holders, count: usize, merged: LayerId) -> 
 
 fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
     let name = merged.to_string();
-    let thrown = inner.with_reserve(|| inner.throw_away(&inner.dirs.layers, name.as_ref()));
+    let thrown = inner.throw_away(&inner.dirs.layers, name.as_ref());
     thrown.context("move a merged layer to trash/").map(drop)
 }
 
@@ -448,7 +448,7 @@ fn make(
             } else {
                 &inner.dirs.layers
             };
-            let thrown = inner.with_reserve(|| inner.throw_away(from, name.as_ref()));
+            let thrown = inner.throw_away(from, name.as_ref());
             thrown.context("move an incomplete merged layer to trash/")?;
             Err(error)
         }

@@ -47,7 +47,8 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
         let name = layer.to_string();
         let usage = inner.state.lock().catalog.forget_usage(&layer);
         bytes += usage.map_or(0, |usage| usage.bytes);
-        match inner.collector.trash.throw_away(&inner.dirs, &name, usage) {
+        let throw_away = || inner.collector.trash.throw_away(&inner.dirs, &name, usage);
+        match inner.with_reserve(throw_away) {
             Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => {
                 tracing::error!(%layer, %error,

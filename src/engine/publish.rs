@@ -390,10 +390,8 @@ fn take_back(inner: &Inner, request: &PublishRequest, made: &Made) {
                 "a publish failed, and its target could not be removed");
         }
     }
-    // The trash may need a block for one more name, if lack of space made the publish fail.
-    let throw_away = || inner.throw_away(&inner.dirs.volumes, volume.as_ref());
     if made.directory
-        && let Err(error) = inner.with_reserve(throw_away)
+        && let Err(error) = inner.throw_away(&inner.dirs.volumes, volume.as_ref())
     {
         tracing::error!(volume.id = %volume, %error,
             "a publish failed, and the volume's directory could not be moved to trash/");

@@ -293,9 +293,10 @@ impl Inner {
         });
     }
 
-    /// Moves a directory into the trash, under a name of its own.
+    /// Moves a directory into the trash, under a name of its own. The trash may need a block for
+    /// one more name: on a full disk the reserve gives it.
     pub(super) fn throw_away(&self, from: &Dir, name: &Path) -> sys::Result<LayerId> {
-        pool::throw_away(&self.dirs, from, name)
+        self.with_reserve(|| pool::throw_away(&self.dirs, from, name))
     }
 
     /// The same; what is not there is away.

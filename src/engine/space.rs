@@ -147,6 +147,9 @@ impl Inner {
             Err(error) => tracing::error!(%error,
                 "the disk is full, and the reserve file could not be deleted"),
         }
+        if let Err(error) = self.dirs.root.free_deleted() {
+            tracing::warn!(%error, "the disk is full, and the space of deleted files is not free");
+        }
         self.ask_for_room(bytes);
     }
 

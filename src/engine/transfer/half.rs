@@ -95,10 +95,8 @@ impl Drop for Half<'_> {
             layers::trash_unreferenced(self.inner, &[self.id]);
         } else {
             let name = self.id.to_string();
-            let inner = self.inner;
-            let throw_away = || inner.throw_away(&inner.dirs.incoming, name.as_ref());
-            // Often it is incomplete because the disk is full.
-            if let Err(error) = inner.with_reserve(throw_away) {
+            let incoming = &self.inner.dirs.incoming;
+            if let Err(error) = self.inner.throw_away(incoming, name.as_ref()) {
                 tracing::error!(layer = %self.id, %error,
                     "an incomplete layer could not be moved to trash/; it stays until the next \
                      start");
