@@ -53,6 +53,10 @@ pub(super) fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> 
             }
         }
     }
+    // First: a kill right after the transaction must not hide why an artifact is gone.
+    for artifact in artifacts() {
+        tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "deleting artifact");
+    }
     if let Err(error) = inner.transact(&changes).result() {
         // The index still has them, so they are still there.
         let mut state = inner.state.lock();
@@ -63,9 +67,6 @@ pub(super) fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> 
     }
     drop(named_as_indexed);
     point(Point::CollectUnindexed);
-    for artifact in artifacts() {
-        tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "artifact deleted");
-    }
     drop(pins);
     let bytes = trash_unreferenced(inner, &layers);
     inner.counters().freed(bytes);

@@ -424,7 +424,8 @@ impl Day<'_> {
                 continue;
             }
             let evicted = format!("name={} of namespace", promised.name);
-            let says_so = |line: &str| line.contains("artifact deleted") && line.contains(&evicted);
+            let says_so =
+                |line: &str| line.contains("deleting artifact") && line.contains(&evicted);
             if !log.lines().any(says_so) {
                 return Err(Fault::lost(format!("{} was promised", promised.name)).into());
             }
