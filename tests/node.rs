@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
@@ -20,6 +21,7 @@ use csi::StorageHealthErrorType;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_usage::Unit;
 use futures_util::future::join_all;
+use tokio::task::JoinHandle;
 use tonic::Code;
 
 #[tokio::test]
@@ -283,6 +285,22 @@ async fn stats_are_for_a_volume_where_it_is_published() {
     driver.stop().await;
 }
 
+/// Makes a call, which goes on by itself once the driver has received it: the first poll sends the
+/// request, and the next answer on the same connection comes after it.
+async fn arrived<T: Send + 'static>(
+    driver: &Driver,
+    call: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    let mut call = Box::pin(call);
+    let sent = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(sent.is_pending(), "it did not wait");
+    let call = tokio::spawn(call);
+    let mut identity = driver.kubelet.identity_client();
+    let probed = identity.probe(csi::ProbeRequest {}).await;
+    probed.expect("Probe waits for no volume");
+    call
+}
+
 #[tokio::test]
 async fn an_input_that_is_about_to_be_sealed_is_waited_for() {
     let driver = Driver::start(require_lab!(Fs::Ext4), Some(BackendKind::Overlay)).await;
@@ -297,10 +315,11 @@ async fn an_input_that_is_about_to_be_sealed_is_waited_for() {
 
     let user = driver.kubelet.pod("ci", "user");
     let input = [("type", "input"), ("from", "artifact/src")];
-    let waiting = tokio::spawn({
+    let waiting = arrived(&driver, {
         let user = user.clone();
         async move { user.publish("in", input, OPTIONS).await }
-    });
+    })
+    .await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!waiting.is_finished(), "it did not wait");
     // A second call on the same volume meanwhile is told so at once.
@@ -392,8 +411,10 @@ async fn a_running_call_is_answered_at_the_end() {
     let request =
         user.publish_request("in", [("type", "input"), ("from", "artifact/src")], OPTIONS);
     let mut client = driver.kubelet.node_client();
-    let waiting = tokio::spawn(async move { client.node_publish_volume(request).await.map(drop) });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waiting = arrived(&driver, async move {
+        client.node_publish_volume(request).await.map(drop)
+    })
+    .await;
     driver.begin_to_stop();
     tokio::time::sleep(Duration::from_millis(100)).await;
     // Straight to the engine: the socket takes no new calls any more, and the running one still

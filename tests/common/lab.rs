@@ -362,8 +362,13 @@ impl Lab {
         } else {
             "remount,rw"
         };
-        run(Command::new("mount").args(["-o", option]).arg(self.path()))
-            .unwrap_or_else(|reason| panic!("{reason}"));
+        // A program that another test starts has copies of files open for writing, until it execs.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let Err(reason) = run(Command::new("mount").args(["-o", option]).arg(self.path())) {
+            let is_busy = reason.contains("busy") && Instant::now() < deadline;
+            assert!(is_busy, "{reason}");
+            std::thread::sleep(Duration::from_millis(3));
+        }
     }
 
     /// Remounts it `noexec`, so that no program on it runs.
@@ -515,7 +520,7 @@ pub fn run(command: &mut Command) -> Result<(), String> {
 /// Starts the program from a thread without the tests' descriptors. Until its exec a child has
 /// copies of its parent's descriptors, and would keep files open and mounts busy that another test
 /// has just released.
-fn output(command: &mut Command) -> std::io::Result<Output> {
+pub fn output(command: &mut Command) -> std::io::Result<Output> {
     type Job = (Command, mpsc::Sender<std::io::Result<Output>>);
     static STARTER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
         let (starter, jobs) = mpsc::channel::<Job>();

@@ -13,6 +13,7 @@ use baggageclaim::model::RootAttributes;
 use baggageclaim::sys;
 
 use super::common::bench::maps_owners;
+use super::common::lab::output;
 use super::{Bench, Lab, Open};
 
 const PROGRAM: &str = "program";
@@ -25,15 +26,15 @@ fn put(root: &Path) {
 
 fn run(root: &Path) -> Result<()> {
     for _ in 0..1000 {
-        match Command::new(root.join(PROGRAM)).status() {
+        match output(&mut Command::new(root.join(PROGRAM))) {
             // A process that another test is making holds the file as it was written, until it
             // execs.
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
             Err(error) => return Err(error),
-            Ok(status) => {
-                assert!(status.success(), "{status}");
+            Ok(output) => {
+                assert!(output.status.success(), "{output:?}");
                 return Ok(());
             }
         }

@@ -173,7 +173,7 @@ async fn a_fetch_that_ends_after_a_clear_leaves_nothing() {
     a.share("r", &RESOURCE, "poisoned").await;
     let slow = tier.failing(|op, path| {
         if op == Op::Get && path.contains("/layers/") {
-            return Fault::Slow(Duration::from_secs(1));
+            return Fault::Slow(Duration::from_millis(2500));
         }
         Fault::None
     });

@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baggageclaim::distribution::{Distribution, Settings};
 use baggageclaim::engine::notice::What;
@@ -210,6 +210,21 @@ impl Node {
         let text = fs::read_to_string(self.bench.target(volume).join("text")).ok();
         self.end(volume, Outcome::Failed).await;
         text
+    }
+
+    /// The same of an input that may take longer than one call waits: asked for again, as kubelet
+    /// does.
+    pub(crate) async fn sees_at_last(
+        &self,
+        volume: &str,
+        input: &[(&str, &str)],
+    ) -> Option<String> {
+        let deadline = Instant::now() + NEVER;
+        while let Err(error) = self.try_publish(volume, input).await {
+            let is_coming = matches!(error, Error::Coming { .. });
+            assert!(is_coming && Instant::now() < deadline, "{volume}: {error}");
+        }
+        self.sees(volume, input).await
     }
 
     /// How many artifacts were fetched.

@@ -170,7 +170,7 @@ async fn uploads_wait_for_a_full_tier_which_is_told_once_and_can_be_read() {
     assert!(error.contains("the shared tier is full"), "{error}");
     assert!(!node.distribution.metrics().permanent_error);
     // What the tier has comes, and caches start.
-    assert_eq!(node.sees("i", &INPUT).await, text("output"));
+    assert_eq!(node.sees_at_last("i", &INPUT).await, text("output"));
     for number in 3..6 {
         assert_eq!(node.sees(&format!("t-{number}"), &TASK).await, None);
     }

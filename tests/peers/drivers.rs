@@ -1,7 +1,7 @@
 //! Standalone drivers as processes, with keys and a list as a person makes them.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -30,10 +30,12 @@ pub(crate) fn json(pool: &Path, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// A port that is free at this moment.
-fn port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    listener.local_addr().expect("an address").port()
+/// A port that is free at this moment, at an address of this process: other programs that take any
+/// free port are at 127.0.0.1.
+fn address() -> String {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let listener = TcpListener::bind((Ipv4Addr::new(127, 77, high, low), 0)).expect("bind");
+    listener.local_addr().expect("an address").to_string()
 }
 
 /// A driver, killed in `Drop`.
@@ -105,7 +107,7 @@ pub(crate) fn keys(addresses: impl IntoIterator<Item = String>) -> PeerKeys {
 
 /// Those of two nodes on this machine.
 fn two_keys() -> PeerKeys {
-    keys([port(), port()].map(|port| format!("127.0.0.1:{port}")))
+    keys([address(), address()])
 }
 
 /// Publishes a volume of a pod; returns its path.

@@ -211,7 +211,7 @@ async fn an_input_of_another_namespace_is_not_found_there() {
         return;
     };
     let b = Node::with("b", |start| {
-        start.settings.input_wait = std::time::Duration::from_millis(300);
+        start.settings.input_wait = std::time::Duration::from_secs(3);
     });
     let Some(b) = b.await else { return };
     a.knows(&b);

@@ -135,7 +135,7 @@ async fn content_that_is_nowhere_or_on_a_node_that_is_away_is_a_miss() {
         return;
     };
     let b = Node::with("b", |start| {
-        start.settings.input_wait = std::time::Duration::from_millis(600);
+        start.settings.input_wait = std::time::Duration::from_secs(3);
     });
     let Some(b) = b.await else { return };
     let mut nodes = [a, b];
