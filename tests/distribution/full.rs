@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use baggageclaim::distribution::Drained;
-use baggageclaim::engine::Error;
 use baggageclaim::engine::notice::What;
+use baggageclaim::engine::{Config, Error, Notices};
 use baggageclaim::model::Outcome;
 
 use crate::common::bench::{Bench, NEVER, eventually, names};
@@ -18,14 +18,14 @@ const LARGE: usize = 24 << 20;
 
 /// A node with a small pool, which evicts nothing by itself.
 async fn small(tier: &Shared) -> Option<Node> {
-    small_with(tier, 100).await
+    small_with(tier, |config| config.high_watermark = 100).await
 }
 
-/// A node with a small pool and this high watermark.
-async fn small_with(tier: &Shared, high_watermark: u8) -> Option<Node> {
+/// A node with a small pool and these settings.
+async fn small_with(tier: &Shared, change: impl FnOnce(&mut Config)) -> Option<Node> {
     match Lab::try_sized(Fs::Ext4, 128 << 20) {
         Ok(lab) => {
-            let bench = Bench::with(lab, |config| config.high_watermark = high_watermark).await;
+            let bench = Bench::with(lab, change).await;
             Some(Node::start(bench, &tier.store, |settings| {
                 settings.input_wait = Duration::from_millis(700);
             }))
@@ -121,23 +121,32 @@ async fn a_fetch_that_fits_exactly_beside_the_margin_is_not_refused() {
     b.finish().await;
 }
 
-/// Commits the output while the pool has so little space; it stays in use. Returns the filler.
-async fn commit_in_use(node: &Node, leaves: u64) -> PathBuf {
+/// A node with a small pool, which commits the output while the pool has so little space. The
+/// output stays in use. Returns the filler, too.
+async fn commits_in_use(tier: &Shared, leaves: u64) -> Option<(Node, PathBuf)> {
+    let (notices, mut heard) = Notices::channel(100);
+    let node = small_with(tier, |config| {
+        config.high_watermark = 50;
+        config.notices = Some(notices);
+    });
+    let node = node.await?;
     node.publish("o", &OUTPUT).await;
     write(&node.bench.target("o"), "made on a full node");
-    let filler = fill(node, leaves);
-    // The input is there before the content is, so it cannot be evicted.
-    let (published, ()) = tokio::join!(
-        node.publish("in-use", &INPUT),
-        node.end("o", Outcome::Succeeded)
-    );
+    let filler = fill(&node, leaves);
+    // The input waits before the content is there, so the content cannot be evicted.
+    let ends = async {
+        let waits = |what: &What| matches!(what, What::WaitingForInput { .. });
+        while !waits(&heard.recv().await.expect("the engine lives").what) {}
+        node.end("o", Outcome::Succeeded).await;
+    };
+    let (published, ()) = tokio::join!(node.publish("in-use", &INPUT), ends);
     assert!(published.parent.is_some(), "{published:?}");
     eventually("it is durable", || {
         let row = node.bench.artifact("artifact/built");
         row.is_some_and(|row| row.durable)
     })
     .await;
-    filler
+    Some((node, filler))
 }
 
 /// Drains a node, long before the timeout ends.
@@ -151,8 +160,7 @@ async fn drain_early(node: &Node) -> Drained {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_above_its_high_watermark_uploads_what_is_in_use() {
     let tier = Shared::file();
-    let node = require!(small_with(&tier, 50).await);
-    let filler = commit_in_use(&node, 12 << 20).await;
+    let (node, filler) = require!(commits_in_use(&tier, 12 << 20).await);
     assert_eq!(drain_early(&node).await.left, 0);
     let other = require!(Node::new(&tier.store).await);
     assert_eq!(other.sees("i", &INPUT).await, text("made on a full node"));
@@ -165,8 +173,7 @@ async fn a_pool_above_its_high_watermark_uploads_what_is_in_use() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_does_not_wait_for_tables_for_which_there_is_no_space() {
     let tier = Shared::file();
-    let node = require!(small_with(&tier, 50).await);
-    let filler = commit_in_use(&node, 1 << 20).await;
+    let (node, filler) = require!(commits_in_use(&tier, 1 << 20).await);
     let drained = drain_early(&node).await;
     assert_eq!((drained.uploaded, drained.left), (0, 1));
     let status = node.distribution.status();
