@@ -33,7 +33,8 @@ SUITES := $(filter-out torture guests e2e control_plane,$(basename $(notdir \
   $(wildcard tests/*.rs) $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs)))))
 RUN_SUITE := RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} $(ALONE) cargo test --locked --no-fail-fast
 .PHONY: lint-beside suite-unit $(SUITES:%=suite-%)
-# Lints need processors, which tests leave idle, and a directory that cargo does not lock for tests.
+# Lints use what tests leave of the processors. In the directory of the tests, cargo's lock would
+# make each wait for the other.
 lint-beside:
 	@CARGO_TARGET_DIR=target/lint nice -n 19 $(MAKE) --no-print-directory lint
 

@@ -60,20 +60,7 @@ async fn step(kubelet: &Kubelet, name: &str, leaves: &[u8]) -> Option<Vec<u8>> {
     run(kubelet, name, "always", leaves).await
 }
 
-/// Runs steps that commit nothing until one finds this. A node waits for the tier for 200 ms only
-/// if it has the cache itself, which a busy machine may exceed.
-async fn finds(kubelet: &Kubelet, name: &str, expected: Option<&[u8]>) {
-    let deadline = Instant::now() + PATIENCE;
-    for turn in 0.. {
-        let found = run(kubelet, &format!("{name}-{turn}"), "on-marker", b"").await;
-        if found.as_deref() == expected {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{name}: {found:?}");
-    }
-}
-
-/// The same, with this attribute.
+/// The same with another rule for the commit.
 async fn run(kubelet: &Kubelet, name: &str, commit: &str, leaves: &[u8]) -> Option<Vec<u8>> {
     let attributes = [("type", "task-cache"), ("key", "go"), ("commit", commit)];
     let pod = kubelet.pod("ci", name);
@@ -85,6 +72,19 @@ async fn run(kubelet: &Kubelet, name: &str, commit: &str, leaves: &[u8]) -> Opti
     pod.unpublish("cache").await.expect("unpublish");
     pod.remove().expect("remove the pod's directory");
     found
+}
+
+/// Runs steps that commit nothing until one finds this. A node that has the cache itself asks the
+/// tier for a newer one, and uses its own after 200 ms. A busy machine may take longer.
+async fn finds(kubelet: &Kubelet, name: &str, expected: Option<&[u8]>) {
+    let deadline = Instant::now() + PATIENCE;
+    for turn in 0.. {
+        let found = run(kubelet, &format!("{name}-{turn}"), "on-marker", b"").await;
+        if found.as_deref() == expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{name}: {found:?}");
+    }
 }
 
 fn end(lab: Lab) {

@@ -14,15 +14,13 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use baggageclaim::csi::METHODS;
 use baggageclaim::kubelet_double::{Kubelet, NO_ATTRIBUTES, PublishOptions};
-use baggageclaim::proto::csi::v1 as csi;
 use common::api::{Api, Mood};
 use common::disk::Frozen;
-use common::process::{NodeProcess, PATIENCE, Registry};
+use common::process::{NodeProcess, PATIENCE, Registry, arrived};
 use common::{Fs, require_lab};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -233,19 +231,11 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
         let pod = kubelet.pod("ci", &format!("build-{number}"));
         pods.push(pod.clone());
         let target = pod.target("s");
-        let mut publish = Box::pin(async move {
+        let publish = arrived(&kubelet, async move {
             let options = PublishOptions::default();
             pod.publish("s", NO_ATTRIBUTES, options).await.map(drop)
         });
-        // The first poll sends the request. The next answer on the same connection therefore shows
-        // that the driver has received it.
-        let sent = publish
-            .as_mut()
-            .poll(&mut Context::from_waker(Waker::noop()));
-        assert!(sent.is_pending(), "{sent:?}");
-        publishes.push(tokio::spawn(publish));
-        let probe = kubelet.identity_client().probe(csi::ProbeRequest {}).await;
-        probe.expect("Probe waits for no disk");
+        publishes.push(publish.await);
         let began = Instant::now();
         while number < THREADS && !target.exists() {
             assert!(began.elapsed() < PATIENCE, "{}", target.display());

@@ -5,7 +5,6 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
@@ -15,13 +14,12 @@ use baggageclaim::model::Outcome;
 use baggageclaim::proto::csi::v1 as csi;
 use common::calls::{OPTIONS, Publish, mode, mount, send, text, unpublish};
 use common::disk::Frozen;
-use common::process::NodeProcess;
+use common::process::{NodeProcess, arrived};
 use common::{Driver, Fs, require_lab};
 use csi::StorageHealthErrorType;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_usage::Unit;
 use futures_util::future::join_all;
-use tokio::task::JoinHandle;
 use tonic::Code;
 
 #[tokio::test]
@@ -285,22 +283,6 @@ async fn stats_are_for_a_volume_where_it_is_published() {
     driver.stop().await;
 }
 
-/// Makes a call, which goes on by itself once the driver has received it: the first poll sends the
-/// request, and the next answer on the same connection comes after it.
-async fn arrived<T: Send + 'static>(
-    driver: &Driver,
-    call: impl Future<Output = T> + Send + 'static,
-) -> JoinHandle<T> {
-    let mut call = Box::pin(call);
-    let sent = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(sent.is_pending(), "it did not wait");
-    let call = tokio::spawn(call);
-    let mut identity = driver.kubelet.identity_client();
-    let probed = identity.probe(csi::ProbeRequest {}).await;
-    probed.expect("Probe waits for no volume");
-    call
-}
-
 #[tokio::test]
 async fn an_input_that_is_about_to_be_sealed_is_waited_for() {
     let driver = Driver::start(require_lab!(Fs::Ext4), Some(BackendKind::Overlay)).await;
@@ -315,7 +297,7 @@ async fn an_input_that_is_about_to_be_sealed_is_waited_for() {
 
     let user = driver.kubelet.pod("ci", "user");
     let input = [("type", "input"), ("from", "artifact/src")];
-    let waiting = arrived(&driver, {
+    let waiting = arrived(&driver.kubelet, {
         let user = user.clone();
         async move { user.publish("in", input, OPTIONS).await }
     })
@@ -411,7 +393,7 @@ async fn a_running_call_is_answered_at_the_end() {
     let request =
         user.publish_request("in", [("type", "input"), ("from", "artifact/src")], OPTIONS);
     let mut client = driver.kubelet.node_client();
-    let waiting = arrived(&driver, async move {
+    let waiting = arrived(&driver.kubelet, async move {
         client.node_publish_volume(request).await.map(drop)
     })
     .await;

@@ -18,6 +18,7 @@ use object_store::{ObjectStore, ObjectStoreExt as _};
 
 use crate::archives::{Held, shell, timed};
 use crate::cases::{Bench, make_files};
+use crate::common::tree::bytes_below;
 use crate::driver::Driver;
 use crate::nodes::{
     CACHE, READS, SIZE, UNCHANGED, change, fetch_once, file, hand_over, millis, remove, tree, until,
@@ -72,19 +73,6 @@ async fn node(bench: &Bench<'_>, pool: &str, url: &str) -> Driver {
         ("AWS_SECRET_ACCESS_KEY", SECRET),
     ];
     Driver::with(bench.lab, pool, &["--shared", url], &keys).await
-}
-
-fn bytes_below(dir: &Path) -> u64 {
-    let entries = fs::read_dir(dir).expect("a directory").flatten();
-    let bytes = entries.map(|entry| {
-        let found = entry.metadata().expect("it is there");
-        if found.is_dir() {
-            bytes_below(&entry.path())
-        } else {
-            found.len()
-        }
-    });
-    bytes.sum()
 }
 
 /// Waits until the tier has what this reference names.

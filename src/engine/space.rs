@@ -135,8 +135,9 @@ impl Inner {
         }
     }
 
-    /// Deletes the reserve for an operation that must work on a full disk, and asks for more space
-    /// ([`Inner::ask_for_room`]).
+    /// Deletes the reserve for an operation that must work on a full disk, makes the space of
+    /// deleted files available ([`Dir::free_deleted`](crate::sys::Dir::free_deleted)), and asks for
+    /// more ([`Inner::ask_for_room`]).
     pub(super) fn give_back_reserve(&self, bytes: u64) {
         match self.dirs.root.remove_file(layout::RESERVE) {
             Ok(()) => {

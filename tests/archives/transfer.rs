@@ -129,22 +129,7 @@ fn take(receiver: &mut Receiver, bytes: &[u8]) -> archive::Result<u64> {
     taken.map(|taken| taken.pieces)
 }
 
-/// The bytes of all files below a directory.
-fn bytes_below(directory: &Path) -> u64 {
-    let entries = fs::read_dir(directory).expect("read");
-    let bytes = entries.map(|entry| {
-        let entry = entry.expect("entry");
-        let metadata = entry.metadata().expect("stat");
-        if metadata.is_dir() {
-            bytes_below(&entry.path())
-        } else {
-            metadata.len()
-        }
-    });
-    bytes.sum()
-}
-
-/// A check for space that counted them as still to come would want their space twice.
+/// Otherwise a check for space would count bytes twice: as used space, and as still to come.
 #[test]
 fn bytes_count_as_received_before_they_take_space() {
     let lab = require_lab!(Fs::Ext4);
@@ -159,7 +144,7 @@ fn bytes_count_as_received_before_they_take_space() {
     let mut receiver = held.receiver(&to);
     let (progress, most_missing) = (AtomicU64::default(), AtomicU64::default());
     let look = || {
-        let there = bytes_below(&to);
+        let there = made::bytes_below(&to);
         let missing = there.saturating_sub(progress.load(Ordering::Relaxed));
         most_missing.fetch_max(missing, Ordering::Relaxed);
         false
@@ -170,7 +155,7 @@ fn bytes_count_as_received_before_they_take_space() {
         .expect("take");
     assert_eq!(progress.load(Ordering::Relaxed), held.table.bytes());
     // What is there beside the files: the receiver's own list of pieces.
-    let own = bytes_below(&to) - held.table.bytes();
+    let own = made::bytes_below(&to) - held.table.bytes();
     assert!(most_missing.into_inner() <= own, "{own}");
 }
 

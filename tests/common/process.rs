@@ -1,5 +1,5 @@
 //! `baggageclaim node` as a process, and kubelet's side of its registration: a watched directory,
-//! and the calls that kubelet makes when a socket appears there.
+//! the calls that kubelet makes when a socket appears there, and calls that wait in a driver.
 //!
 //! It waits for events, never for a time. `PATIENCE` is only for an event that does not come.
 
@@ -9,10 +9,12 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use baggageclaim::csi::DRIVER_NAME;
 use baggageclaim::kubelet_double::Kubelet;
+use baggageclaim::proto::csi::v1 as csi;
 use baggageclaim::proto::pluginregistration as registration;
 use baggageclaim::sys::DirWatch;
 use hyper_util::rt::TokioIo;
@@ -20,6 +22,7 @@ use registration::registration_client::RegistrationClient;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::Lab;
@@ -27,6 +30,21 @@ use super::api::Api;
 
 /// The timeout for events that are immediate on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Makes a call, and returns once the driver has received it; it must not be answered before. The
+/// first poll sends the request, and the next answer on the same connection comes after it.
+pub async fn arrived<T: Send + 'static>(
+    kubelet: &Kubelet,
+    call: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    let mut call = Box::pin(call);
+    let sent = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(sent.is_pending(), "it did not wait");
+    let call = tokio::spawn(call);
+    let probed = kubelet.identity_client().probe(csi::ProbeRequest {}).await;
+    probed.expect("Probe waits for no volume and no disk");
+    call
+}
 
 /// A node's driver as a process; `Drop` kills it if it still runs.
 pub struct NodeProcess {

@@ -11,6 +11,21 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
+/// The bytes of all files below a directory.
+pub fn bytes_below(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).expect("a directory");
+    let bytes = entries.map(|entry| {
+        let entry = entry.expect("an entry");
+        let found = entry.metadata().expect("it is there");
+        if found.is_dir() {
+            bytes_below(&entry.path())
+        } else {
+            found.len()
+        }
+    });
+    bytes.sum()
+}
+
 /// Makes `count` small files below `root`, a hundred per directory.
 pub fn files(root: &Path, count: usize) {
     fill(root, count, 100, 32);

@@ -173,6 +173,7 @@ async fn a_fetch_that_ends_after_a_clear_leaves_nothing() {
     a.share("r", &RESOURCE, "poisoned").await;
     let slow = tier.failing(|op, path| {
         if op == Op::Get && path.contains("/layers/") {
+            // Less than the time limit of a request.
             return Fault::Slow(Duration::from_millis(2500));
         }
         Fault::None
