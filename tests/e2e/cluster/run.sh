@@ -13,9 +13,14 @@ run() {
   trap finish EXIT
   build
   if [ "${NODES:-1}" != 1 ]; then
-    # The cases that need several nodes, and no others.
+    # The cases that need several nodes, and no others. They leave room for the overlays.
     up host "$NODES"
+    if [ $# = 0 ]; then
+      share_build "$home/overlays"
+      run_beside overlays -u NODES E2E_HOME="$home/overlays" "$here/../cluster.sh" overlays
+    fi
     play "$@"
+    [ $# != 0 ] || each_beside
     return
   fi
   if [ $# = 0 ]; then
@@ -27,10 +32,6 @@ run() {
     patiently "$here/interrupted.sh"
   fi
   up host
-  if [ $# = 0 ]; then
-    share_build "$home/overlays"
-    run_beside overlays E2E_HOME="$home/overlays" "$here/../cluster.sh" overlays
-  fi
   play "$@"
   [ $# != 0 ] || each_beside
 }
