@@ -202,7 +202,14 @@ impl Error {
                 let cause = "the bucket does not exist".to_owned();
                 Self::Permanent { object, cause }
             }
+            Store::NotFound { .. } if is_of_another(error) => {
+                let cause = "status 404 from a server that is not the storage".to_owned();
+                Self::Away { object, cause }
+            }
             Store::NotFound { .. } => Self::Missing { object },
+            _ if is_beyond_end(&cause, error) => {
+                Self::corrupt(object, "it is shorter than it should be")
+            }
             _ if is_full(&cause, error) => Self::Full { object, cause },
             Store::AlreadyExists { .. }
             | Store::Precondition { .. }
@@ -225,6 +232,23 @@ fn is_bucket_missing(cause: &str) -> bool {
     codes.iter().any(|code| cause.contains(code))
 }
 
+/// A 404 with a body, but without a storage's code in it: a proxy's on the way, which has no route at
+/// the moment. An answer to HEAD has no body.
+fn is_of_another(error: &object_store::Error) -> bool {
+    let whole = error.to_string();
+    let body = whole
+        .split_once("status code: 404")
+        .and_then(|(_, rest)| rest.split_once(": "))
+        .map_or("", |(_, body)| body.trim());
+    !body.is_empty() && !body.contains("<Code>")
+}
+
+/// A range that begins at or after the end of an object. A file's has no status.
+fn is_beyond_end(cause: &str, error: &object_store::Error) -> bool {
+    status(cause) == Some(416)
+        || chain(error).any(|error| error.to_string().contains("but object was only"))
+}
+
 /// A full storage answers 507 (RFC 4918), or another status with its own code. A file system fails
 /// with ENOSPC or EDQUOT.
 fn is_full(cause: &str, error: &object_store::Error) -> bool {
@@ -240,6 +264,8 @@ fn of_generic(object: String, cause: String, error: &object_store::Error) -> Err
     let status = status(&cause);
     match status {
         Some(429 | 503) => Error::SlowDown { object, cause },
+        // It has no conditional writes, for one.
+        Some(501) => Error::Permanent { object, cause },
         Some(408 | 500..) => Error::Away { object, cause },
         Some(_) => Error::Permanent { object, cause },
         None if has_http_cause(error) || io_cause(error).is_some_and(is_passing) => {

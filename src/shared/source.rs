@@ -21,6 +21,9 @@ use crate::archive::toc::{Table, Want, end_record, frames_of};
 use crate::model::{ArtifactId, Reference, Tenant};
 use crate::tree::Stop;
 
+/// The largest window of a compressed table, as a power of two: a reader keeps so much in memory.
+/// Level 3, which an upload uses, has 2 MiB.
+const WINDOW_LOG: u32 = 23;
 /// An object of at most so many bytes is read at once.
 const WHOLE: u64 = 16 << 20;
 /// The longest range that is asked for at once.
@@ -251,7 +254,8 @@ fn read_tail(
     let compressed = packed < layer.table;
     let received = if compressed {
         let came = Cell::new(0);
-        let plain = zstd::stream::read::Decoder::new(Metered(&mut input, &came))?;
+        let mut plain = zstd::stream::read::Decoder::new(Metered(&mut input, &came))?;
+        plain.window_log_max(WINDOW_LOG)?;
         let unpacked = Unpacked {
             plain,
             bytes: 0,

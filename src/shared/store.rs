@@ -228,9 +228,15 @@ impl Store {
         match answer {
             None => Ok(known),
             Some((Some(bytes), _, version)) => Ok(Some((bytes, version))),
-            Some((None, length, _)) => {
-                let cause = format!("it has {length} bytes, at most {most} are allowed");
-                Err(Error::corrupt(self.shown(key), cause))
+            // Like any other that cannot be read: its reader finds nothing in it.
+            Some((None, length, version)) => {
+                tracing::debug!(
+                    object = self.shown(key),
+                    length,
+                    most,
+                    "too large to be read"
+                );
+                Ok(Some((Bytes::new(), version)))
             }
         }
     }
@@ -298,12 +304,17 @@ impl Store {
 
     /// Asks for a part of an object.
     async fn ask(&self, path: &Path, object: &str, range: Range<u64>) -> Result<GetResult> {
+        let end = range.end;
         let options = GetOptions {
             range: Some(range.into()),
             ..GetOptions::default()
         };
         let request = async { self.client.get()?.get_opts(path, options).await };
-        self.soon(object, request).await
+        let answer = self.soon(object, request).await?;
+        if answer.meta.size < end {
+            return Err(Error::corrupt(object, "it is shorter than it should be"));
+        }
+        Ok(answer)
     }
 
     /// Waits for the answer to a request, or for the next bytes of a download.

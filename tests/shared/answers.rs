@@ -100,6 +100,9 @@ fn every_answer_has_its_kind_and_its_message_no_secret() {
     for (answer, kind) in [
         (forbidden, "permanent"),
         (answer("500 Internal Server Error", "", ""), "away"),
+        (answer("501 Not Implemented", "", ""), "permanent"),
+        // A proxy's, which has lost its route. A storage names the key that it lacks.
+        (answer("404 Not Found", "", "404 page not found"), "away"),
         (busy, "slow down"),
         (cut, "away"),
         ("hello\r\n\r\n".to_owned(), "away"),
