@@ -30,13 +30,20 @@ impl<K: Eq + Hash + Clone> PlacesOfEach<K> {
     ///
     /// Never: places are not closed.
     pub async fn take(&self, owner: &K) -> Result<OwnedSemaphorePermit, AcquireError> {
-        let places = {
-            let mut owners = self.owners.lock();
-            owners.retain(|_, places| Arc::strong_count(places) > 1);
-            let places = owners.entry(owner.clone());
-            Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(self.most))))
-        };
-        places.acquire_owned().await
+        self.of(owner).acquire_owned().await
+    }
+
+    /// A place of this owner, if one is free.
+    #[must_use]
+    pub fn try_take(&self, owner: &K) -> Option<OwnedSemaphorePermit> {
+        self.of(owner).try_acquire_owned().ok()
+    }
+
+    fn of(&self, owner: &K) -> Arc<Semaphore> {
+        let mut owners = self.owners.lock();
+        owners.retain(|_, places| Arc::strong_count(places) > 1);
+        let places = owners.entry(owner.clone());
+        Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(self.most))))
     }
 }
 
@@ -53,6 +60,7 @@ mod tests {
         let (first, second) = (take("a"), take("a"));
         assert!(first.is_some() && second.is_some());
         assert!(take("a").is_none(), "it has all of its own");
+        assert!(places.try_take(&"a").is_none());
         assert!(take("b").is_some());
         drop(first);
         assert!(take("a").is_some());

@@ -10,6 +10,7 @@ use futures_util::{Stream, StreamExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::handle::Handle;
@@ -98,7 +99,12 @@ impl Hub {
         let is_known: IsKnown = Arc::new(move |key| members.named(key).is_some());
         let links = link::accept(&self.key, self.listener, is_known, drain.clone())?;
         let inner = Arc::clone(&self.handle.0);
+        let gate = Arc::clone(&inner);
         let calls = HubServer::new(self.handle).max_decoding_message_size(MOST_HELLO);
+        // Before anything of a request is read: a stranger must not fill the memory.
+        let calls = InterceptedService::new(calls, move |request: Request<()>| {
+            gate.caller(&request).map(|_| request)
+        });
         let served = tonic::transport::Server::builder()
             .concurrency_limit_per_connection(CALLS)
             .http2_keepalive_interval(Some(ALIVE))

@@ -22,6 +22,7 @@ use tonic::transport::server::Connected;
 use super::key::{Key, name_of};
 use super::refusals::Refusals;
 use super::tls;
+use crate::distribution::PlacesOfEach;
 use crate::model::Sha256;
 use crate::server::{self, Connections, Drain};
 
@@ -29,6 +30,9 @@ use crate::server::{self, Connections, Drain};
 /// long. The holder of an unknown key has that time to read its refusal.
 const STRANGERS: usize = 256;
 const STRANGER: Duration = Duration::from_secs(10);
+/// How many connections one known key may have. A node has one, and after a cut some that no side
+/// knows to be dead yet.
+const OF_ONE: usize = 16;
 /// How many connections wait for the server.
 const WAITING: usize = 16;
 
@@ -46,8 +50,10 @@ pub struct Who {
 pub struct Link {
     stream: TlsStream<TcpStream>,
     who: Who,
-    /// The end of a connection whose key is unknown, and its place among those.
-    ends: Option<(Pin<Box<Sleep>>, OwnedSemaphorePermit)>,
+    /// The end of a connection whose key is unknown.
+    ends: Option<Pin<Box<Sleep>>>,
+    /// Its place among those of its key, or of all unknown keys.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl Connected for Link {
@@ -64,7 +70,7 @@ impl AsyncRead for Link {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some((ends, _)) = &mut self.ends
+        if let Some(ends) = &mut self.ends
             && ends.as_mut().poll(context).is_ready()
         {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -107,6 +113,7 @@ pub fn accept(
     let (sender, links) = mpsc::channel(WAITING);
     let work = async move {
         let places = Arc::new(Semaphore::new(STRANGERS));
+        let of_one = Arc::new(PlacesOfEach::new(OF_ONE));
         let refusals = Arc::new(Refusals::of_strangers());
         let mut handshakes = Connections::new(STRANGERS);
         loop {
@@ -116,16 +123,19 @@ pub fn accept(
             };
             let (acceptor, sender) = (acceptor.clone(), sender.clone());
             let (is_known, refusals) = (Arc::clone(&is_known), Arc::clone(&refusals));
-            let places = Arc::clone(&places);
+            let (places, of_one) = (Arc::clone(&places), Arc::clone(&of_one));
             handshakes.spawn(address.ip(), async move {
                 let shaken = tokio::time::timeout(STRANGER, shake(&acceptor, stream, address));
                 let error = match shaken.await {
                     Ok(Ok(mut link)) => {
-                        if !is_known(&link.who.key) {
-                            let Ok(place) = places.try_acquire_owned() else {
-                                return;
-                            };
-                            link.ends = Some((Box::pin(sleep(STRANGER)), place));
+                        link.place = if is_known(&link.who.key) {
+                            of_one.try_take(&link.who.key)
+                        } else {
+                            link.ends = Some(Box::pin(sleep(STRANGER)));
+                            places.try_acquire_owned().ok()
+                        };
+                        if link.place.is_none() {
+                            return;
                         }
                         // Without a receiver the process ends.
                         let _ended = sender.send(Ok(link)).await;
@@ -151,6 +161,11 @@ async fn shake(acceptor: &TlsAcceptor, stream: TcpStream, address: SocketAddr) -
     let key = keys.and_then(<[_]>::first).map(|key| name_of(key));
     let key = key.ok_or_else(|| io::Error::other("it showed no key"))?;
     let who = Who { key, address };
-    let ends = None;
-    Ok(Link { stream, who, ends })
+    let (ends, place) = (None, None);
+    Ok(Link {
+        stream,
+        who,
+        ends,
+        place,
+    })
 }

@@ -31,6 +31,8 @@ pub(super) const SILENT: Duration = Duration::from_secs(5);
 const AWAY: Duration = Duration::from_secs(5);
 /// How long a peer has to tell what it has of a snapshot: it opens all tables first.
 const SNAPSHOT: Duration = Duration::from_secs(30);
+/// The largest message of a peer: a chunk of content, or what it tells of all layers of an artifact.
+const MOST_ANSWER: usize = 512 << 10;
 /// How many answers wait for the pod that asked.
 const HOLDINGS: usize = 16;
 /// The least time that a peer has to answer, however long its place was looked for.
@@ -314,7 +316,7 @@ impl Peers for Asking {
 
 impl Node {
     pub(super) fn client(&self) -> PeerClient<Channel> {
-        PeerClient::new(self.channel.clone())
+        PeerClient::new(self.channel.clone()).max_decoding_message_size(MOST_ANSWER)
     }
 
     fn is_away(&self) -> bool {

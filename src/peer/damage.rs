@@ -1,10 +1,13 @@
-//! Reports of damage: a peer found that content of this node is not what its table says. The marks
-//! that keep such content on this node are the engine's.
+//! Damage: a peer, or a stream to one, found that content of this node is not what its table says.
+//! The marks that keep such content on this node are the engine's.
 
+use tokio::runtime::Handle;
 use tonic::{Response, Status};
 
 use super::messages;
+use super::sent::Sent;
 use super::serve::Inner;
+use crate::archive;
 use crate::engine::ArtifactRow;
 use crate::link::Who;
 use crate::model::{ArtifactId, NodeId, Sha256};
@@ -52,6 +55,27 @@ impl Inner {
             self.mark_damaged(id, layer).await?;
         }
         Ok(Response::new(wire::ReportDamageResponse {}))
+    }
+
+    /// Marks content that a stream could not read whole. Blocks.
+    pub(super) fn found_damaged(
+        &self,
+        content: &Sent,
+        layer: Sha256,
+        error: &archive::Error,
+        runtime: &Handle,
+    ) {
+        tracing::error!(%content, %layer, %error,
+            "this content is damaged on this node; peers do not get it any more. Check the disk. \
+             Volumes on this node still start from it: delete it with `baggageclaim destroy`");
+        self.counters.figures.lock().damaged += 1;
+        match content {
+            // A failure is logged.
+            Sent::Artifact(open) => {
+                let _marked = runtime.block_on(self.mark_damaged(open.artifact.id, layer));
+            }
+            Sent::Snapshot(open) => self.snapshots.end(&open.snapshot.id),
+        }
     }
 
     /// Marks them in their records. Streams of them that run end by themselves.

@@ -42,6 +42,7 @@ use crate::proto::peer::v1::peer_server::PeerServer;
 use crate::server::{self, Drain};
 use client::{Asking, Client};
 use counters::Counters;
+use tonic::service::interceptor::InterceptedService;
 
 /// The largest request: a list of wants.
 const MOST_REQUEST: usize = 256 << 10;
@@ -207,8 +208,10 @@ impl Node {
             drain.clone(),
         );
         let expire = tokio::spawn(service.clone().expire());
-        let all = service.clone();
+        let (all, gate) = (service.clone(), service.clone());
         let calls = PeerServer::new(service).max_decoding_message_size(MOST_REQUEST);
+        // Before anything of a request is read: a stranger must not fill the memory.
+        let calls = InterceptedService::new(calls, move |request| gate.admit_caller(request));
         let served = tonic::transport::Server::builder()
             .concurrency_limit_per_connection(CALLS)
             .http2_keepalive_interval(Some(ALIVE))

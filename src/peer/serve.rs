@@ -18,6 +18,7 @@ use super::lease::Leases;
 use super::messages;
 use super::sent::Sent;
 use super::speed::Speed;
+use crate::archive;
 use crate::archive::toc::{Packing, Want};
 use crate::distribution::roster::{Access, Asked, Refusal, Roster};
 use crate::distribution::{Pace, PlacesOfEach};
@@ -98,6 +99,11 @@ impl Service {
             opens_of_one: PlacesOfEach::new(OPENS_OF_ONE),
             reports: PlacesOfEach::new(REPORTS),
         }))
+    }
+
+    /// Refuses a call of a stranger.
+    pub(super) fn admit_caller(&self, request: Request<()>) -> Result<Request<()>, Status> {
+        self.0.caller(&request).map(|_| request)
     }
 
     /// Ends leases that are not used any more, until the driver ends.
@@ -462,15 +468,22 @@ impl Sending {
                 sent.map(drop)
             }
         };
-        let sent = sent.map_err(|error| error.to_string());
-        let sent = sent.and_then(|()| out.flush().map_err(|error| error.to_string()));
-        match sent {
+        let flushed = sent.and_then(|()| out.flush().map_err(archive::Error::Write));
+        match flushed {
             Ok(()) => inner.counters.figures.lock().sent += 1,
             Err(error) => {
                 tracing::debug!(peer = self.peer.as_str(), content = %self.content,
-                    layer = %self.digest, error, "a stream to a peer ended early");
-                // It may be the peer that ended it, or the driver.
-                let told = self.sender.send(Err(Status::unavailable(error)));
+                    layer = %self.digest, %error, "a stream to a peer ended early");
+                let status = match error {
+                    // It would fail each time: the peer goes on to the next holder.
+                    archive::Error::Shrunk { .. } | archive::Error::Damaged { .. } => {
+                        inner.found_damaged(&self.content, self.digest, &error, &self.runtime);
+                        gone()
+                    }
+                    // It may be the peer that ended it, or the driver.
+                    error => Status::unavailable(error.to_string()),
+                };
+                let told = self.sender.send(Err(status));
                 let _told = self
                     .runtime
                     .block_on(async { tokio::time::timeout(TURN, told).await });

@@ -21,7 +21,9 @@ use tokio::task::JoinHandle;
 
 use crate::common::bench::{NEVER, eventually};
 use crate::common::log::Log;
-use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, finish_all, introduce, name, text};
+use crate::nodes::{
+    INPUT, Node, OUTPUT, RESOURCE, TASK, endless, finish_all, introduce, name, text,
+};
 
 /// The nodes that a controller knows, each with its key.
 #[derive(Debug, Default)]
@@ -1117,6 +1119,10 @@ async fn a_key_that_is_no_nodes_gets_no_stream() {
     assert_eq!(refused.expect_err("refused").code(), Code::PermissionDenied);
     let refused = client(&stranger).attach(tokio_stream::pending()).await;
     assert_eq!(refused.expect_err("refused").code(), Code::PermissionDenied);
+    let channel = link::connect(&stranger, place.key, place.address.clone());
+    let find = "/baggageclaim.hub.v1.Hub/Find";
+    let refused = endless::<wire::FindRequest>(channel.expect("TLS"), find).await;
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
 
     // Node b says that it is node a: the stream of a stays.
     let hello = wire::Hello {

@@ -6,10 +6,12 @@ use baggageclaim::distribution::Patience;
 use baggageclaim::distribution::roster::Reader;
 use baggageclaim::link;
 use baggageclaim::model::{Name, Pod, Sha256};
+use baggageclaim::proto::peer::v1 as wire;
 use tonic::Code;
+use wire::peer_client::PeerClient;
 
-use crate::common::bench::NEVER;
-use crate::nodes::{INPUT, Node, OUTPUT, TASK, name, peers, tenant, text};
+use crate::common::bench::{NEVER, soon};
+use crate::nodes::{INPUT, Node, OUTPUT, TASK, endless, name, peers, tenant, text};
 
 fn pod(name: &str) -> Pod {
     Pod {
@@ -41,6 +43,44 @@ async fn a_client_with_an_unknown_key_is_refused_and_counted() {
     assert_eq!(b.sees("read", &TASK).await, None);
     let figures = a.figures();
     assert_eq!((figures.refused, figures.offered), (1, 0));
+    a.finish().await;
+    b.finish().await;
+}
+
+/// Many requests that never end must not fill the memory of a node.
+#[tokio::test]
+async fn a_client_with_an_unknown_key_is_refused_before_its_request_is_read() {
+    let [a] = peers!("a");
+    let stranger = link::Key::generate().expect("a key");
+    let channel = link::connect(&stranger, a.key.name(), a.address.to_string());
+    let get = "/baggageclaim.peer.v1.Peer/GetLayer";
+    let refused = endless::<wire::GetLayerRequest>(channel.expect("TLS"), get).await;
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    a.finish().await;
+}
+
+/// A node that was taken over must not fill the memory of the others with connections.
+#[tokio::test]
+async fn a_node_has_so_many_connections_and_no_more() {
+    let [a, b] = peers!("a", "b");
+    let connect = async || {
+        let channel = link::connect(&b.key, a.key.name(), a.address.to_string());
+        let mut client = PeerClient::new(channel.expect("TLS"));
+        let answer = client.get_artifact(wire::GetArtifactRequest { ask: None });
+        let code = answer.await.expect_err("it asks for nothing").code();
+        (client, code)
+    };
+    let mut open = Vec::new();
+    for number in 0..16 {
+        let (client, code) = connect().await;
+        assert_eq!(code, Code::InvalidArgument, "{number}");
+        open.push(client);
+    }
+    assert_ne!(connect().await.1, Code::InvalidArgument);
+    // The end of one makes room.
+    open.pop();
+    let room = async { while connect().await.1 != Code::InvalidArgument {} };
+    soon("there is room", room).await;
     a.finish().await;
     b.finish().await;
 }

@@ -26,12 +26,18 @@ use baggageclaim::server::Drain;
 use baggageclaim::shared::Store;
 use baggageclaim::telemetry::metrics;
 use parking_lot::Mutex;
+use prost::Message;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, RwLock, mpsc, watch};
 use tokio::task::JoinHandle;
+use tonic::Status;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Channel;
+use tonic_prost::ProstCodec;
 
-use crate::common::bench::{Bench, Ground, NEVER, eventually};
+use crate::common::bench::{Bench, Ground, NEVER, eventually, soon};
 
 pub(crate) const OUTPUT: [(&str, &str); 2] = [("type", "output"), ("name", "built")];
 pub(crate) const INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
@@ -557,6 +563,20 @@ macro_rules! peers {
         $crate::nodes::introduce(&nodes);
         <[_; [$($id),+].len()]>::try_from(nodes).unwrap_or_else(|_| unreachable!("as many"))
     }};
+}
+
+/// The refusal of a call whose request never ends.
+pub(crate) async fn endless<T>(channel: Channel, path: &'static str) -> Status
+where
+    T: Message + Default + 'static,
+{
+    let mut client = Grpc::new(channel);
+    client.ready().await.expect("a connection");
+    let request = tonic::Request::new(tokio_stream::pending::<T>());
+    let codec = ProstCodec::<T, T>::default();
+    let answer = client.client_streaming(request, PathAndQuery::from_static(path), codec);
+    let answer: Result<tonic::Response<T>, Status> = soon("an answer", answer).await;
+    answer.map(drop).expect_err("it is refused")
 }
 
 /// Each node knows each other one.

@@ -135,6 +135,40 @@ async fn damaged_content_is_refused_reported_and_taken_from_another_holder() {
     }
 }
 
+#[tokio::test]
+async fn a_holder_that_lacks_a_part_of_a_layer_says_so_and_offers_it_no_more() {
+    let [a, b, c] = peers!("a", "b", "c");
+    let made = random(300 << 10);
+    a.commits("made", &OUTPUT, |target| {
+        fs::write(target.join("random"), &made).expect("write");
+    })
+    .await;
+    c.publish("copy", &INPUT).await;
+    let file = find(&a.bench.pool().join("layers"), &made).expect("it is there");
+    let file = fs::File::options().write(true).open(file).expect("open");
+    file.set_len(1000).expect("cut");
+    // It may ask the whole holder first. Then it fetches nothing of the other one.
+    b.publish("read", &INPUT).await;
+    let read = fs::read(b.bench.target("read").join("random"));
+    assert!(read.expect("read") == made);
+    let alone = Node::with("d", |start| {
+        start.settings.input_wait = std::time::Duration::from_secs(1);
+    });
+    let Some(d) = alone.await else { return };
+    a.knows(&d);
+    d.knows(&a);
+    d.try_publish("read", &INPUT).await.expect_err("it is cut");
+    eventually("it is marked", || a.figures().damaged == 1).await;
+    let marked = a.bench.artifact("artifact/built").expect("it is there");
+    assert!(marked.sharing.damaged, "{marked:?}");
+    b.end("read", Outcome::Failed).await;
+    c.end("copy", Outcome::Failed).await;
+    // The damage was made on purpose: the pool is not checked.
+    for node in [a, b, c, d] {
+        node.finish().await;
+    }
+}
+
 /// Writes over a file of this content in the pool's layers. The table was made before.
 fn damage(node: &Node, content: &[u8]) {
     let file = find(&node.bench.pool().join("layers"), content).expect("it is there");
