@@ -449,6 +449,9 @@ impl Fetcher {
         }
         let pause = |pause: Duration| {
             let pause = context.pause(pause);
+            // Another fetch may have its place after the pause.
+            let turns = &self.turns;
+            let _turn = turns.wait(&running.callers, &running.tenant, Place::Thread);
             context.block_on(self.workers.give_way(&running.thread, pause))
         };
         let wanted = (name, found, layer);
