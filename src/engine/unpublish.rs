@@ -70,7 +70,8 @@ fn unpublish_now(
         };
         (volume.mount(), volume.record.targets.clone())
     };
-    let is_mounted = |mount| targets.iter().any(|at| mounts::may_be_mounted(at, mount));
+    let others = || targets.iter().filter(|at| *at != path);
+    let is_mounted = |mount| others().any(|at| mounts::may_be_mounted(at, mount));
     if mount.is_some_and(is_mounted) {
         return Ok(None);
     }
@@ -103,38 +104,27 @@ fn pick(pins: Vec<(MountPoint, OwnedFd)>, mount: u64) -> Option<OwnedFd> {
 /// those whose pod directory is gone with all mounts, removed by another program. A volume that
 /// cannot be retired does not block the others. Returns the first failure.
 pub(super) fn retire_abandoned(inner: &Arc<Inner>) -> Result<usize> {
-    let candidates: Vec<(VolumeId, Lifecycle, Vec<PathBuf>)> = {
+    let place = |volume: &Volume| (volume.lifecycle(), volume.record.targets.clone());
+    let candidates: Vec<(VolumeId, (Lifecycle, Vec<PathBuf>))> = {
         let state = inner.state.lock();
-        let all = state.volumes.all_live();
-        let unmounted = all.filter(|volume| volume.is_made() && volume.mount().is_none());
-        let rows = unmounted.map(|volume| {
-            let record = &volume.record;
-            (
-                record.id.clone(),
-                volume.lifecycle(),
-                record.targets.clone(),
-            )
-        });
-        rows.collect()
+        let made = state.volumes.all_live().filter(|volume| volume.is_made());
+        made.map(|volume| (volume.record.id.clone(), place(volume)))
+            .collect()
     };
     let (mut retired, mut failure) = (0, None);
-    for (volume, lifecycle, targets) in candidates {
+    for (volume, at) in candidates {
         // Examined without the guard: a caller that comes for a volume which is not abandoned need
         // not wait.
-        let gone = |target: &PathBuf| matches!(Target::open(target), Ok(None));
-        if lifecycle != Lifecycle::TeardownDeferred && !targets.iter().all(gone) {
+        if !is_abandoned(&at) {
             continue;
         }
         // A volume that an operation works on is not abandoned.
         let Ok(_guard) = Guard::take_for_chore(inner, &volume) else {
             continue;
         };
-        let is_mounted = {
-            let state = inner.state.lock();
-            let volume = state.volumes.live(&volume);
-            volume.is_none_or(|volume| volume.mount().is_some())
-        };
-        if is_mounted {
+        // An operation may have worked on it before that.
+        let at = inner.state.lock().volumes.live(&volume).map(place);
+        if !at.is_some_and(|at| is_abandoned(&at)) {
             continue;
         }
         match retire(inner, &volume) {
@@ -154,6 +144,13 @@ pub(super) fn retire_abandoned(inner: &Arc<Inner>) -> Result<usize> {
         }
     }
     failure.map_or(Ok(retired), Err)
+}
+
+/// Whether kubelet will not come for a volume of this state and these targets. Where the directory
+/// above a target is gone, no mount is left.
+fn is_abandoned((lifecycle, targets): &(Lifecycle, Vec<PathBuf>)) -> bool {
+    let gone = |target: &PathBuf| matches!(Target::open(target), Ok(None));
+    *lifecycle == Lifecycle::TeardownDeferred || targets.iter().all(gone)
 }
 
 /// Moves a volume that is mounted nowhere out of `volumes/`. Kubelet need not ask for it again. In

@@ -187,8 +187,12 @@ pub(super) fn describe(
     content: &Content,
 ) -> Result<PersistentVolume> {
     data_dir::put_aside(inner, &id)?;
-    let capacity = capacity(&request, content.size)?;
+    let mut capacity = capacity(&request, content.size)?;
     refuse_too_large(inner, capacity)?;
+    // "At most" alone is a size, too. It may exceed the pool's.
+    if capacity == 0 {
+        capacity = request.limit_bytes.unwrap_or(0);
+    }
     let now = inner.now();
     Ok(PersistentVolume {
         id,

@@ -190,6 +190,14 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
     let until = guard::deadline();
     let mut guards = vec![Guard::take(&inner, &id, until).await?];
     let known = known_group(&inner.state.lock(), &id);
+    let Some((group, _)) = known else {
+        return Ok(());
+    };
+    for member in &group.snapshots {
+        guards.push(Guard::take(&inner, member, until).await?);
+    }
+    // Read again under these guards: a merge may have replaced layers meanwhile.
+    let known = known_group(&inner.state.lock(), &id);
     let Some((group, snapshots)) = known else {
         return Ok(());
     };
@@ -197,9 +205,6 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
         snapshots,
         group: Some(group),
     };
-    for snapshot in &taken.snapshots {
-        guards.push(Guard::take(&inner, &snapshot.id, until).await?);
-    }
     remove(&inner, taken, guards).await
 }
 
