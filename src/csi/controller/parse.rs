@@ -16,6 +16,9 @@ use crate::model::{
 use crate::proto::csi::v1 as csi;
 use csi::volume_content_source::Type;
 
+/// The most claims of one group: `SnapshotSpec` takes as many.
+const MOST_SOURCES: usize = 1000;
+
 /// A parsed CreateVolume.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Create {
@@ -242,6 +245,13 @@ pub(in crate::csi) fn group(
     let mut sources = request.source_volume_ids;
     if sources.is_empty() || sources.iter().any(String::is_empty) {
         return Err(Invalid::Missing(FIELD));
+    }
+    if sources.len() > MOST_SOURCES {
+        return Err(Invalid::TooMany {
+            field: FIELD,
+            count: sources.len(),
+            limit: MOST_SOURCES,
+        });
     }
     bounded(&[
         ("secrets", &request.secrets),

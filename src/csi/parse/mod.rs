@@ -74,6 +74,12 @@ pub(super) enum Invalid {
     NoSourceType,
     #[error("{0} names {1:?} twice")]
     Twice(&'static str, String),
+    #[error("{field} has {count} entries, and at most {limit} are taken")]
+    TooMany {
+        field: &'static str,
+        count: usize,
+        limit: usize,
+    },
     #[error(
         "snapshot_ids names other snapshots than the group has: the group {group} has {}",
         snapshots.join(", ")

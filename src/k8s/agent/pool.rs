@@ -34,6 +34,8 @@ const REPORT: Duration = Duration::from_secs(60);
 const WRITE: Duration = Duration::from_secs(30);
 /// The steps in which the free space is reported.
 const STEPS: u64 = 16;
+/// How many snapshots of orphan groups are named at once, each with its source: 400 KB.
+const MOST_MEMBERS: usize = 5000;
 /// How many peers are named that did not answer.
 const MOST_AWAY: usize = 20;
 
@@ -165,7 +167,7 @@ fn look(
         orphans: Orphans {
             count: i64::try_from(count).unwrap_or(i64::MAX),
             volumes: some(lonely_claims, turn),
-            snapshots: some(lonely_snapshots, turn),
+            snapshots: within_a_report(some(lonely_snapshots, turn)),
         },
         peer: peer.map(|peer| PoolPeer {
             catalog: peer.directory.is_connected(),
@@ -182,6 +184,19 @@ fn some<T>(mut all: Vec<T>, turn: usize) -> Vec<T> {
         all.rotate_left(first);
         all.truncate(MOST_NAMED);
     }
+    all
+}
+
+/// As many of these as a Pool has room for, and one at least: etcd takes objects of 1.5 MiB. The
+/// others are named when objects for these exist.
+fn within_a_report(mut all: Vec<OrphanSnapshot>) -> Vec<OrphanSnapshot> {
+    let mut members = 0;
+    let fits = all.iter().take_while(|orphan| {
+        members += orphan.members.len();
+        members <= MOST_MEMBERS
+    });
+    let fits = fits.count().max(1);
+    all.truncate(fits);
     all
 }
 
@@ -251,6 +266,21 @@ async fn write(pools: &Api<Pool>, name: &str, status: &PoolStatus) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_report_of_large_groups_fits_into_an_object() {
+        let group = |members: usize| OrphanSnapshot {
+            id: "group".to_owned(),
+            name: "group".to_owned(),
+            sources: vec!["vol".to_owned(); members],
+            members: vec!["snap".to_owned(); members],
+            group: true,
+        };
+        assert_eq!(within_a_report(vec![group(1000); 6]).len(), 5);
+        assert_eq!(within_a_report(vec![group(9000); 2]).len(), 1);
+        assert_eq!(within_a_report(vec![group(1); 100]).len(), 100);
+        assert!(within_a_report(Vec::new()).is_empty());
+    }
 
     #[test]
     fn every_orphan_is_named_in_some_turn() {

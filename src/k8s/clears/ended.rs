@@ -14,8 +14,7 @@ use super::fencer::Fencer;
 use super::fences::{Error, failed};
 use crate::model::{Coverage, Tenant};
 
-/// How many fences are remembered. With another controller, or after a restart, a namespace may be
-/// cleared twice in any case.
+/// How many fences are remembered. After a restart a namespace may be cleared twice in any case.
 const REMEMBERED: usize = 1000;
 
 /// Clears namespaces.

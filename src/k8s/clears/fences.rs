@@ -13,11 +13,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 
 use crate::api;
-use crate::model::Fence;
+use crate::model::{Coverage, Fence, Tenant};
 
 /// How long a fence stays at least.
 const KEEP: Duration = Duration::from_hours(7 * 24);
@@ -118,12 +119,22 @@ pub(super) fn may_go<'a>(
     (objects.len() > 1 && is_old && is_done).then_some(oldest)
 }
 
+/// Whether another controller has cleared a namespace since the one of this name that is there now
+/// was made. One that repeats others clears only on the nodes that lack those.
+pub(super) fn is_cleared_since(objects: &[api::Fence], tenant: &Tenant, born: Timestamp) -> bool {
+    objects.iter().any(|object| {
+        let made = object.metadata.creation_timestamp.as_ref();
+        let fence = made.filter(|made| made.0 > born).map(|_| object.fence());
+        matches!(fence, Some(Ok(Fence { covers: Coverage::Namespace(of), repeats, .. }))
+            if of == *tenant && repeats.is_empty())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
-    use crate::model::Coverage;
 
     const MADE: i64 = 1_795_400_000;
     const WEEK: i64 = 7 * 24 * 3600;
@@ -163,6 +174,23 @@ mod tests {
         // The newest one stays: without it, no node could know that it missed something.
         assert_eq!(goes(&two[..1], &applied(9, 9), &both, 9 * WEEK), None);
         assert_eq!(goes(&[], &applied(9, 9), &both, WEEK), None);
+    }
+
+    #[test]
+    fn a_fence_after_the_birth_of_a_namespace_has_cleared_the_one_before() {
+        let (fence, born) = (object(9, 5), |age| {
+            Timestamp::from_second(MADE - age).expect("a time")
+        });
+        let ci: Tenant = "ci".parse().expect("a label");
+        let of = std::slice::from_ref(&fence);
+        assert!(is_cleared_since(of, &ci, born(1)));
+        // It may have been made before the namespace.
+        assert!(!is_cleared_since(of, &ci, born(0)));
+        let other = "other".parse().expect("a label");
+        assert!(!is_cleared_since(of, &other, born(1)));
+        let mut repeats = fence.clone();
+        repeats.spec.repeats = vec!["0000000000000005".to_owned()];
+        assert!(!is_cleared_since(&[repeats], &ci, born(1)));
     }
 
     #[test]

@@ -43,7 +43,7 @@ use crate::shared::{self, Store};
 use births::{birth, births, is_older};
 use ended::Ended;
 use fencer::Fencer;
-use fences::may_go;
+use fences::{is_cleared_since, may_go};
 use orders::{Deleted, enlist_all, obey_all};
 use pace::{AGAIN, LOOK, pause_after};
 use tenants::Tenants;
@@ -163,7 +163,7 @@ impl Keeper {
         let objects = self.fencer.read().await?;
         // One object that cannot be changed must not keep the others waiting.
         let mut failure = self.fencer.mend().await.err();
-        failure = self.look_at_namespaces().await.err().or(failure);
+        failure = self.look_at_namespaces(&objects).await.err().or(failure);
         failure = self.look_at_content().await.err().or(failure);
         failure = self.delete_oldest(objects).await.err().or(failure);
         failure.map_or(Ok(()), Err)
@@ -176,19 +176,24 @@ impl Keeper {
         }
     }
 
-    /// Clears the names of namespaces that are gone, or were made again.
-    async fn look_at_namespaces(&mut self) -> Result<(), Error> {
+    /// Clears the names of namespaces that are gone, or were made again, unless one of these fences
+    /// has done it: another controller made it while this one was cut off.
+    async fn look_at_namespaces(&mut self, fences: &[api::Fence]) -> Result<(), Error> {
         let there = self.namespaces.uids();
         let is_gone = |(name, uid): &(&String, &String)| there.get(*name) != Some(*uid);
         let gone = self.known.iter().filter(is_gone);
         let gone: Vec<(String, String)> = gone.map(|(a, b)| (a.clone(), b.clone())).collect();
         for (name, uid) in gone {
-            let found = self.ended.live(&name).await?.and_then(|it| it.uid());
-            if found.as_ref() == Some(&uid) {
+            let found = self.ended.live(&name).await?;
+            let there = found.as_ref().and_then(kube::ResourceExt::uid);
+            if there.as_ref() == Some(&uid) {
                 continue;
             }
-            if let Ok(tenant) = name.parse() {
-                self.ended.clear(tenant, Some(uid), found).await?;
+            let born = found.as_ref().and_then(birth);
+            if let Ok(tenant) = name.parse::<Tenant>()
+                && !born.is_some_and(|born| is_cleared_since(fences, &tenant, born))
+            {
+                self.ended.clear(tenant, Some(uid), there).await?;
             }
             self.known.remove(&name);
         }

@@ -391,4 +391,12 @@ fn a_group_is_a_set_of_volumes() {
         .expect_err("twice")
         .to_string();
     assert_eq!(message, r#"source_volume_ids names "a" twice"#);
+    let many: Vec<String> = (0..1001).map(|number| number.to_string()).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert!(wanted("g", &many[..1000]).is_ok());
+    let message = wanted("g", &many).expect_err("too many").to_string();
+    assert_eq!(
+        message,
+        "source_volume_ids has 1001 entries, and at most 1000 are taken"
+    );
 }
