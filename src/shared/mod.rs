@@ -21,6 +21,7 @@ mod clusters;
 mod collect;
 mod commit;
 pub mod decide;
+mod download;
 mod error;
 mod fetch;
 mod file;

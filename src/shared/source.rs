@@ -10,13 +10,14 @@ use std::ops::Range;
 use hyper::body::Bytes;
 
 use super::commit::{check_format, read_manifest, read_name};
+use super::download::Download;
 use super::error::{Error, Result};
 use super::keys::Keys;
 use super::object::{
     FOOTER, FOOTER_BYTES, Footer, HEAD, INDEX, Index, TABLE, may_unpack, most_index, parse_head,
 };
 use super::record::{LayerRef, Manifest, NameRecord};
-use super::store::{Download, Store};
+use super::store::Store;
 use crate::archive::toc::{Table, Want, end_record, frames_of};
 use crate::model::{ArtifactId, Reference, Tenant};
 use crate::tree::Stop;

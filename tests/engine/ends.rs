@@ -5,7 +5,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use baggageclaim::engine::{Engine, VolumeState};
+use baggageclaim::engine::Engine;
 use baggageclaim::model::{Outcome, Timestamp};
 use baggageclaim::store::{Change, Index};
 use baggageclaim::sys::Dir;
@@ -65,28 +65,6 @@ async fn a_pod_that_vanished_while_no_driver_ran_is_sealed_at_the_next_start() {
         bench.engine.volumes(None).is_empty()
     })
     .await;
-    assert_eq!(bench.look("i", INPUT, "f").await.as_deref(), Some("x"));
-    bench.finish().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_another_program_removed_is_sealed_while_the_driver_runs() {
-    let bench = require_bench!();
-    let pod = bench.targets.join("pod");
-    fs::create_dir(&pod).expect("pod");
-    let mut request = bench.request("p", "v", OUTPUT);
-    request.target = pod.join("v");
-    bench.engine.publish(request).await.expect("publish");
-    fs::write(pod.join("v/f"), "x").expect("write");
-    nix::mount::umount2(&pod.join("v"), nix::mount::MntFlags::MNT_DETACH).expect("umount");
-    fs::remove_dir(pod.join("v")).expect("rmdir");
-    // Kubelet may still come while the pod's directory is there.
-    bench.engine.reap().await.expect("reap");
-    let state = bench.row("v").map(|row| row.state);
-    assert_eq!(state, Some(VolumeState::Published));
-    fs::remove_dir(&pod).expect("rmdir");
-    bench.engine.reap().await.expect("reap");
-    eventually("it ends", || bench.row("v").is_none()).await;
     assert_eq!(bench.look("i", INPUT, "f").await.as_deref(), Some("x"));
     bench.finish().await;
 }
