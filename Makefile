@@ -27,6 +27,8 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync torture-short guests BAGGAGECLAIM_GUESTS_SHORT=1
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
 
+# The bench is built with torture and guests because no test runs it: so the build lints it in CI.
+
 # The tests in src/, and each program in tests/. Tests wait for disks and processes most of the time,
 # so three of these run at once.
 SUITES := $(filter-out torture guests e2e control_plane,$(basename $(notdir \

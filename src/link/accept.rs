@@ -1,5 +1,6 @@
 //! The server's connections: TCP, then TLS with the other side's key, then HTTP/2. There are only
-//! so many connections whose handshake is not done or whose key is not known, for a bounded time.
+//! so many connections whose handshake is not done or whose key is not known, for a bounded time,
+//! and so many of one known key.
 //! Any pod may reach the port, so none of these keeps a node out: a new handshake ends one of the
 //! client that has the most.
 
@@ -128,8 +129,14 @@ pub fn accept(
                 let shaken = tokio::time::timeout(STRANGER, shake(&acceptor, stream, address));
                 let error = match shaken.await {
                     Ok(Ok(mut link)) => {
-                        link.place = if is_known(&link.who.key) {
-                            of_one.try_take(&link.who.key)
+                        let key = link.who.key;
+                        link.place = if is_known(&key) {
+                            let place = of_one.try_take(&key);
+                            if place.is_none() && refusals.is_news(key.to_string()) {
+                                tracing::warn!(%address, %key, most = OF_ONE,
+                                    "refused: a node has as many connections as it may");
+                            }
+                            place
                         } else {
                             link.ends = Some(Box::pin(sleep(STRANGER)));
                             places.try_acquire_owned().ok()

@@ -31,7 +31,7 @@ pub(super) const SILENT: Duration = Duration::from_secs(5);
 const AWAY: Duration = Duration::from_secs(5);
 /// How long a peer has to tell what it has of a snapshot: it opens all tables first.
 const SNAPSHOT: Duration = Duration::from_secs(30);
-/// The largest message of a peer: a chunk of content, or what it tells of all layers of an artifact.
+/// The largest message of a peer: a chunk of content, or a description of an artifact's layers.
 const MOST_ANSWER: usize = 512 << 10;
 /// How many answers wait for the pod that asked.
 const HOLDINGS: usize = 16;

@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tonic::service::interceptor::InterceptedService;
 
 pub use list::{ListError, PeerList};
 
@@ -42,7 +43,6 @@ use crate::proto::peer::v1::peer_server::PeerServer;
 use crate::server::{self, Drain};
 use client::{Asking, Client};
 use counters::Counters;
-use tonic::service::interceptor::InterceptedService;
 
 /// The largest request: a list of wants.
 const MOST_REQUEST: usize = 256 << 10;

@@ -232,18 +232,15 @@ fn is_bucket_missing(cause: &str) -> bool {
     codes.iter().any(|code| cause.contains(code))
 }
 
-/// A 404 with a body, but without a storage's code in it: a proxy's on the way, which has no route at
-/// the moment. An answer to HEAD has no body.
+/// Whether the response is not the storage's, such as the 404 of a proxy that has no route at the
+/// moment: it has a body, and no code of a storage in it. A response to HEAD has no body.
 fn is_of_another(error: &object_store::Error) -> bool {
     let whole = error.to_string();
-    let body = whole
-        .split_once("status code: 404")
-        .and_then(|(_, rest)| rest.split_once(": "))
-        .map_or("", |(_, body)| body.trim());
-    !body.is_empty() && !body.contains("<Code>")
+    let body = response(&whole).map_or("", |(_, body)| body.trim());
+    !body.is_empty() && code(body).is_none()
 }
 
-/// A range that begins at or after the end of an object. A file's has no status.
+/// A range that begins at or after the end of an object. For a file, the crate says so in words.
 fn is_beyond_end(cause: &str, error: &object_store::Error) -> bool {
     status(cause) == Some(416)
         || chain(error).any(|error| error.to_string().contains("but object was only"))
@@ -333,10 +330,8 @@ fn status(cause: &str) -> Option<u16> {
 /// signed.
 fn cause(error: &object_store::Error) -> String {
     let whole = error.to_string();
-    for mark in ["status code: ", "error response: "] {
-        if let Some((_, rest)) = whole.split_once(mark) {
-            return said(rest);
-        }
+    if let Some((status, body)) = response(&whole) {
+        return said(status, body);
     }
     if let Some(error) = io_cause(error) {
         return error.to_string();
@@ -351,20 +346,28 @@ fn cause(error: &object_store::Error) -> String {
     }
 }
 
-/// `403 Forbidden: <Error><Code>AccessDenied</Code>…` as `status 403 Forbidden, AccessDenied`.
-fn said(rest: &str) -> String {
-    let (status, body) = rest.split_once(": ").unwrap_or((rest, ""));
+/// The status and the body of a response that the crate wrote into its message.
+fn response(whole: &str) -> Option<(&str, &str)> {
+    let marks = ["status code: ", "error response: "];
+    let (_, rest) = marks.iter().find_map(|mark| whole.split_once(mark))?;
+    Some(rest.split_once(": ").unwrap_or((rest, "")))
+}
+
+/// The storage's own code in the body of a response.
+fn code(body: &str) -> Option<&str> {
+    let (_, rest) = body.split_once("<Code>")?;
+    rest.split_once("</Code>").map(|(code, _)| code)
+}
+
+/// `403 Forbidden` and `<Error><Code>AccessDenied</Code>…` as `status 403 Forbidden, AccessDenied`.
+fn said(status: &str, body: &str) -> String {
     let line: String = status
         .chars()
         .take(60)
         .filter(|c| !c.is_control())
         .collect();
     let mut text = format!("status {line}");
-    let code = body
-        .split_once("<Code>")
-        .and_then(|(_, rest)| rest.split_once("</Code>"))
-        .map(|(code, _)| code);
-    if let Some(code) = code.filter(|code| code.len() < 80) {
+    if let Some(code) = code(body).filter(|code| code.len() < 80) {
         // Writing to a String cannot fail.
         let _ = write!(text, ", {}", sys::printable(code));
     }

@@ -174,6 +174,12 @@ pub(super) struct Lease {
 
 /// Parses an object whose format is known.
 fn parse<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
+    if bytes.is_empty() {
+        return Err(Error::corrupt(
+            key,
+            "it is empty, or too large for a record",
+        ));
+    }
     let format: Format = serde_json::from_slice(bytes)
         .map_err(|error| Error::corrupt(key, format!("it is not JSON with a format: {error}")))?;
     if format.format > FORMAT {

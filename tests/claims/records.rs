@@ -47,6 +47,13 @@ async fn sizes_are_kept_within_what_was_asked_and_what_there_is() {
     ] {
         assert_eq!(engine.create_claim(same).await.expect("the same"), claim);
     }
+    // Without a size, the limit is the size, also where it is more than the pool has.
+    for (name, limit) in [("limit", 9 * MIB), ("high", 1 << 50)] {
+        let claim = engine.create_claim(of_size(name, 0, Some(limit))).await;
+        assert_eq!(claim.expect("made").capacity, limit);
+        let again = engine.create_claim(of_size(name, 0, Some(limit))).await;
+        assert_eq!(again.expect("the same").capacity, limit);
+    }
     let mut others = vec![of_size("c", 11 * MIB, None), of_size("c", 0, Some(9 * MIB))];
     others.push(CreateClaim {
         source: Some(ClaimSource::Claim(claim.id.clone())),

@@ -1,6 +1,6 @@
-//! The chain of `Fence` objects, as a list of the API server shows it: which can be read, and which
-//! may be deleted. Also the error of the parts that read and make them. No I/O: `clears` reads and
-//! makes the objects, and `births` reads what it compares.
+//! The chain of `Fence` objects, as a list of the API server shows it: which can be read, which may
+//! be deleted, and whether one has cleared a namespace. Also the error of the parts that read and
+//! make them. No I/O: `clears` reads and makes the objects, and `births` reads what it compares.
 //!
 //! A Fence that cannot be read in its place of the chain stops the chain: no later fence can be
 //! made, and nodes that miss one clear all they have. One outside of the chain was made by no
@@ -122,12 +122,13 @@ pub(super) fn may_go<'a>(
 /// Whether another controller has cleared a namespace since the one of this name that is there now
 /// was made. One that repeats others clears only on the nodes that lack those.
 pub(super) fn is_cleared_since(objects: &[api::Fence], tenant: &Tenant, born: Timestamp) -> bool {
-    objects.iter().any(|object| {
+    let whole = Coverage::Namespace(tenant.clone());
+    let later = objects.iter().filter(|object| {
         let made = object.metadata.creation_timestamp.as_ref();
-        let fence = made.filter(|made| made.0 > born).map(|_| object.fence());
-        matches!(fence, Some(Ok(Fence { covers: Coverage::Namespace(of), repeats, .. }))
-            if of == *tenant && repeats.is_empty())
-    })
+        made.is_some_and(|made| made.0 > born)
+    });
+    let mut later = later.filter_map(|object| object.fence().ok());
+    later.any(|fence| fence.covers == whole && fence.repeats.is_empty())
 }
 
 #[cfg(test)]
